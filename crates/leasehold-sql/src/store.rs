@@ -90,6 +90,8 @@
     )
 )]
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod addresses;
 mod background;
 mod beat;
 #[cfg(feature = "postgres")]
@@ -110,6 +112,8 @@ mod leaves;
 mod limits;
 mod loaded;
 mod message;
+#[cfg(feature = "postgres")]
+mod place;
 mod plain;
 mod plain_words;
 mod pool;
@@ -132,6 +136,8 @@ mod wire;
 mod doorbell;
 #[cfg(feature = "sqlite")]
 mod listen;
+#[cfg(feature = "sqlite")]
+mod located;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "mysql")]
@@ -221,18 +227,24 @@ impl SqlStore {
 
     async fn open_here(url: SqlUrl, shown: String, runtime: Handle) -> Result<Self> {
         #[cfg(feature = "postgres")]
-        let mut listener = None;
+        let mut postgres = None;
+        #[cfg(feature = "mysql")]
+        let mut mysql = None;
         let connect: Arc<dyn Connect> = match url.dialect {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => Arc::new(sqlite::Sqlite::new(&url)?),
+            Dialect::Sqlite => Arc::new(sqlite::Sqlite::new(&url, &shown)?),
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
-                let postgres = postgres::Postgres::new(&url)?;
-                listener = (!url.pooler).then(|| postgres.options());
-                Arc::new(postgres)
+                let found = Arc::new(postgres::Postgres::new(&url)?);
+                postgres = Some(found.clone());
+                found
             }
             #[cfg(feature = "mysql")]
-            Dialect::MySql => Arc::new(mysql::MySql::new(&url)?),
+            Dialect::MySql => {
+                let found = Arc::new(mysql::MySql::new(&url)?);
+                mysql = Some(found.clone());
+                found
+            }
         };
         #[cfg(feature = "sqlite")]
         let doorbells = match url.dialect {
@@ -245,7 +257,7 @@ impl SqlStore {
             #[cfg(feature = "sqlite")]
             Dialect::Sqlite => (doorbells.is_some(), session::ASKS),
             #[cfg(feature = "postgres")]
-            Dialect::Postgres if listener.is_some() => (true, session::LISTENS),
+            Dialect::Postgres if !url.pooler => (true, session::LISTENS),
             #[cfg(feature = "postgres")]
             Dialect::Postgres => (false, session::ASKS),
             #[cfg(feature = "mysql")]
@@ -255,13 +267,24 @@ impl SqlStore {
         let lender: Option<Arc<dyn Connect>> = match &url.callers {
             #[cfg(feature = "postgres")]
             Some(CallersPool::Postgres(pool, runtime)) => {
-                Some(Arc::new(Lender::new(pool.clone(), runtime.clone(), postgres::borrowed)))
+                let at = postgres.clone();
+                let speak = move |borrowed| {
+                    let place = at.as_ref().and_then(|at| at.place());
+                    let begin = place.ok_or(sqlx::Error::PoolTimedOut)?.begin(true);
+                    Ok(postgres::borrowed(borrowed, begin.into()))
+                };
+                Some(Arc::new(Lender::new(pool.clone(), runtime.clone(), Box::new(speak))))
             }
             _ => None,
         };
         // Beside what may be borrowed, there is one of ours.
         let calls = url.pool + usize::from(lender.is_some());
         let (pool, beats) = Pool::pair(connect.clone(), lender, calls, BEATS);
+        #[cfg(feature = "postgres")]
+        let url = match &postgres {
+            Some(postgres) => resolved(url, postgres, &pool).await?,
+            None => url,
+        };
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
@@ -276,6 +299,7 @@ impl SqlStore {
             known: Known::default(),
             joining: Semaphore::new(calls.saturating_sub(1).max(1)),
             waiting: Semaphore::new(BEATS - 1),
+            most_bytes: std::sync::atomic::AtomicUsize::new(renew::MOST_BYTES),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),
             pushes,
             #[cfg(feature = "sqlite")]
@@ -288,12 +312,18 @@ impl SqlStore {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
+        #[cfg(feature = "mysql")]
+        if let Some(mysql) = mysql {
+            let marked = tokio::time::timeout(LIMIT, shared.mark(&url)).await;
+            let mark = marked.map_err(|_| no_answer())?.map_err(fault::Failure::into_error)?;
+            mysql.expects(mark);
+        }
         let identity = shared.identity(&url).await?;
         let info = StoreInfo::new(shared.url.clone(), guarantees).identified(identity);
         let mut tasks = vec![runtime.spawn(shared.clone().sweep(sweep_is_due)).abort_handle()];
         #[cfg(feature = "postgres")]
-        if let Some(options) = listener {
-            let listening = postgres::listen(options, shared.clone());
+        if let Some(postgres) = postgres.filter(|_| !url.pooler) {
+            let listening = postgres::listen(postgres, shared.clone());
             tasks.push(runtime.spawn(listening).abort_handle());
         }
         #[cfg(feature = "mysql")]
@@ -376,6 +406,15 @@ impl SqlStore {
             .spawn(async move { shared.leave_first(claim, keep, told, false, &first).await });
         leaving.await.unwrap_or_else(|_| Err(closed())).map(Answer::Left)
     }
+}
+
+/// The URL with the schema that the tables are in, or are to be made in.
+#[cfg(feature = "postgres")]
+async fn resolved(url: SqlUrl, postgres: &postgres::Postgres, pool: &Pool) -> Result<SqlUrl> {
+    let connected = tokio::time::timeout(LIMIT, promises::first(pool)).await;
+    connected.map_err(|_| no_answer())??;
+    let place = postgres.place().ok_or_else(no_answer)?;
+    Ok(SqlUrl { schema: Some(place.schema.clone()), ..url })
 }
 
 impl Drop for SqlStore {

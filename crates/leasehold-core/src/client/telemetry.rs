@@ -373,6 +373,16 @@ pub fn shared_file(store: &str, table: &str) {
     );
 }
 
+/// Reports that the store behind a URL was moved, removed or replaced while a client used it.
+pub fn store_changed(store: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: TARGET,
+        store,
+        "the store was moved, removed or replaced while this client used it: the locks that it held there are lost"
+    );
+}
+
 /// Reports that the sequence numbers by which a store orders a queue are running out.
 pub fn sequences_run_out(lock: &str, last: i64) {
     #[cfg(feature = "tracing")]

@@ -21,9 +21,11 @@ impl Dialect {
     pub(crate) const fn now(self) -> &'static str {
         match self {
             Self::Sqlite => "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
-            // now() would be the start of the transaction.
+            // now() would be the start of the transaction. Both factors are of one type, so that no operator of
+            // another schema fits better than the server's.
             Self::Postgres => {
-                "CAST(floor(extract(epoch FROM clock_timestamp()) * 1000000) AS BIGINT)"
+                "CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * \
+                 CAST(1000000 AS numeric)) AS BIGINT)"
             }
             // The caller's session has a time zone of its own, and a local time may be two moments (when
             // summer ends). So: UTC as the statement began, and how long it has waited since, by the local

@@ -1,5 +1,6 @@
 //! What each database's codes of errors mean, in our words.
 
+use super::codes::{self, Class};
 use super::dialect::Dialect;
 use leasehold_core::ErrorKind;
 use leasehold_core::ErrorKind::{
@@ -12,54 +13,34 @@ type Known = Option<Described>;
 
 /// What is known of this code; of SQLite's, where one code is many errors, also by what it says.
 pub(super) fn known(dialect: Dialect, code: &str, says: &str) -> Known {
-    match dialect {
-        Dialect::Sqlite => sqlite(code.parse().unwrap_or(0), says),
-        Dialect::Postgres => postgres(code),
-        Dialect::Mysql => mysql(code.parse().unwrap_or(0)),
-    }
-}
-
-fn sqlite(code: i32, says: &str) -> Known {
-    // The low byte is the primary code; 517 is SQLITE_BUSY_SNAPSHOT.
-    match (code, code & 0xff) {
-        (517, _) => SERIALIZATION,
-        (_, 5 | 6) => WAITED,
-        (_, 3 | 23) => DENIED,
-        (_, 8) => READ_ONLY,
-        (_, 13) => FULL,
-        (_, 1) if says.contains("no such table") => NO_TABLE,
-        _ => None,
-    }
-}
-
-fn postgres(code: &str) -> Known {
-    match code {
-        "40P01" => DEADLOCK,
-        "40001" => SERIALIZATION,
-        "25P02" => FAILED_BEFORE,
-        "55P03" | "57014" => WAITED,
-        "42P01" | "3F000" => NO_TABLE,
-        "42501" | "28000" | "28P01" => DENIED,
-        "25006" => READ_ONLY,
-        "53100" => FULL,
-        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" | "53300" => GONE,
-        c if c.starts_with("08") => GONE,
-        _ => None,
-    }
-}
-
-fn mysql(number: u16) -> Known {
-    match number {
-        1213 => DEADLOCK,
-        1020 => SERIALIZATION,
-        1205 => WAITED,
-        3572 => BUSY,
-        1146 | 1051 => NO_TABLE,
-        1044 | 1045 | 1142 | 1143 | 1227 => DENIED,
-        1290 | 1792 | 1836 => READ_ONLY,
-        1021 | 1114 => FULL,
-        1040 | 1053 | 1077 | 1152 | 1927 | 2006 | 2013 => GONE,
-        _ => None,
+    let class = match dialect {
+        Dialect::Sqlite => codes::sqlite(code.parse().unwrap_or(0)),
+        Dialect::Postgres => codes::postgres(code),
+        Dialect::Mysql => codes::mysql(code.parse().unwrap_or(0), ""),
+    };
+    match class {
+        Class::Deadlock => DEADLOCK,
+        Class::Serialization => SERIALIZATION,
+        Class::FailedBefore => FAILED_BEFORE,
+        Class::Waited => WAITED,
+        Class::Busy => BUSY,
+        Class::NoTable if dialect == Dialect::Sqlite && !says.contains("no such table") => None,
+        Class::NoTable if code == "42703" || code == "1054" => None,
+        Class::NoTable | Class::NoSchema => NO_TABLE,
+        Class::Refused | Class::Denied => DENIED,
+        Class::ReadOnly => READ_ONLY,
+        Class::Full => FULL,
+        Class::Gone | Class::StoodStill | Class::NoRoom => GONE,
+        Class::Unavailable => UNAVAILABLE,
+        Class::Exists
+        | Class::Stale
+        | Class::NoDatabase
+        | Class::Unprepared
+        | Class::TooLong
+        | Class::Damaged
+        | Class::CannotOpen
+        | Class::Permanent
+        | Class::Unknown => None,
     }
 }
 
@@ -95,6 +76,9 @@ const READ_ONLY: Known = Some((
 const FULL: Known = Some((Full, "the database's disk is full", "free disk space"));
 const GONE: Known =
     Some((Unreachable, "the database closed the connection", "run the transaction again"));
+
+const UNAVAILABLE: Known =
+    Some((Unreachable, "the database cannot serve this now", "run the transaction again"));
 
 pub(crate) const REJECTED: Described = (
     Config,

@@ -110,6 +110,22 @@ struct Line<S> {
     is_beside: bool,
 }
 
+/// Refuses a session that commits nothing by itself, as MySQL's with `autocommit=0`: a key would be there until the pool
+/// closes the connection, and the work would be done again.
+async fn commits<S: Session + ?Sized>(session: &mut S) -> Result<()> {
+    if session.dialect() != Dialect::Mysql {
+        return Ok(());
+    }
+    match number(session, "SELECT CAST(@@autocommit AS SIGNED)", &[]).await? {
+        Some(0) => {
+            let what = "the pool's sessions have autocommit=0, so a key outside of a transaction is never committed: \
+                        set autocommit=1 for the pool, or use run_in with a transaction";
+            Err(Error::new(ErrorKind::Config, what))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl<P: Pool> Row<'_, P> {
     fn now() -> Moment {
         Clock::default().now()
@@ -128,6 +144,7 @@ impl<P: Pool> Row<'_, P> {
         loop {
             let begin = async {
                 let mut session = self.pool.session().await?;
+                commits(&mut session).await?;
                 let sent = Self::now();
                 Ok((begin(&mut session, self.key, &self.asked, &how).await?, sent))
             };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::call::Call;
 use super::limits::LIMIT;
+use super::pool::Pool;
 use super::rows::Cells;
 use super::shared::Shared;
 use super::statements::PAGE;
@@ -51,7 +52,13 @@ impl Shared {
 
     /// Who of those that waited holds by now; `None` if it is not known.
     pub(super) async fn who_holds(&self) -> Option<Vec<(ClaimId, Token)>> {
-        let rows = self.ask(&self.sql.granted, vec![self.session.clone().into()]).await?;
+        self.who_holds_by(&self.pool).await
+    }
+
+    /// The same on a connection of this pool.
+    pub(super) async fn who_holds_by(&self, pool: &Pool) -> Option<Vec<(ClaimId, Token)>> {
+        let session = vec![self.session.clone().into()];
+        let rows = self.ask_by(pool, &self.sql.granted, session).await?;
         let holds = |row| {
             let mut cells = Cells::new(row);
             let (id, token) = (cells.text().ok()?, cells.count().ok()?);
@@ -62,10 +69,14 @@ impl Shared {
 
     /// One statement for a task that can do without the answer.
     async fn ask(&self, statement: &Statement, args: Vec<Arg>) -> Option<Vec<Row>> {
-        let mut pooled = self.pool.take().await.ok()?;
+        self.ask_by(&self.pool, statement, args).await
+    }
+
+    async fn ask_by(&self, pool: &Pool, statement: &Statement, args: Vec<Arg>) -> Option<Vec<Row>> {
+        let mut pooled = pool.take().await.ok()?;
         let asked = pooled.wire.rows(statement, args);
         let rows = tokio::time::timeout(LIMIT, asked).await.ok()?.ok()?;
-        self.pool.put(pooled);
+        pool.put(pooled);
         Some(rows)
     }
 
@@ -197,17 +208,24 @@ mod tests {
         let ago = DAY + 60_000_000;
         for (column, but) in [("last_token", "young"), ("expires", "held")] {
             let set = format!("SET {column} = {column} - {ago} WHERE name <> '{but}'");
-            pooled.wire.raw(&format!("UPDATE leasehold_locks {set}")).await.unwrap();
+            pooled
+                .wire
+                .raw(&format!("UPDATE {} {set}", store.parsed.table("locks")))
+                .await
+                .unwrap();
         }
         let died = format!("SET expires = expires - {ago} WHERE name = 'abandoned'");
-        pooled.wire.raw(&format!("UPDATE leasehold_claims {died}")).await.unwrap();
+        pooled.wire.raw(&format!("UPDATE {} {died}", store.parsed.table("claims"))).await.unwrap();
         shared.pool.put(pooled);
         shared.sweep_once().await;
         let mut pooled = shared.pool.take().await.unwrap();
         let statement = Statement {
-            sql: "SELECT count(*) FROM leasehold_locks WHERE name IN ('young', 'held', 'kept closed', \
-                  'queued') UNION ALL SELECT count(*) FROM leasehold_locks WHERE name <> ''"
-                .into(),
+            sql: format!(
+                "SELECT count(*) FROM {0} WHERE name IN ('young', 'held', 'kept closed', 'queued') \
+                 UNION ALL SELECT count(*) FROM {0} WHERE name <> ''",
+                store.parsed.table("locks")
+            )
+            .into(),
             shape: "i",
         };
         let rows = pooled.wire.rows(&statement, Vec::new()).await.unwrap();
@@ -223,14 +241,14 @@ mod tests {
         assert!(!one.shared.is_our_turn_to_sweep().await, "it was just made");
         let mut pooled = one.shared.pool.take().await.unwrap();
         let set = format!("SET last_token = last_token - {DAY} WHERE name = ''");
-        pooled.wire.raw(&format!("UPDATE leasehold_locks {set}")).await.unwrap();
+        pooled.wire.raw(&format!("UPDATE {} {set}", one.parsed.table("locks"))).await.unwrap();
         one.shared.pool.put(pooled);
         assert!(one.shared.is_our_turn_to_sweep().await);
         assert!(!other.shared.is_our_turn_to_sweep().await, "it was just swept");
         assert!(one.list("").await.unwrap().is_empty());
         // Tables of an older leasehold: nobody has ever said that he sweeps.
         let mut pooled = one.shared.pool.take().await.unwrap();
-        pooled.wire.raw("DELETE FROM leasehold_locks").await.unwrap();
+        pooled.wire.raw(&format!("DELETE FROM {}", one.parsed.table("locks"))).await.unwrap();
         one.shared.pool.put(pooled);
         assert!(other.shared.is_our_turn_to_sweep().await);
         assert!(!one.shared.is_our_turn_to_sweep().await);

@@ -328,7 +328,10 @@ mod tests {
         let mut beats = shared.beats.take().await.unwrap();
         pooled.wire.raw(shared.sql.begin).await.unwrap();
         for table in ["locks", "claims"] {
-            let lock = format!("SELECT 1 FROM leasehold_{table} WHERE name = 'one' FOR UPDATE");
+            let lock = format!(
+                "SELECT 1 FROM {} WHERE name = 'one' FOR UPDATE",
+                store.parsed.table(table)
+            );
             pooled.wire.raw(&lock).await.unwrap();
         }
         let beaten = shared.beat(&mut *beats.wire, &renewals).await.unwrap();

@@ -69,15 +69,14 @@ pub(super) struct Lender<DB: Database> {
     /// Its owner's.
     runtime: Handle,
     /// How its connections are spoken to.
-    wire: fn(Borrowed<DB>) -> Box<dyn Wire>,
+    wire: Speak<DB>,
 }
 
+/// How a connection that was borrowed is spoken to.
+pub(super) type Speak<DB> = Box<dyn Fn(Borrowed<DB>) -> sqlx::Result<Box<dyn Wire>> + Send + Sync>;
+
 impl<DB: Database> Lender<DB> {
-    pub(super) fn new(
-        pool: Pool<DB>,
-        runtime: Handle,
-        wire: fn(Borrowed<DB>) -> Box<dyn Wire>,
-    ) -> Self {
+    pub(super) fn new(pool: Pool<DB>, runtime: Handle, wire: Speak<DB>) -> Self {
         Self { pool, runtime, wire }
     }
 }
@@ -100,6 +99,6 @@ impl<DB: Database> Connect for Lender<DB> {
         let lent = lent.and_then(Result::ok).and_then(Result::ok);
         let connection = Some(lent.ok_or(sqlx::Error::PoolTimedOut)?);
         let runtime = self.runtime.clone();
-        Ok((self.wire)(Borrowed { connection, runtime, is_clean: false }))
+        (self.wire)(Borrowed { connection, runtime, is_clean: false })
     }
 }

@@ -98,11 +98,23 @@ impl Shared {
                 None => return Err(no_answer()),
                 // Closed by the server while it lay idle, as likely as not.
                 // Retrying an eviction could hit the next holder.
-                Some(Err(Failure::Broken(_)))
-                    if pooled.used && replaced < 2 && !matches!(call, Call::Evict(..)) =>
+                // One in whose transaction a statement failed before has done nothing.
+                Some(Err(Failure::Broken(error)))
+                    if (pooled.used || fault::had_failed_before(&error))
+                        && replaced < 2
+                        && !matches!(call, Call::Evict(..)) =>
                 {
-                    in_doubt = true;
+                    in_doubt |= !fault::had_failed_before(&error);
                     replaced += 1;
+                }
+                // Others of ours lead to the same place.
+                Some(Err(Failure::Changed(error))) => {
+                    self.pool.forget_idle();
+                    self.beats.forget_idle();
+                    replaced += 1;
+                    if replaced > 2 || matches!(call, Call::Evict(..)) {
+                        return Err(error);
+                    }
                 }
                 Some(Err(Failure::ReadOnly(error))) => {
                     self.pool.forget_idle();

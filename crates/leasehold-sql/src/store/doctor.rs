@@ -79,7 +79,15 @@ impl Shared {
         );
         found.extend(judge_postgres(&pairs(&mut *one.wire, &asked).await?, url.pool));
         found.extend(self.lacks_procedures().then(no_procedures));
-        let now = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint::text, ''";
+        let others = format!(
+            "SELECT n.nspname::text, '' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.relname = '{}locks'::name AND c.relkind IN ('r', 'p') AND c.oid <> to_regclass('{}')::oid",
+            url.prefix,
+            url.table("locks")
+        );
+        found.extend(other_schemas(url, &pairs(&mut *one.wire, &others).await?));
+        let now =
+            "SELECT (date_part('epoch', clock_timestamp()) * 1000000::float8)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
         self.beats.put(other);
@@ -244,6 +252,21 @@ fn pooler(said: bool, lent: bool) -> Option<Finding> {
         )),
         _ => None,
     }
+}
+
+/// Tables of leasehold's in other schemas of the database.
+#[cfg(feature = "postgres")]
+fn other_schemas(url: &SqlUrl, found: &Settings) -> Option<Finding> {
+    let others: Vec<&str> = found.keys().map(String::as_str).collect();
+    let ours = url.schema.as_deref().unwrap_or_default();
+    (!others.is_empty()).then(|| {
+        Finding::note(
+            "other-schemas",
+            format!("leasehold's tables are in the schema {ours}, and also in {}", others.join(", ")),
+            "clients whose URLs lead to different schemas exclude nobody of each other; if that is not meant, \
+             write the same schema= into all URLs",
+        )
+    })
 }
 
 #[cfg(feature = "postgres")]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::limits::LIMIT;
+use crate::database::codes::{self, Class};
 use leasehold_core::{Error, ErrorKind};
 
 /// An operation that failed.
@@ -15,6 +16,8 @@ pub(super) enum Failure {
     /// The server takes no writes. One that was refused for it when we connected stays so; one that we
     /// have written to is being replaced, and whoever has its name next may be asked.
     ReadOnly(sqlx::Error),
+    /// The connection does not lead to the store that this client has used: nothing that was sent on it counts.
+    Changed(Error),
     /// Trying again does not help.
     Final(Error),
 }
@@ -25,43 +28,188 @@ impl From<Error> for Failure {
     }
 }
 
+/// What is behind the URL is not what this client has used.
+#[derive(Debug)]
+struct Changed(String);
+
+impl std::fmt::Display for Changed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Changed {}
+
+/// The error of a connection that does not lead to the store that this client has used.
+pub(super) fn changed(what: String) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(Changed(what)))
+}
+
+/// An error of leasehold's own on its way through the driver's.
+#[derive(Debug)]
+struct Refused(Error);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// The error of a connection that may not be used, in our words.
+pub(super) fn refused(error: Error) -> sqlx::Error {
+    sqlx::Error::Configuration(Box::new(Refused(error)))
+}
+
+/// Whether a right is missing.
+#[cfg(feature = "postgres")]
+pub(super) fn is_denied(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "42501")
+}
+
+/// Who refuses a feature before anything was asked refuses what our sessions are started with: a proxy, such as that
+/// of Amazon RDS.
+#[cfg(feature = "postgres")]
+pub(super) fn as_pooler(error: sqlx::Error) -> sqlx::Error {
+    match code_of(&error).as_deref() {
+        Some("0A000") => refused(undeclared_pooler().because(shown(&error))),
+        _ => error,
+    }
+}
+
+/// Whether the transaction that the connection is in had failed before: nothing was done.
+pub(super) fn had_failed_before(error: &sqlx::Error) -> bool {
+    class_of(error) == Class::FailedBefore
+}
+
+/// Whether there is no such table.
+pub(super) fn is_missing_table(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| match code.as_str() {
+        "42P01" | "m1146" => true,
+        "s1" => error.to_string().contains("no such table"),
+        _ => false,
+    })
+}
+
+/// Whether a connection leads elsewhere.
+pub(super) fn is_changed(error: &sqlx::Error) -> bool {
+    as_changed(error).is_some()
+}
+
+/// What such an error says, if it is one. The URL may lead back: who waits, waits on.
+fn as_changed(error: &sqlx::Error) -> Option<Error> {
+    let sqlx::Error::Io(error) = error else { return None };
+    let changed = error.get_ref()?.downcast_ref::<Changed>()?;
+    Some(Error::new(ErrorKind::Unreachable, changed.0.clone()))
+}
+
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
-        let code = code_of(&error);
-        match (&error, code.as_deref()) {
-            (sqlx::Error::Database(_), Some(code)) if is_conflict(code) => Self::Conflict(error),
-            (sqlx::Error::Database(_), Some(code)) if is_undeclared_pooler(code, &error) => {
-                Self::Final(undeclared_pooler().because(shown(&error)))
-            }
-            (sqlx::Error::Database(_), Some(code)) if is_ending(code) => Self::Broken(error),
-            (sqlx::Error::Database(_), Some("25006" | "m1290" | "m1836")) => Self::ReadOnly(error),
-            (sqlx::Error::Database(_), _) | (sqlx::Error::Configuration(_), _) => {
-                Self::Final(explain(error))
-            }
-            (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => {
-                Self::Final(explain(error))
+        if let Some(changed) = as_changed(&error) {
+            return Self::Changed(changed);
+        }
+        let error = match error {
+            sqlx::Error::Configuration(boxed) => match boxed.downcast::<Refused>() {
+                Ok(refused) => return Self::Final(refused.0),
+                Err(boxed) => sqlx::Error::Configuration(boxed),
+            },
+            error => error,
+        };
+        let code = code_of(&error).unwrap_or_default();
+        #[cfg(feature = "postgres")]
+        if let Some(what) = super::place::elsewhere(&code, &error.to_string()) {
+            return Self::Changed(Error::new(ErrorKind::Unreachable, what));
+        }
+        match &error {
+            sqlx::Error::Database(_) => {}
+            sqlx::Error::Configuration(_)
+            | sqlx::Error::ColumnDecode { .. }
+            | sqlx::Error::Decode(_) => return Self::Final(explain(error)),
+            sqlx::Error::Protocol(what) if what.contains(UNKNOWN_LOGIN) => {
+                return Self::Final(unknown_login(what));
             }
             // A row was changed meanwhile, of which a script was to change what it had read.
-            (sqlx::Error::RowNotFound, _) => Self::Conflict(error),
-            _ => Self::Broken(error),
+            sqlx::Error::RowNotFound => return Self::Conflict(error),
+            _ => return Self::Broken(error),
+        }
+        // A script's write has not changed the row that it was to change.
+        if matches!(code.as_str(), "22012" | "m1242") {
+            return Self::Conflict(error);
+        }
+        if is_undeclared_pooler(&code, &error) {
+            return Self::Final(undeclared_pooler().because(shown(&error)));
+        }
+        match class_of(&error) {
+            Class::Deadlock
+            | Class::Serialization
+            | Class::Waited
+            | Class::Busy
+            | Class::StoodStill
+            | Class::Exists => match code.as_str() {
+                // The sleeper's statement was ended by a session of its kind, or by an administrator.
+                "m1317" => Self::Broken(error),
+                _ => Self::Conflict(error),
+            },
+            Class::FailedBefore
+            | Class::Gone
+            | Class::Stale
+            | Class::Unavailable
+            | Class::NoRoom
+            | Class::TooLong
+            | Class::Unknown => Self::Broken(error),
+            Class::ReadOnly if !code.starts_with('s') => Self::ReadOnly(error),
+            Class::ReadOnly
+            | Class::Full
+            | Class::Refused
+            | Class::Denied
+            | Class::NoDatabase
+            | Class::NoSchema
+            | Class::NoTable
+            | Class::Unprepared
+            | Class::Damaged
+            | Class::CannotOpen
+            | Class::Permanent => Self::Final(explain(error)),
         }
     }
+}
+
+/// What the driver says of a login that it does not know.
+const UNKNOWN_LOGIN: &str = "unknown authentication plugin";
+
+fn unknown_login(says: &str) -> Error {
+    let plugin: String = says.rsplit(": ").next().unwrap_or_default().chars().take(60).collect();
+    let what = format!(
+        "the database user logs in by {plugin:?}, which is not supported: use a user with caching_sha2_password, \
+         mysql_native_password or unix_socket"
+    );
+    Error::new(ErrorKind::Config, what)
 }
 
 impl Failure {
     /// What the caller is told when there is no more trying.
     pub(super) fn into_error(self) -> Error {
         match self {
-            Self::Final(error) => error,
+            Self::Final(error) | Self::Changed(error) => error,
             Self::ReadOnly(error) => explain(error),
             Self::Conflict(error) => {
                 let what = "concurrent transactions kept conflicting with this one";
                 let error = Error::new(ErrorKind::Unreachable, what).because(shown(&error));
                 error.with_hint("retry later")
             }
-            Self::Broken(error) if code_of(&error).is_some_and(|code| is_full(&code)) => {
+            Self::Broken(error) if class_of(&error) == Class::NoRoom => {
                 let what = "the database has reached its connection limit";
                 let hint = "raise max_connections, or lower pool=N in the URLs of its clients";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+            }
+            Self::Broken(error) if class_of(&error) == Class::TooLong => {
+                let what = "the database rejected a message of this size";
+                let hint = "raise max_allowed_packet on the server";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+            }
+            Self::Broken(error @ sqlx::Error::Database(_)) if class_of(&error) != Class::Gone => {
+                let what = "the database cannot serve this now";
+                let hint = "check the database's log if this persists";
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
             }
             Self::Broken(error) => {
@@ -102,6 +250,12 @@ pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1062")
 }
 
+/// SQLite: whether the file could not be opened.
+#[cfg(feature = "sqlite")]
+pub(super) fn cannot_open(error: &sqlx::Error) -> bool {
+    class_of(error) == Class::CannotOpen
+}
+
 /// SQLite: whether a statement has refused to go on.
 #[cfg(feature = "sqlite")]
 pub(super) fn is_refused(error: &sqlx::Error) -> bool {
@@ -114,37 +268,19 @@ pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "s5")
 }
 
-/// Undone by the database, because of others: serialization, deadlock, lock wait, busy; and what
-/// two that create the tables at once do to each other.
-fn is_conflict(code: &str) -> bool {
-    matches!(
-        code,
-        // The last of each: a statement that the server's own limit, or a person, cut short.
-        "40001"
-            | "40P01"
-            | "55P03"
-            | "23505"
-            | "42P07"
-            | "42710"
-            | "57014"
-            // A script's write has not changed the row that it was to change.
-            | "22012"
-            | "m1242"
-            // What we have seen was changed by somebody since (MariaDB with innodb_snapshot_isolation, its
-            // default from 11.6 on).
-            | "m1020"
-            // We stood still in a transaction for longer than the server lets us: it has undone it, and
-            // ended the session.
-            | "25P03"
-            | "25P04"
-            | "m1213"
-            | "m1205"
-            | "m1062"
-            | "m1969"
-            | "m3024"
-            | "s5"
-            | "s6"
-    )
+/// What the database's error means.
+fn class_of(error: &sqlx::Error) -> Class {
+    let Some(database) = error.as_database_error() else { return Class::Unknown };
+    #[cfg(feature = "mysql")]
+    if let Some(mysql) = database.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return codes::mysql(mysql.number(), mysql.code().unwrap_or_default());
+    }
+    #[cfg(feature = "sqlite")]
+    if database.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
+        let code = database.code().and_then(|c| c.parse::<i32>().ok());
+        return code.map_or(Class::Unknown, codes::sqlite);
+    }
+    database.code().map_or(Class::Unknown, |code| codes::postgres(&code))
 }
 
 /// PgBouncer has this code for all that it says itself; this it says to what our sessions are
@@ -160,31 +296,6 @@ pub(super) fn undeclared_pooler() -> Error {
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// The server ends the session, or has no room for one; or a statement that was prepared on this
-/// connection does not fit the tables any more (0A000, 1615).
-fn is_ending(code: &str) -> bool {
-    code.starts_with("08")
-        || is_full(code)
-        || matches!(
-            code,
-            "57P01"
-                | "57P02"
-                | "57P03"
-                | "57P05"
-                | "0A000"
-                | "m1053"
-                | "m1317"
-                | "m1615"
-                | "m1927"
-                | "m4031"
-        )
-}
-
-/// The server has no room for another connection.
-fn is_full(code: &str) -> bool {
-    matches!(code, "53300" | "m1040" | "m1203" | "m1226")
-}
-
 /// Another session has ended our statement, and nothing else.
 #[cfg(feature = "mysql")]
 pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
@@ -193,7 +304,7 @@ pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
 
 /// The server has no room for another connection, or nobody lends one.
 pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::PoolTimedOut) || code_of(error).is_some_and(|code| is_full(&code))
+    matches!(error, sqlx::Error::PoolTimedOut) || class_of(error) == Class::NoRoom
 }
 
 /// The error for what a retry cannot fix.

@@ -17,11 +17,11 @@ fn questions(dialect: Dialect) -> &'static [&'static str] {
         Dialect::Sqlite => &[],
         #[cfg(feature = "postgres")]
         Dialect::Postgres => &[
-            "SELECT 'postgres:' || system_identifier || '/' || current_database(), \
+            "SELECT 'postgres:' || system_identifier::text || '/' || current_database()::text, \
              current_schema()::text FROM pg_control_system()",
             // Where an administrator has taken that from us.
             "SELECT 'postgres:' || coalesce(inet_server_addr()::text, '') || ':' || \
-             coalesce(inet_server_port()::text, '') || '/' || current_database(), \
+             coalesce(inet_server_port()::text, '') || '/' || current_database()::text, \
              current_schema()::text",
         ],
         #[cfg(feature = "mysql")]
@@ -32,6 +32,12 @@ fn questions(dialect: Dialect) -> &'static [&'static str] {
             "SELECT CONCAT('mysql:', @@hostname, ':', @@port, '/', DATABASE()), ''",
         ],
     }
+}
+
+/// Asks for the mark of these tables.
+#[cfg(feature = "mysql")]
+pub(super) fn mark_of(url: &SqlUrl) -> String {
+    format!("SELECT label FROM {} WHERE name = ''", url.table("locks"))
 }
 
 impl Shared {
@@ -56,6 +62,32 @@ impl Shared {
             }
         }
         Err(Error::new(ErrorKind::Corrupt, "the database does not report its identity"))
+    }
+
+    /// The mark by which these tables are known whichever server has them: a word in the row that no lock has (see
+    /// [`sweeper`](super::statements::Statements::sweeper)), which replicas and dumps have as well. A server has a name
+    /// of its own, but a replica that is promoted has another.
+    #[cfg(feature = "mysql")]
+    pub(super) async fn mark(&self, url: &SqlUrl) -> Result<Option<String>, Failure> {
+        let mut pooled = self.pool.take().await?;
+        let ask = Statement { sql: mark_of(url).into(), shape: "t" };
+        let read = |rows: Vec<super::wire::Row>| {
+            rows.into_iter().next().map(|row| Cells::new(row).text()).transpose()
+        };
+        let mut mark = read(pooled.wire.rows(&ask, Vec::new()).await?)?;
+        if mark.as_ref().is_some_and(String::is_empty) {
+            // Of several who do so at once, one does.
+            let sql = format!(
+                "UPDATE {} SET label = ? WHERE name = '' AND label = ''",
+                url.table("locks")
+            );
+            let set = Statement { sql: sql.into(), shape: "" };
+            let new = leasehold_core::ClaimId::random()?.to_hex();
+            pooled.wire.run(&set, vec![new.into()]).await?;
+            mark = read(pooled.wire.rows(&ask, Vec::new()).await?)?;
+        }
+        self.pool.put(pooled);
+        Ok(mark.filter(|mark| !mark.is_empty()))
     }
 
     async fn ask_who(&self, question: &str) -> Result<[String; 2], Failure> {

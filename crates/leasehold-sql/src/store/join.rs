@@ -521,7 +521,7 @@ mod tests {
         store.join(&held, Mode::Try).await.unwrap();
         store.join(&other, Mode::Try).await.unwrap();
         let mut pooled = store.shared.pool.take().await.unwrap();
-        let sql = "SELECT xmax::text FROM leasehold_locks WHERE name = 'once'";
+        let sql = "SELECT xmax::text FROM public.leasehold_locks WHERE name = 'once'";
         let statement = Statement { sql: sql.into(), shape: "t" };
         let row = pooled.wire.rows(&statement, Vec::new()).await.unwrap().remove(0);
         assert_eq!(Cells::new(row).text().unwrap(), "0", "somebody has locked the row");

@@ -271,7 +271,7 @@ impl Loaded {
             && head.is_none_or(same);
         let mut writes = Vec::new();
         if !unchanged {
-            writes.push(self.write_lock(sql, name, head));
+            writes.push(self.write_lock(sql, name, head, self.queue.last_token()));
         }
         for gone in self.before.iter().filter(|e| !after.contains_key(&e.token)) {
             if Some(gone.token) != self.head {
@@ -286,6 +286,12 @@ impl Loaded {
                     writes.extend((old.weight != e.weight).then(|| reweigh(sql, name, e)));
                 }
             }
+        }
+        if unchanged && !writes.is_empty() && sql.certifies {
+            // Galera and Group Replication undo what two nodes have changed at once, row by row, and know nothing
+            // of locked rows: whatever changes a queue changes its lock's row. Tokens may skip numbers.
+            let last = self.queue.last_token().saturating_add(1);
+            writes.insert(0, self.write_lock(sql, name, head, last));
         }
         writes
     }
@@ -304,12 +310,18 @@ impl Loaded {
         }
     }
 
-    fn write_lock<'a>(&self, sql: &'a Statements, name: &Name, head: Option<&Entry>) -> Write<'a> {
+    fn write_lock<'a>(
+        &self,
+        sql: &'a Statements,
+        name: &Name,
+        head: Option<&Entry>,
+        last_token: u64,
+    ) -> Write<'a> {
         let others = self.queue.entries().len() - usize::from(head.is_some()) + self.hidden;
         let mut args = vec![
             kind_number(self.queue.kind()).into(),
             i64::from(self.queue.capacity()).into(),
-            int(self.queue.last_token()),
+            int(last_token),
             int(u64::try_from(others).unwrap_or(0)),
             head.map_or(String::new(), |e| e.id.to_hex()).into(),
         ];

@@ -1,11 +1,16 @@
 //! MySQL and MariaDB, InnoDB.
 
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
 use async_trait::async_trait;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
 use sqlx::{ConnectOptions, Row};
 
+use super::addresses::Addresses;
 use super::callers::CallersPool;
-use super::fault::Failure;
+use super::fault::{self, Failure};
+use super::identity;
 use super::message::{self, Message};
 use super::url::SqlUrl;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
@@ -104,7 +109,17 @@ impl Wire for Session {
 }
 
 #[derive(Debug)]
-pub(super) struct MySql(MySqlConnectOptions);
+pub(super) struct MySql {
+    options: MySqlConnectOptions,
+    addresses: Addresses,
+    /// Asks for the mark of the tables, and the mark that they had.
+    ask: String,
+    mark: OnceLock<String>,
+}
+
+/// What is said of a connection that leads elsewhere.
+const ELSEWHERE: &str = "the URL leads to other tables than when this client connected, and locks there exclude nobody \
+                         here: restart this client to use them";
 
 impl MySql {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
@@ -113,23 +128,69 @@ impl MySql {
             Some(CallersPool::MySql(pool)) => Ok((*pool.connect_options()).clone()),
             _ => driver.parse::<MySqlConnectOptions>().map_err(Failure::from),
         };
-        Ok(Self(options.map_err(Failure::into_error)?.disable_statement_logging()))
+        Ok(Self {
+            options: options.map_err(Failure::into_error)?.disable_statement_logging(),
+            addresses: Addresses::default(),
+            ask: identity::mark_of(url),
+            mark: OnceLock::new(),
+        })
+    }
+
+    /// From now on a connection that leads to tables with another mark is refused.
+    pub(super) fn expects(&self, mark: Option<String>) {
+        if let Some(mark) = mark {
+            let _ = self.mark.set(mark);
+        }
+    }
+
+    async fn new_connection(&self) -> sqlx::Result<MySqlConnection> {
+        let host = self.options.get_host();
+        let host = self.options.get_socket().is_none().then_some((host, self.options.get_port()));
+        let connect = |by: Option<IpAddr>| {
+            let options = match by {
+                Some(ip) => self.options.clone().host(&ip.to_string()),
+                None => self.options.clone(),
+            };
+            async move { options.connect().await }
+        };
+        self.addresses.connect(host, connect).await
+    }
+
+    /// Prepares a new session, and refuses one that leads elsewhere: one message.
+    async fn arrive(&self, connection: &mut MySqlConnection) -> sqlx::Result<()> {
+        let Some(mark) = self.mark.get() else { return Wire::raw(connection, SESSION).await };
+        let sql = sqlx::AssertSqlSafe(format!("{SESSION}; {}", self.ask));
+        match sqlx::raw_sql(sql).fetch_all(connection).await {
+            Ok(rows) => {
+                let found = rows.first().map(|row| text(row, 0)).transpose()?.flatten();
+                // A row without a mark, or none, tells nothing.
+                match found.filter(|found| !found.is_empty() && found != mark) {
+                    Some(_) => Err(fault::changed(ELSEWHERE.to_owned())),
+                    None => Ok(()),
+                }
+            }
+            Err(error) if fault::is_missing_table(&error) => {
+                Err(fault::changed(ELSEWHERE.to_owned()))
+            }
+            Err(error) => Err(error),
+        }
     }
 }
+
+/// What a session is set to. Each statement sees what was committed before it, and locks no gaps. The time zone has
+/// no summer, so that SYSDATE() can be read back without doubt. The mode is ours, since some change the meaning of a
+/// statement (MariaDB: SIMULTANEOUS_ASSIGNMENT). No statement waits for a lock of a row or of a table (a backup's,
+/// FLUSH TABLES WITH READ LOCK) for longer than its caller does: the server does not notice that a client has gone
+/// while its statement waits, so each try would leave a thread behind.
+const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                       SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 2, \
+                       lock_wait_timeout = 2, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'";
 
 #[async_trait]
 impl Connect for MySql {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        let mut connection = self.0.connect().await?;
-        // Each statement sees what was committed before it, and locks no gaps. The time zone has no
-        // summer, so that SYSDATE() can be read back without doubt. The mode is ours, since some
-        // change the meaning of a statement (MariaDB: SIMULTANEOUS_ASSIGNMENT).
-        let session = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-                       SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 2, \
-                       sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'";
-        for statement in session.split("; ") {
-            Wire::raw(&mut connection, statement).await?;
-        }
+        let mut connection = self.new_connection().await?;
+        self.arrive(&mut connection).await?;
         // Ends a client that was stopped with a lock's row in its hands: MariaDB has a word for it.
         let limited = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
         let is_watched = match limited {

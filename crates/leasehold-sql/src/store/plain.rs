@@ -102,7 +102,7 @@ impl Shared {
         let answer = match self.call_procedure(wire, |all| &all.hand_over, both).await? {
             Called::Done(row) => Some(row),
             Called::Nothing => None,
-            Called::Unsure => return Ok(HandedOver::Perhaps),
+            Called::Unsure => return Ok(self.has_handed_over(wire, claim).await),
             Called::No => {
                 let step = Step::Rows(&plain.hand_over, args);
                 self.decide(wire, plain, step, Some(Step::Rows(&plain.tell, told()))).await?
@@ -301,7 +301,8 @@ mod tests {
                         // Its time is over.
                         for table in ["locks", "claims"] {
                             let set = format!(
-                                "UPDATE leasehold_{table} SET expires = 1 WHERE claim IN ('{}', '{}')",
+                                "UPDATE {} SET expires = 1 WHERE claim IN ('{}', '{}')",
+                                store.parsed.table(table),
                                 quick.id.to_hex(),
                                 slow.id.to_hex()
                             );
@@ -386,7 +387,7 @@ mod tests {
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
         let wire = &mut *pooled.wire;
-        wire.raw("VACUUM ANALYZE leasehold_claims").await.unwrap();
+        wire.raw("VACUUM ANALYZE public.leasehold_claims").await.unwrap();
         let scans = async |wire: &mut dyn Wire| -> [u64; 2] {
             let said = |sql: &str, shape| super::super::wire::Statement { sql: sql.into(), shape };
             wire.rows(&said("SELECT pg_stat_force_next_flush()::text", "t"), vec![]).await.unwrap();

@@ -37,6 +37,7 @@ fn procedures(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> 
         procedure("{hand_over}", 4, "tit", hand_over, &write),
         // There is no right to make one that could be asked for by name.
         write("t", "SELECT 'perhaps'"),
+        write("t", "SELECT CAST(COALESCE(@leasehold_left, '') AS CHAR)"),
     )
 }
 

@@ -68,7 +68,7 @@ fn hand_over() -> String {
          u AS (UPDATE {{locks}} l SET claim = '', token = coalesce(t.next - 1, l.token), \
          claims = l.claims - CASE WHEN t.mine IS NULL THEN 0 ELSE 1 END FROM t WHERE l.name = $1) \
          SELECT coalesce(claim, ''), coalesce(next, 0), coalesce(session, ''), \
-         set_config('leasehold.told', coalesce(session || ' ' || claim || ' ' || next, ''), false) \
+         set_config('leasehold.told', coalesce(session || ' ' || claim || ' ' || next::text, ''), false) \
          FROM t",
         front = front(),
     )
@@ -88,6 +88,7 @@ fn procedures(
         procedure("{stand}", "iii", &stand, &write),
         procedure("{hand_over}", "tit", hand_over, &write),
         write("t", &may_make),
+        write("t", "SELECT coalesce(current_setting('leasehold.left', true), '')"),
     )
 }
 

@@ -266,7 +266,14 @@ impl Pool {
                     return Ok((wire, None, false, out));
                 }
                 Err(error) if fault::has_no_room(&error) => error,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // What there is leads where the URL does not lead any more.
+                    if fault::is_changed(&error) {
+                        self.forget_idle();
+                        self.common.ear.close().await;
+                    }
+                    return Err(error);
+                }
             };
             let is_ours = !matches!(error, sqlx::Error::PoolTimedOut);
             if is_ours && !self.has_ours() || Instant::now() >= until {

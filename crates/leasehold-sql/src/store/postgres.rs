@@ -1,8 +1,23 @@
 //! PostgreSQL.
+//!
+//! # A notification is not a grant
+//! Any role that may connect to the database may send a notification to any channel, and whoever may read the
+//! tables knows what ours say. So a notification is a reason to look, and nothing else: what a waiter is told is
+//! what the rows say (`granted`), read after it came.
+//! - *What it costs.* One statement for a client that is notified, however many of its claims were granted by then; it
+//!   is a read of an index, on a connection that is there. A secret in the notification would save it, but whoever
+//!   grants has to read it in the row of the claim, and so could any role that may read all tables
+//!   (`pg_read_all_data`), which is whom this is about.
+//! - *Forged, it is harmless.* A notification for a claim that does not wait here, or whose grant was just found, is
+//!   dropped. After one that was not true the next look comes later ([`DOUBT`]), so a flood costs a few reads a
+//!   second; a grant among it is found by the look that is due then. A waiter is told nothing that is not so: it
+//!   keeps its place, and its heartbeats go on as without.
+//! - *Lost, late or twice*, it is made good by the heartbeats, or finds what is known.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,18 +28,19 @@ use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::addresses::Addresses;
 use super::borrowed::Borrowed;
 use super::callers::CallersPool;
 use super::ear::{Ear, Heard};
-use super::fault::Failure;
+use super::fault::{self, Failure};
 use super::message::{self, Message};
+use super::place::{self, Place};
 use super::shared::Shared;
-use super::statements::BEGIN_POOLED;
 use super::url::SqlUrl;
 use super::wire::{Arg, Cell, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::kit::Waiters;
 use leasehold_core::store::Signal;
-use leasehold_core::{ClaimId, Result};
+use leasehold_core::{ClaimId, Result, Token};
 
 fn text(row: &PgRow, i: usize) -> sqlx::Result<Option<String>> {
     row.try_get(i)
@@ -185,11 +201,25 @@ wire!(Unprepared, std::convert::identity, text, no_id, inner, whole, false);
 /// its own unless one is open: so everything is done in one, and prepared in the same.
 struct Pooled {
     connection: Unprepared,
+    /// How a transaction begins.
+    begin: Arc<str>,
     /// Whether the caller has begun a transaction.
     begun: bool,
 }
 
 impl Pooled {
+    /// A transaction says with its BEGIN what our own sessions have said before.
+    fn words<'a>(&'a self, sql: &'a str) -> &'a str {
+        if sql.starts_with("BEGIN") { &self.begin } else { sql }
+    }
+
+    fn written(&self, step: Step<'_>) -> Vec<(String, &'static str)> {
+        match step {
+            Step::Raw(sql) => message::words(self.words(&sql)),
+            step => unprepared(step),
+        }
+    }
+
     /// The first error is the one to tell; if a rollback fails too, so will what comes next.
     async fn rolled_back(&mut self) {
         if self.connection.raw("ROLLBACK").await.is_ok() {
@@ -205,7 +235,7 @@ impl Wire for Pooled {
         if self.begun {
             return self.connection.rows(statement, args).await;
         }
-        let [begin, commit] = [BEGIN_POOLED, "COMMIT"].map(|words| Step::Raw(words.into()));
+        let [begin, commit] = ["BEGIN", "COMMIT"].map(|words| Step::Raw(words.into()));
         let mut done = Vec::new();
         let sent = self.script(vec![begin, Step::Rows(statement, args), commit], &mut done).await;
         if sent.is_err() {
@@ -227,7 +257,7 @@ impl Wire for Pooled {
             };
             return Ok(Done { affected, last_id: 0 });
         }
-        self.raw(BEGIN_POOLED).await?;
+        self.raw("BEGIN").await?;
         let done = self.connection.run(statement, args).await;
         match done {
             Ok(_) => self.raw("COMMIT").await?,
@@ -237,7 +267,8 @@ impl Wire for Pooled {
     }
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
-        self.connection.raw(sql).await?;
+        let words = self.words(sql).to_owned();
+        self.connection.raw(&words).await?;
         // A COMMIT may have a notification behind it.
         let ends = sql.starts_with("COMMIT") || sql == "ROLLBACK";
         self.begun = !ends && (self.begun || sql.starts_with("BEGIN"));
@@ -254,7 +285,7 @@ impl Wire for Pooled {
         self.begun |= steps.iter().any(|step| is(step, "BEGIN"));
         let end = steps.iter().position(|step| is(step, "COMMIT"));
         let before = done.len();
-        let message = Message::of(steps, unprepared);
+        let message = Message::of(steps, |step| self.written(step));
         let sent = send(inner(&mut self.connection)?, message, done).await;
         self.begun &= end.is_none_or(|end| done.len() - before <= end);
         sent
@@ -278,8 +309,8 @@ impl Wire for Pooled {
 }
 
 /// How what is borrowed is spoken to.
-pub(super) fn borrowed(connection: Borrowed<sqlx::Postgres>) -> Box<dyn Wire> {
-    Box::new(Pooled { connection: Unprepared::Borrowed(connection), begun: false })
+pub(super) fn borrowed(connection: Borrowed<sqlx::Postgres>, begin: Arc<str>) -> Box<dyn Wire> {
+    Box::new(Pooled { connection: Unprepared::Borrowed(connection), begin, begun: false })
 }
 
 fn unprepared(step: Step<'_>) -> Vec<(String, &'static str)> {
@@ -314,8 +345,11 @@ const ISOLATION: (&str, &str) = ("default_transaction_isolation", "read committe
 #[derive(Debug)]
 pub(super) struct Postgres {
     options: PgConnectOptions,
-    /// Whether a pooler of that kind is in front.
-    pooler: bool,
+    addresses: Addresses,
+    /// What of the URL says where the tables are.
+    url: SqlUrl,
+    /// Where they are, once a connection has found out.
+    place: OnceLock<Place>,
 }
 
 impl Postgres {
@@ -334,21 +368,55 @@ impl Postgres {
             true => options,
             false => options.options(LIMITS).options(PLANS).options([ISOLATION]),
         };
-        Ok(Self { options, pooler: url.pooler })
+        Ok(Self {
+            options,
+            addresses: Addresses::default(),
+            url: url.clone(),
+            place: OnceLock::new(),
+        })
     }
 
-    pub(super) fn options(&self) -> PgConnectOptions {
-        self.options.clone()
+    async fn new_connection(&self) -> sqlx::Result<PgConnection> {
+        let host = self.options.get_host();
+        let is_name = self.options.get_socket().is_none() && !host.starts_with('/');
+        let host = is_name.then_some((host, self.options.get_port()));
+        let connect = |by: Option<IpAddr>| {
+            let options = self.options_by(by);
+            async move { options.connect().await }
+        };
+        self.addresses.connect(host, connect).await
+    }
+
+    fn options_by(&self, address: Option<IpAddr>) -> PgConnectOptions {
+        match address {
+            Some(ip) => self.options.clone().host(&ip.to_string()),
+            None => self.options.clone(),
+        }
+    }
+
+    /// Where the tables are: known as soon as there was a connection.
+    pub(super) fn place(&self) -> Option<&Place> {
+        self.place.get()
+    }
+
+    /// Makes sure that a new connection leads to the tables, and finds nothing else.
+    async fn arrive(&self, connection: &mut PgConnection) -> sqlx::Result<&Place> {
+        let place = place::arrive(connection, &self.url, self.place.get()).await?;
+        Ok(self.place.get_or_init(|| place))
     }
 }
 
 #[async_trait]
 impl Connect for Postgres {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        let connection = self.options.connect().await?;
-        Ok(match self.pooler {
+        let mut connection = self.new_connection().await.map_err(fault::as_pooler)?;
+        let place = self.arrive(&mut connection).await?;
+        Ok(match self.url.pooler {
             false => Box::new(Own { connection, plans: Plans::default() }),
-            true => Box::new(Pooled { connection: Unprepared::Ours(connection), begun: false }),
+            true => {
+                let begin = place.begin(false).into();
+                Box::new(Pooled { connection: Unprepared::Ours(connection), begin, begun: false })
+            }
         })
     }
 }
@@ -366,13 +434,13 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Listens for what other clients grant to ours, on a connection that serves for calls as well. Never
 /// ends by itself. What was sent while nobody listened is made good by asking; while none can be had,
 /// it is asked all the time.
-pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
+pub(super) async fn listen(postgres: Arc<Postgres>, shared: Arc<Shared>) {
     loop {
         while shared.waiters.count() == 0 {
             shared.waiters.more().await;
         }
         let hearing = tokio::select! {
-            hearing = Hearing::begin(options.clone(), &shared.session) => hearing,
+            hearing = Hearing::begin(postgres.clone(), &shared.session) => hearing,
             () = ask_meanwhile(&shared) => continue,
         };
         if let Ok(hearing) = hearing {
@@ -381,10 +449,19 @@ pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
             shared.waiters.ask_all();
             // Whoever borrows the connection in between changes nothing of how long nobody has waited.
             let mut resting = pin!(rest(&shared.waiters));
+            let mut looks = Looks::default();
             loop {
-                match ear.hear(silence(&shared.waiters), resting.as_mut()).await {
+                let heard = tokio::select! {
+                    biased;
+                    () = looks.due() => {
+                        looks.look(&shared).await;
+                        continue;
+                    }
+                    heard = ear.hear(silence(&shared.waiters), resting.as_mut()) => heard,
+                };
+                match heard {
                     Heard::Message(message) => {
-                        tell(&shared.waiters, &message);
+                        looks.notified(&shared.waiters, &message);
                         resting.set(rest(&shared.waiters));
                     }
                     Heard::Nothing => {}
@@ -430,7 +507,8 @@ impl Drop for Hearing {
 }
 
 impl Hearing {
-    async fn begin(options: PgConnectOptions, channel: &str) -> sqlx::Result<Self> {
+    async fn begin(postgres: Arc<Postgres>, channel: &str) -> sqlx::Result<Self> {
+        let options = postgres.options_by(postgres.addresses.served());
         // The listener wants a pool; this one is its only connection.
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -438,6 +516,10 @@ impl Hearing {
             .idle_timeout(None)
             .acquire_timeout(ANSWER)
             .test_before_acquire(false)
+            .after_connect(move |connection, _| {
+                let postgres = postgres.clone();
+                Box::pin(async move { postgres.arrive(connection).await.map(drop) })
+            })
             .connect_lazy_with(options);
         let mut listener = PgListener::connect_with(&pool).await?;
         // Another connection in the middle of a call would be outside of its transaction.
@@ -523,14 +605,68 @@ async fn be_deaf(shared: &Shared, ear: &Ear) -> bool {
     listens
 }
 
-fn tell(waiters: &Waiters, message: &str) {
-    if let Some((id, signal)) = read(message) {
-        waiters.tell(id, signal);
+/// The pauses before a look after notifications that were not true.
+const DOUBT: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(320)];
+
+/// When to look who of our waiters holds, because of notifications.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Whether there was one of which nothing is known.
+    is_due: bool,
+    not_before: Option<Instant>,
+    doubt: Duration,
+    /// What the last look has found, and what it was because of.
+    found: Vec<(ClaimId, Token)>,
+    named: Vec<(ClaimId, Token)>,
+}
+
+impl Looks {
+    /// Notes what a notification says.
+    fn notified(&mut self, waiters: &Waiters, message: &str) {
+        let Some(named) = read(message).filter(|(id, _)| waiters.has(*id)) else { return };
+        if !self.found.contains(&named) {
+            self.is_due = true;
+            // The last ones are enough to tell whether any was true.
+            self.named.truncate(64);
+            self.named.insert(0, named);
+        }
+    }
+
+    /// Resolves when it is time to look.
+    async fn due(&self) {
+        match (self.is_due, self.not_before) {
+            (false, _) => std::future::pending().await,
+            (true, Some(at)) => tokio::time::sleep_until(at).await,
+            (true, None) => {}
+        }
+    }
+
+    /// Looks, and tells those that hold. What cannot be read is asked by each waiter for itself.
+    async fn look(&mut self, shared: &Shared) {
+        self.is_due = false;
+        let named = std::mem::take(&mut self.named);
+        let Some(found) = shared.who_holds_by(&shared.beats).await else {
+            named.iter().for_each(|(id, _)| shared.waiters.tell(*id, Signal::Ask));
+            return self.doubted();
+        };
+        for (id, token) in &found {
+            shared.waiters.tell(*id, Signal::Granted(*token));
+        }
+        match named.iter().any(|named| found.contains(named)) {
+            true => (self.doubt, self.not_before) = (Duration::ZERO, None),
+            false => self.doubted(),
+        }
+        self.found = found;
+    }
+
+    fn doubted(&mut self) {
+        self.doubt = (self.doubt * 2).clamp(DOUBT[0], DOUBT[1]);
+        self.not_before = Some(Instant::now() + self.doubt);
     }
 }
 
 /// What is sent to the client of a claim that was granted.
-pub(super) fn message(id: ClaimId, token: leasehold_core::Token) -> String {
+pub(super) fn message(id: ClaimId, token: Token) -> String {
     format!("{} {token}", id.to_hex())
 }
 
@@ -548,9 +684,9 @@ pub(super) fn telling(told: &[(&str, String)]) -> Option<String> {
     (!all.is_empty()).then(|| format!("SELECT set_config('synchronous_commit', 'off', true){all}"))
 }
 
-fn read(message: &str) -> Option<(ClaimId, Signal)> {
+fn read(message: &str) -> Option<(ClaimId, Token)> {
     let (id, token) = message.split_once(' ')?;
-    Some((ClaimId::from_hex(id)?, Signal::Granted(token.parse().ok()?)))
+    Some((ClaimId::from_hex(id)?, token.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -579,9 +715,9 @@ mod tests {
         fn news_from_outside_is_read_or_none(text in testbed::texts(&[
             "0123456789abcdef0123456789abcdef 42",
         ])) {
-            if let Some((id, Signal::Granted(token))) = read(&text) {
+            if let Some((id, token)) = read(&text) {
                 let written = message(id, token);
-                proptest::prop_assert_eq!(read(&written), Some((id, Signal::Granted(token))));
+                proptest::prop_assert_eq!(read(&written), Some((id, token)));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::wire::Statement;
 
 /// Part of their names: to be raised with each change of their texts.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Both procedures of a database.
 #[derive(Debug)]
@@ -15,6 +15,8 @@ pub(super) struct Procedures {
     pub(super) hand_over: Procedure,
     /// Whether this user may make them: a row.
     pub(super) may_make: Statement,
+    /// Which claim was the last that handed over in this session for good: one text.
+    pub(super) left: Statement,
     /// Whether both were found.
     ready: AtomicBool,
 }
@@ -33,8 +35,13 @@ pub(super) struct Procedure {
 }
 
 impl Procedures {
-    pub(super) fn new(stand: Procedure, hand_over: Procedure, may_make: Statement) -> Self {
-        Self { stand, hand_over, may_make, ready: AtomicBool::new(false) }
+    pub(super) fn new(
+        stand: Procedure,
+        hand_over: Procedure,
+        may_make: Statement,
+        left: Statement,
+    ) -> Self {
+        Self { stand, hand_over, may_make, left, ready: AtomicBool::new(false) }
     }
 
     /// Whether they are called.

@@ -10,16 +10,20 @@
 //! made it. Another text has another name, which has a version, so that none is changed under those who call
 //! it.
 //!
-//! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one,
-//! so that who hands over and gets an error knows that he has left, or else leaves by a section
-//! (`join.rs`). One that is gone, may not be called any more, or fails for another reason of its own, is not called
+//! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one.
+//! Which of both it was the session knows: a variable of it names the claim that has left, which PostgreSQL keeps
+//! only if the transaction was committed, and MySQL's procedure sets behind its COMMIT. A holder that gets an error
+//! asks for it, and leaves by a section (`join.rs`) if it has not left. So a release that had no effect, since the lock
+//! was lost before, never says that it had one. One that is gone, may not be called any more, or fails for another reason of its own, is not called
 //! again.
 
 use super::fault::Failure;
+use super::plain::HandedOver;
 use super::procedure::{Procedure, Procedures};
 use super::rows::{Cells, is_null};
 use super::shared::Shared;
 use super::wire::{Arg, Row, Statement, Wire};
+use leasehold_core::Claim;
 
 /// What came of a call.
 #[derive(Debug)]
@@ -75,6 +79,17 @@ impl Shared {
         Ok(found == procedure.body)
     }
 
+    /// Whether a hand-over that failed was done nevertheless: by the session's own word, which is also gone if the
+    /// session is.
+    pub(super) async fn has_handed_over(&self, wire: &mut dyn Wire, claim: &Claim) -> HandedOver {
+        let Some(procedures) = self.procedures() else { return HandedOver::Perhaps };
+        match text(wire, &procedures.left).await {
+            Ok(Some(left)) if left == claim.id.to_hex() => HandedOver::Perhaps,
+            Ok(Some(_)) => HandedOver::Not,
+            Ok(None) | Err(_) => HandedOver::Perhaps,
+        }
+    }
+
     /// Calls a procedure.
     pub(super) async fn call_procedure(
         &self,
@@ -94,6 +109,8 @@ impl Shared {
             Err(error) => match Failure::from(error) {
                 // A limit of the server's may have cut short what comes behind the COMMIT.
                 Failure::Conflict(_) => Ok(Called::Unsure),
+                // Full disks pass: what passes says nothing of the procedure.
+                Failure::Final(error) if error.is_transient() => return Err(error.into()),
                 Failure::Final(_) => {
                     procedures.set_ready(false);
                     Ok(Called::Unsure)
@@ -168,8 +185,12 @@ mod tests {
     }
 
     async fn drop_both(store: &SqlStore) {
-        for name in ["leasehold_stand_1", "leasehold_hand_over_1"] {
-            run(store, &format!("DROP PROCEDURE {name}")).await;
+        for name in ["stand", "hand_over"] {
+            run(
+                store,
+                &format!("DROP PROCEDURE {}", store.parsed.table(&format!("{name}_{VERSION}"))),
+            )
+            .await;
         }
     }
 
@@ -197,35 +218,35 @@ mod tests {
         assert!(!store.shared.lacks_procedures());
         let ours = store.shared.procedures().unwrap().stand.create.clone();
         let theirs =
-            ours.replace("IF head <> mine", "DELETE FROM leasehold_fence; IF head <> mine");
+            ours.replace("IF head <> mine", "DELETE FROM public.leasehold_fence; IF head <> mine");
         assert_ne!(ours, theirs);
         run(&store, &theirs).await;
         let later = open(&url).await;
         assert!(later.shared.lacks_procedures());
         hands_over(&later, &later).await;
         // Nor one that takes its arguments in another order, or belongs to somebody else.
-        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
         run(&store, &ours.replace("lock_name text, mine text", "mine text, lock_name text")).await;
         assert!(open(&url).await.shared.lacks_procedures(), "swapped");
-        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
         let database = url.rsplit('/').next().unwrap();
         let server = testbed::postgres();
         run(&store, &ours).await;
         server.admin(
             database,
-            "CREATE ROLE mallory; ALTER PROCEDURE leasehold_stand_1 OWNER TO mallory",
+            "CREATE ROLE mallory; ALTER PROCEDURE leasehold_stand_2 OWNER TO mallory",
         );
         assert!(open(&url).await.shared.lacks_procedures(), "another owner");
-        server.admin(database, "ALTER PROCEDURE leasehold_stand_1 OWNER TO lh");
+        server.admin(database, "ALTER PROCEDURE leasehold_stand_2 OWNER TO lh");
         assert!(!open(&url).await.shared.lacks_procedures());
         // Nor is one that would have the rights of who made it, or settings of its own.
         for altered in ["SECURITY DEFINER", "SET work_mem = '1MB'"] {
-            run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+            run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
             run(&store, &ours.replace("LANGUAGE plpgsql", &format!("LANGUAGE plpgsql {altered}")))
                 .await;
             assert!(open(&url).await.shared.lacks_procedures(), "{altered}");
         }
-        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
         assert!(!open(&url).await.shared.lacks_procedures());
     }
 
@@ -293,8 +314,11 @@ mod tests {
         let (first, next) = (claim(), claim());
         one.join(&first, Mode::Wait).await.unwrap();
         other.join(&next, Mode::Wait).await.unwrap();
-        run(&one, "UPDATE leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)")
-            .await;
+        run(
+            &one,
+            "UPDATE public.leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)",
+        )
+        .await;
         let mut pooled = one.shared.pool.take().await.unwrap();
         let wire = &mut *pooled.wire;
         let handed_over = one.shared.hand_over(wire, &first).await.unwrap();
@@ -305,10 +329,36 @@ mod tests {
         // The same, as a call.
         let again = claim();
         one.join(&again, Mode::Wait).await.unwrap();
-        run(&one, "UPDATE leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)")
-            .await;
+        run(
+            &one,
+            "UPDATE public.leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)",
+        )
+        .await;
         assert!(other.leave(&next, None).await.unwrap());
         assert!(one.leave(&again, None).await.unwrap());
+    }
+
+    /// Another transaction has the lock's row for longer than it is waited for: nothing was done, and it is known.
+    #[tokio::test]
+    async fn hand_over_that_was_undone_is_not_taken_for_done() {
+        use super::super::plain::HandedOver;
+        use sqlx::Connection;
+        let url = testbed::postgres().database();
+        let store = open(&url).await;
+        let (first, next) = (claim(), claim());
+        store.join(&first, Mode::Wait).await.unwrap();
+        store.join(&next, Mode::Wait).await.unwrap();
+        let mut other = sqlx::PgConnection::connect(&url).await.unwrap();
+        let lock = "BEGIN; SELECT 1 FROM leasehold_locks WHERE name = 'turn' FOR UPDATE";
+        sqlx::raw_sql(lock).execute(&mut other).await.unwrap();
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        let handed_over = store.shared.hand_over(&mut *pooled.wire, &first).await.unwrap();
+        assert_eq!(handed_over, HandedOver::Not);
+        sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+        let handed_over = store.shared.hand_over(&mut *pooled.wire, &first).await.unwrap();
+        assert_eq!(handed_over, HandedOver::Done);
+        assert!(!store.shared.lacks_procedures());
+        store.shared.pool.put(pooled);
     }
 
     /// What is borrowed of the caller's pool calls none, and does not keep our own connection from it.
@@ -355,7 +405,7 @@ mod tests {
             Sha256::digest(texts.concat()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             (VERSION, sum.get(..16).unwrap()),
-            (1, "92cbacbee36cc0e9"),
+            (2, "2d97d07263a29653"),
             "raise the version with the text"
         );
     }

@@ -7,6 +7,8 @@ use super::background::SWEPT;
 use super::fault::{self, Failure};
 use super::limits::TRIES;
 #[cfg(feature = "postgres")]
+use super::pool::Pool;
+#[cfg(feature = "postgres")]
 use super::postgres;
 use super::rows::Cells;
 use super::shared::Shared;
@@ -37,6 +39,24 @@ const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
 const FOR_ROOM: Duration = Duration::from_secs(8);
 const ROOM_AGAIN: Duration = Duration::from_millis(200);
 
+/// Makes a first connection, which finds out where it leads.
+#[cfg(feature = "postgres")]
+pub(super) async fn first(pool: &Pool) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match pool.take().await {
+            Ok(pooled) => {
+                pool.put(pooled);
+                return Ok(());
+            }
+            Err(error) if fault::has_no_room(&error) && began.elapsed() < FOR_ROOM => {
+                tokio::time::sleep(ROOM_AGAIN).await;
+            }
+            Err(error) => return Err(Failure::from(error).into_error()),
+        }
+    }
+}
+
 impl Shared {
     /// Finds the tables, or makes them, and what the database promises.
     /// Besides, whether nobody has swept for long.
@@ -63,11 +83,11 @@ impl Shared {
         let mut pooled = self.pool.take().await?;
         let wire = &mut *pooled.wire;
         let guarantees = self.promises(wire, url).await?;
-        let version = match wire.rows(&self.sql.version, Vec::new()).await.map_err(Failure::from) {
+        let version = match wire.rows(&self.sql.version, Vec::new()).await {
             Ok(rows) => rows.into_iter().next(),
-            // No such table: made below, or refused there for want of a right.
-            Err(Failure::Final(_)) => None,
-            Err(failure) => return Err(failure),
+            // Made below. What may not be read, or fails otherwise, is there all the same.
+            Err(error) if fault::is_missing_table(&error) => None,
+            Err(error) => return Err(error.into()),
         };
         match version.map(|row| Cells::new(row).count::<i64>()).transpose()? {
             Some(schema::VERSION) => {}

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Answer, Call, Told, in_time};
-use super::fault::{Failure, closed, given_up, no_answer};
+use super::fault::{self, Failure, closed, given_up, no_answer};
 use super::leaves::First;
 use super::shared::Shared;
 use leasehold_core::store::Joined;
@@ -63,7 +63,10 @@ impl Shared {
                 return Ok(Answer::Left(true));
             }
             None => (false, Told::Whatever),
-            Some(Ok(_) | Err(Failure::Conflict(_))) => (false, Told::Waits),
+            Some(Ok(_) | Err(Failure::Conflict(_) | Failure::Changed(_))) => (false, Told::Waits),
+            Some(Err(Failure::Broken(error))) if fault::had_failed_before(&error) => {
+                (false, Told::Waits)
+            }
             Some(Err(_)) => (true, Told::Waits),
         };
         let leave = async move { self.leave_first(claim, keep, told, in_doubt, &first).await };

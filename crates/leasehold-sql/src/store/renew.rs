@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -33,7 +34,44 @@ const SETTLED_IN: Duration = Duration::from_millis(60);
 
 impl Shared {
     /// Renews many: what needs a lock's row is settled apart, each lock for itself.
+    ///
+    /// In batches that are short enough for the server's limit of a message (`max_allowed_packet`). One that fails
+    /// is sent again by halves, since a message that is too long may just end the connection; what fails then
+    /// is not known, and the others' answers count.
     pub(super) async fn renew(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let mut answers = Vec::with_capacity(renewals.len());
+        let mut limit = self.most_bytes.load(Ordering::Relaxed);
+        let (mut failed, mut is_known) = (None, false);
+        while let Some(rest) = renewals.get(answers.len()..).filter(|rest| !rest.is_empty()) {
+            let batch = &rest[..fits(rest, limit)];
+            match self.renew_batch(batch).await {
+                Ok(answered) => {
+                    answers.extend(answered);
+                    is_known = true;
+                    // What had failed before was too long.
+                    self.most_bytes.store(limit, Ordering::Relaxed);
+                }
+                Err(error) if !error.is_transient() => return Err(error),
+                Err(_) if batch.len() > 1 && limit > LEAST_BYTES && bytes(batch) > LEAST_BYTES => {
+                    limit = (bytes(batch) / 2).max(LEAST_BYTES);
+                }
+                Err(error) => {
+                    answers.extend(batch.iter().map(|_| Renewal::unknown(&error)));
+                    failed = Some(error);
+                    // No answer is to be had: the rest is asked for again by the next heartbeat.
+                    if !is_known {
+                        break;
+                    }
+                }
+            }
+        }
+        match failed {
+            Some(error) if !is_known => Err(error),
+            _ => Ok(answers),
+        }
+    }
+
+    async fn renew_batch(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let beating = self.call(Call::Beat(renewals.to_vec()), &|| false).await?;
         let Answer::Beaten(beaten) = beating else { return out_of_step() };
         let mut unsettled: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
@@ -82,6 +120,31 @@ impl Shared {
             done
         }))
     }
+}
+
+/// How long a message with renewals is at most: less than the smallest limit that servers are set to.
+pub(super) const MOST_BYTES: usize = 256 * 1024;
+/// What is not divided because of its length.
+const LEAST_BYTES: usize = 4 * 1024;
+
+/// How long a renewal is in a message, at most: a name is written in hexadecimal in JSON, which is so again.
+fn bytes_of(renewal: &Renew) -> usize {
+    4 * renewal.claim.name.as_str().len() + 320
+}
+
+fn bytes(renewals: &[Renew]) -> usize {
+    renewals.iter().map(bytes_of).sum()
+}
+
+/// How many of these fit in a message: one at least.
+fn fits(renewals: &[Renew], limit: usize) -> usize {
+    let mut left = limit;
+    let fitting = renewals.iter().take_while(|renewal| {
+        let fits = bytes_of(renewal) <= left;
+        left = left.saturating_sub(bytes_of(renewal));
+        fits
+    });
+    fitting.count().max(1)
 }
 
 /// For one whose lock is being settled: it asks again soon, but not at once.

@@ -125,7 +125,13 @@ pub(super) fn printed(url: &SqlUrl) -> String {
         text.push_str(&statement);
         text.push_str(";\n");
     }
-    let plain = Statements::of(url).plain;
+    // A procedure is called only if it names the schema that the tables are in.
+    let of_procedures = match (url.dialect, &url.schema) {
+        #[cfg(feature = "postgres")]
+        (Dialect::Postgres, None) => SqlUrl { schema: Some("public".into()), ..url.clone() },
+        _ => url.clone(),
+    };
+    let plain = Statements::of(&of_procedures).plain;
     if let Some(procedures) = plain.and_then(|plain| plain.procedures) {
         let creates = [&procedures.stand, &procedures.hand_over].map(|p| p.create.trim_end());
         text.push_str(&optional(url.dialect, creates));
@@ -153,6 +159,9 @@ fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
             }
         }
         _ => {
+            text.push_str(
+                "-- It is written for tables in the schema public: for another, print it with schema= in the URL.\n",
+            );
             for create in creates {
                 text.push_str(create);
                 text.push_str(";\n");

@@ -1,6 +1,7 @@
 //! What the calls' tasks share.
 
 use std::collections::HashSet;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Semaphore, watch};
@@ -39,6 +40,8 @@ pub(super) struct Shared {
     /// those for renewals for heartbeats of waiters.
     pub(super) joining: Semaphore,
     pub(super) waiting: Semaphore,
+    /// How long a message with renewals may be.
+    pub(super) most_bytes: AtomicUsize,
     /// This client, as its claims' rows name it; PostgreSQL's channel.
     pub(super) session: String,
     pub(super) pushes: bool,

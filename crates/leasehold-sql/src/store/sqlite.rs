@@ -5,7 +5,8 @@
 //! left as it is (the mode is the file's, not the connection's), and people are told. On a network
 //! file system SQLite's own locks do not exclude other machines, so there it is refused.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -16,7 +17,9 @@ use sqlx::{ConnectOptions, Row};
 
 use super::doorbell::Doorbells;
 use super::fault;
+use super::located::{Checked, Located, not_mounted_alone};
 use super::rows;
+use super::schema;
 use super::url::{SqlUrl, Synchronous};
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::{Error, ErrorKind, Result, kit};
@@ -214,6 +217,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Sqlite {
     options: SqliteConnectOptions,
     foreign: String,
+    path: PathBuf,
+    /// What the store's URL is called where a change is reported.
+    shown: String,
+    /// What makes the tables, and tells their version.
+    tables: Vec<String>,
+    version: String,
+    /// The file in which the tables are known to be.
+    known: Mutex<Option<Located>>,
 }
 
 /// Finds a table or a view that is not ours.
@@ -235,6 +246,30 @@ pub(super) async fn shared_with(
     let rows = wire.rows(&statement, Vec::new()).await?;
     let name = rows.into_iter().next().and_then(|row| rows::Cells::new(row).text().ok());
     Ok(name.map(|name| name.chars().filter(|c| !c.is_control()).take(60).collect()))
+}
+
+/// Whether this process may read and write a file.
+fn may_write(path: &Path) -> bool {
+    use rustix::fs::{Access, AtFlags, CWD};
+    rustix::fs::accessat(CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+}
+
+/// What is in the way of a user who may write the database file, but not what SQLite has beside it: that has the
+/// primary group of whoever made it, unless the directory gives it another.
+fn closed_to_us(path: &Path, may_write: impl Fn(&Path) -> bool) -> Option<String> {
+    let real = std::fs::canonicalize(path).ok().filter(|real| may_write(real))?;
+    let closed = ["-wal", "-shm"].into_iter().find_map(|end| {
+        let mut beside = real.clone().into_os_string();
+        beside.push(end);
+        let beside = PathBuf::from(beside);
+        (beside.exists() && !may_write(&beside)).then_some(beside)
+    })?;
+    let directory = real.parent().unwrap_or(Path::new("/")).display();
+    Some(format!(
+        "{} belongs to another user and group, so this user may not write to it: run `chgrp GROUP {directory} && \
+         chmod 2770 {directory}` with the group of all its users, and restart them",
+        closed.display()
+    ))
 }
 
 /// Refuses what other machines see as well.
@@ -262,10 +297,12 @@ fn of_this_machine(magic: u32) -> Result<()> {
 }
 
 impl Sqlite {
-    pub(super) fn new(url: &SqlUrl) -> Result<Self> {
-        local(Path::new(url.path()?))?;
+    pub(super) fn new(url: &SqlUrl, shown: &str) -> Result<Self> {
+        let path = path(url)?;
+        local(&path)?;
+        not_mounted_alone(&path)?;
         let options = SqliteConnectOptions::new()
-            .filename(url.path()?)
+            .filename(&path)
             .create_if_missing(true)
             .synchronous(match url.synchronous {
                 Synchronous::Full => SqliteSynchronous::Full,
@@ -274,24 +311,92 @@ impl Sqlite {
             })
             .busy_timeout(PATIENCE)
             .disable_statement_logging();
-        Ok(Self { options, foreign: foreign(url) })
+        Ok(Self {
+            options,
+            foreign: foreign(url),
+            path,
+            shown: shown.to_owned(),
+            tables: schema::statements(url),
+            version: format!("SELECT version FROM {}", url.table("schema")),
+            known: Mutex::default(),
+        })
     }
+
+    /// A connection that has read from the file, so that log and index are there.
+    async fn opened(&self) -> sqlx::Result<SqliteConnection> {
+        let mut connection = self.options.connect().await?;
+        if shared_with(&mut connection, &self.foreign).await?.is_none() {
+            Wire::raw(&mut connection, "PRAGMA journal_mode = WAL").await?;
+        }
+        Ok(connection)
+    }
+
+    /// Another file than this client has used before may have no tables, or those of another version.
+    async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
+        for statement in &self.tables {
+            Wire::raw(connection, statement).await?;
+        }
+        let statement = Statement { sql: self.version.as_str().into(), shape: "i" };
+        let found = Wire::rows(connection, &statement, Vec::new()).await?.into_iter().next();
+        let found = found.and_then(|row| rows::Cells::new(row).count::<i64>().ok());
+        match found {
+            Some(schema::VERSION) => Ok(()),
+            found => Err(fault::changed(format!(
+                "the database file {} was replaced by one whose tables are of version {}: this leasehold uses version {}",
+                self.path.display(),
+                found.unwrap_or_default(),
+                schema::VERSION
+            ))),
+        }
+    }
+}
+
+/// The database file, by a path that does not change with the process's directory.
+fn path(url: &SqlUrl) -> Result<PathBuf> {
+    let path = url.path()?;
+    Ok(std::path::absolute(path).unwrap_or_else(|_| path.into()))
 }
 
 /// Where the clients of this file are told of their grants.
 pub(super) fn doorbells(url: &SqlUrl) -> std::io::Result<Doorbells> {
-    Doorbells::beside(Path::new(url.path().map_err(std::io::Error::other)?))
+    Doorbells::beside(&path(url).map_err(std::io::Error::other)?)
 }
 
 #[async_trait]
 impl Connect for Sqlite {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        let mut connection = self.options.connect().await?;
-        if shared_with(&mut connection, &self.foreign).await?.is_none() {
-            Wire::raw(&mut connection, "PRAGMA journal_mode = WAL").await?;
+        let before = Located::before(&self.path);
+        let mut connection =
+            self.opened().await.map_err(|error| match closed_to_us(&self.path, may_write) {
+                Some(what) => {
+                    fault::refused(Error::new(ErrorKind::Denied, what).because(error.to_string()))
+                }
+                // It could be opened before: no descriptors are left, or its directory is gone for a while.
+                None if kit::locked(&self.known).is_some() && fault::cannot_open(&error) => {
+                    let what =
+                        format!("the database file {} cannot be opened now", self.path.display());
+                    fault::refused(
+                        Error::new(ErrorKind::Unreachable, what).because(error.to_string()),
+                    )
+                }
+                None => error,
+            })?;
+        let located =
+            Located::now(&self.path, before).map_err(sqlx::Error::Io)?.ok_or_else(|| {
+                fault::changed(format!(
+                    "the database file {} was replaced as it was opened",
+                    self.path.display()
+                ))
+            })?;
+        let known = kit::locked(&self.known).clone();
+        if known.as_ref().is_some_and(|known| !known.is_same_as(&located)) {
+            self.prepare(&mut connection).await?;
+            leasehold_core::telemetry::store_changed(&self.shown);
         }
+        *kit::locked(&self.known) = Some(located.clone());
         Wire::raw(&mut connection, "PRAGMA busy_timeout = 0").await?;
-        Ok(Box::new(Alone { connection, begun: Begun::No }))
+        let wire = Alone { connection, begun: Begun::No };
+        Ok(Box::new(Checked { wire, located, is_open: |wire| matches!(wire.begun, Begun::Yes) }))
     }
 }
 
@@ -360,6 +465,25 @@ mod tests {
                 pooled.wire.raw("ROLLBACK").await.unwrap();
             }
             assert_eq!(store.read(&claim.name).await.unwrap().is_none(), done);
+        }
+    }
+
+    #[test]
+    fn log_of_another_group_is_named_with_the_fix() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("l.db");
+        for end in ["", "-wal", "-shm"] {
+            std::fs::write(directory.path().join(format!("l.db{end}")), "").unwrap();
+        }
+        let closed = |closed: &'static str| {
+            super::closed_to_us(&file, move |path| !path.to_string_lossy().ends_with(closed))
+        };
+        assert_eq!(super::closed_to_us(&file, |_| true), None);
+        // Then it is the file itself that is not ours.
+        assert_eq!(closed("l.db"), None);
+        for end in ["-wal", "-shm"] {
+            let told = closed(end).unwrap();
+            assert!(told.contains(&format!("l.db{end}")) && told.contains("chmod 2770"), "{told}");
         }
     }
 

@@ -14,10 +14,10 @@ pub(super) const FRONT: usize = 16;
 /// A statement that changes one row.
 pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
-/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
-/// so that it costs no round trip.
-pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
-     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
+/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN
+/// ([`Place::begin`](super::place::Place::begin)), so that it costs no round trip.
+pub(super) const LIMITS_POOLED: &str =
+    "SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
 /// All statements of one store.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Statements {
     /// Whether nobody else writes while we are in a transaction: so a lock's row and its claims are
     /// read by one statement.
     pub(super) one_writer: bool,
+    /// Whether the server may be one of several that take writes, and undo what two have written at once.
+    pub(super) certifies: bool,
     /// Takes a free lock that has a row. (SQLite and PostgreSQL answer the token, and how long ago the lease began:
     /// PostgreSQL evaluates what it writes before it waits for a row that nobody then changes.)
     pub(super) take: Statement,
@@ -119,6 +121,7 @@ impl Statements {
         Self {
             begin: begin(url),
             one_writer: is_file(d),
+            certifies: certifies(d),
             take: say("ii", take(d)),
             take_new: say("i", take_new(d)),
             release: say(
@@ -268,6 +271,14 @@ impl Statements {
     }
 }
 
+fn certifies(dialect: Dialect) -> bool {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => true,
+        _ => false,
+    }
+}
+
 fn begin(url: &SqlUrl) -> &'static str {
     match url.dialect {
         // Deferred, a transaction that reads and then writes fails without waiting.
@@ -275,9 +286,7 @@ fn begin(url: &SqlUrl) -> &'static str {
         Dialect::Sqlite => "BEGIN IMMEDIATE",
         // Each statement must see what was committed before it.
         #[cfg(feature = "postgres")]
-        Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
-        #[cfg(feature = "postgres")]
-        Dialect::Postgres => BEGIN_POOLED,
+        Dialect::Postgres => "BEGIN ISOLATION LEVEL READ COMMITTED",
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
     }
@@ -512,7 +521,7 @@ fn write(url: &SqlUrl, sql: &str) -> String {
             ("{apart}", " || ''"),
             // As a double, which holds microseconds exactly until 2255, and not as extract() gives it: a
             // numeric, whose product costs more than all else in a condition.
-            ("{now}", "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"),
+            ("{now}", "(date_part('epoch', clock_timestamp()) * 1000000::float8)::bigint"),
             ("{greatest3}", "greatest"),
             ("{greatest}", "greatest"),
             ("{for_update}", " FOR UPDATE"),

@@ -34,7 +34,7 @@ pub(super) struct SqlUrl {
     pub(super) driver: String,
     /// The tables' names begin with this.
     pub(super) prefix: String,
-    /// The database schema that the tables are in (PostgreSQL).
+    /// The database schema that the tables are in (PostgreSQL), as it is written in SQL.
     pub(super) schema: Option<String>,
     /// The most connections.
     pub(super) pool: usize,

@@ -19,4 +19,5 @@ mod sql_tables;
 mod sql_transactions;
 mod sql_transactions_levels;
 mod sql_transactions_servers;
+mod sql_trust;
 mod texts;

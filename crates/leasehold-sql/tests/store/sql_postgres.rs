@@ -259,9 +259,9 @@ fn who_cannot_listen_still_notifies() {
 }
 
 /// Fails the first insert of a claim as another transaction in the way would.
-const FAIL_ONCE: &str = "CREATE SEQUENCE inserts; GRANT USAGE ON inserts TO lh; \
+const FAIL_ONCE: &str = "CREATE SEQUENCE public.inserts; GRANT USAGE ON public.inserts TO lh; \
      CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-     IF nextval('inserts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40001'; END IF; \
+     IF nextval('public.inserts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40001'; END IF; \
      RETURN NEW; END $$; CREATE TRIGGER fail_once BEFORE INSERT ON leasehold_claims \
      FOR EACH ROW EXECUTE FUNCTION fail_once()";
 

@@ -347,9 +347,9 @@ async fn s46_what_was_undone_is_retried_with_the_same_claim<S: Server>() {
             &url,
             match is_postgres {
                 true => {
-                    "CREATE SEQUENCE tries; \
+                    "CREATE SEQUENCE public.tries; \
                      CREATE FUNCTION undoing() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ \
-                     DECLARE n bigint := nextval('tries'); BEGIN \
+                     DECLARE n bigint := nextval('public.tries'); BEGIN \
                      RAISE LOG 'tried by %', NEW.claim; \
                      IF n = 1 THEN RAISE EXCEPTION 'undone' USING ERRCODE = '40001'; END IF; \
                      IF n = 2 THEN RAISE EXCEPTION 'undone' USING ERRCODE = '40P01'; END IF; \

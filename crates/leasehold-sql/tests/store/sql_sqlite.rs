@@ -290,3 +290,129 @@ fn a_directory_in_which_we_may_make_no_files() {
         ours.mutex("x").lock().await.unwrap().release().await.unwrap();
     });
 }
+
+/// What may happen to a database file under its clients.
+#[derive(Clone, Copy, Debug)]
+enum Mishap {
+    Moved,
+    Removed,
+    Restored,
+    DirectoryMoved,
+    LinkTurned,
+}
+
+impl Mishap {
+    /// `file` is `there/locks.db`, and `there` is a link to `store` below `root`.
+    fn happen(self, root: &Path, file: &Path) {
+        let (store, old) = (root.join("store"), root.join("old"));
+        let parts = ["", "-wal", "-shm"].map(|end| format!("{}{end}", file.display()));
+        match self {
+            Self::Moved => {
+                std::fs::create_dir(&old).unwrap();
+                for part in &parts {
+                    std::fs::rename(part, old.join(Path::new(part).file_name().unwrap())).unwrap();
+                }
+            }
+            Self::Removed => parts.iter().for_each(|part| std::fs::remove_file(part).unwrap()),
+            Self::Restored => {
+                std::fs::rename(root.join("backup.db"), file).unwrap();
+                parts[1..].iter().for_each(|part| std::fs::remove_file(part).unwrap());
+            }
+            Self::DirectoryMoved => {
+                std::fs::rename(&store, &old).unwrap();
+                std::fs::create_dir(&store).unwrap();
+            }
+            Self::LinkTurned => {
+                std::fs::create_dir(&old).unwrap();
+                std::fs::remove_file(root.join("there")).unwrap();
+                std::os::unix::fs::symlink(&old, root.join("there")).unwrap();
+            }
+        }
+    }
+}
+
+/// A client whose file is not what the path leads to any more loses its locks soon, and locks from then on where
+/// all others do.
+fn is_followed(mishap: Mishap) {
+    run(async {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("store")).unwrap();
+        std::os::unix::fs::symlink(root.path().join("store"), root.path().join("there")).unwrap();
+        let file = root.path().join("there").join("locks.db");
+        let before = connect(&file).await;
+        before.close().await.unwrap();
+        std::fs::copy(&file, root.path().join("backup.db")).unwrap();
+        let before = connect(&file).await;
+        let lease = Duration::from_secs(3);
+        let guard = before.mutex("job").lease(lease).lock().await.unwrap();
+        mishap.happen(root.path(), &file);
+        let after = connect(&file).await;
+        let others = after.mutex("job").lease(lease).lock().await.unwrap();
+        let end = Instant::now() + 3 * lease;
+        while guard.is_held() {
+            assert!(Instant::now() < end, "{mishap:?}: it is never told");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(others.is_held(), "{mishap:?}: the new file's holder keeps its lock");
+        let tried = before.mutex("job").try_lock().await.unwrap_err();
+        assert_eq!(tried.kind(), ErrorKind::Contended, "{mishap:?}: {tried}");
+        others.release().await.unwrap();
+        let again = before.mutex("job").lock().await.unwrap();
+        let tried = after.mutex("job").try_lock().await.unwrap_err();
+        assert_eq!(tried.kind(), ErrorKind::Contended, "{mishap:?}: {tried}");
+        again.release().await.unwrap();
+    });
+}
+
+#[test]
+fn holder_loses_its_lock_when_the_sqlite_file_is_moved() {
+    is_followed(Mishap::Moved);
+}
+
+#[test]
+fn holder_loses_its_lock_when_the_sqlite_file_is_removed() {
+    is_followed(Mishap::Removed);
+}
+
+#[test]
+fn holder_loses_its_lock_when_a_sqlite_backup_is_restored() {
+    is_followed(Mishap::Restored);
+}
+
+#[test]
+fn holder_loses_its_lock_when_the_sqlite_directory_is_moved() {
+    is_followed(Mishap::DirectoryMoved);
+}
+
+#[test]
+fn holder_loses_its_lock_when_a_link_to_the_sqlite_file_is_turned() {
+    is_followed(Mishap::LinkTurned);
+}
+
+/// Of those that wait in the old file, each gets its turn in the new one.
+#[test]
+fn waiter_waits_on_in_the_new_sqlite_file() {
+    run(async {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("locks.db");
+        let [holds, waits] = [connect(&file).await, connect(&file).await];
+        let guard = holds.mutex("job").lease(Duration::from_secs(3)).lock().await.unwrap();
+        let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
+        let mutex = waits.mutex("job").lease(Duration::from_secs(3)).on_waiting(move |_| {
+            let _ = queued.send(());
+        });
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        in_queue.recv().await.unwrap();
+        for end in ["", "-wal", "-shm"] {
+            std::fs::remove_file(format!("{}{end}", file.display())).unwrap();
+        }
+        let after = connect(&file).await;
+        let others = after.mutex("job").lock().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!waiter.is_finished(), "it waits behind the new file's holder");
+        others.release().await.unwrap();
+        let turn = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        assert!(!guard.is_held());
+        turn.release().await.unwrap();
+    });
+}

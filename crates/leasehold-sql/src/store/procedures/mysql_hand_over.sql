@@ -37,6 +37,7 @@ BEGIN
     UPDATE {locks} SET claim = '', token = COALESCE(next_token - 1, token), claims = others WHERE name = lock_name;
   END IF;
   COMMIT;
+  SET @leasehold_left = IF(holds, mine, '');
   IF holds AND next_session <> my_session AND LEFT(next_session, CHAR_LENGTH(sleeps)) = sleeps THEN
     BEGIN
       DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;

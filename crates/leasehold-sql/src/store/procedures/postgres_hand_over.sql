@@ -41,9 +41,10 @@ BEGIN
     RETURN;
   END IF;
   UPDATE {locks} SET claim = '', token = next - 1, claims = others WHERE name = lock_name;
+  PERFORM set_config('leasehold.left', mine, false);
   COMMIT;
   IF next_session <> my_session AND starts_with(next_session, listens) THEN
     SET LOCAL synchronous_commit = off;
-    PERFORM pg_notify(next_session, next_claim || ' ' || next);
+    PERFORM pg_notify(next_session, next_claim || ' ' || next::text);
   END IF;
 END $procedure$

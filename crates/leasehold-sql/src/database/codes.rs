@@ -1,0 +1,289 @@
+//! What each database's codes of errors mean: one table for each, which knows all of them.
+//!
+//! PostgreSQL's are sorted by the first two characters where no single one is named, MySQL's and MariaDB's by the
+//! SQLSTATE beside the number, SQLite's by the primary code. What no rule knows is [`Class::Unknown`]: leasehold's
+//! stores take that for an error that passes, try again, and report it. Only what a repetition cannot help is
+//! permanent, since a waiter that gives up has lost its place.
+
+/// What an error means for whoever gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Undone, to break a deadlock.
+    Deadlock,
+    /// Undone, since another transaction changed what this one has seen, also on another node.
+    Serialization,
+    /// Undone after a wait, or cut short by a limit.
+    Waited,
+    /// Another holds it, and no wait was wanted.
+    Busy,
+    /// An earlier statement of the transaction has failed.
+    FailedBefore,
+    /// The transaction did nothing for too long and was undone with its session.
+    StoodStill,
+    /// The row or the table is there already.
+    Exists,
+    /// The connection has ended, or is about to.
+    Gone,
+    /// What was prepared does not fit the tables any more.
+    Stale,
+    /// The server cannot serve anyone, or not this, at this time: it starts, stops, is short of memory, is not in
+    /// its cluster, or the proxy in front has no server.
+    Unavailable,
+    /// There is no room for another connection.
+    NoRoom,
+    /// The server takes no writes.
+    ReadOnly,
+    /// The disk or the table is full.
+    Full,
+    /// The user or the password is refused.
+    Refused,
+    /// A right is missing.
+    Denied,
+    NoDatabase,
+    NoSchema,
+    NoTable,
+    /// What was prepared under a name is not there, or is there already: a pooler lends sessions.
+    Unprepared,
+    /// The message is longer than the server takes.
+    TooLong,
+    /// The data on the disk is damaged.
+    Damaged,
+    /// The file cannot be opened.
+    CannotOpen,
+    /// The statement is refused, whenever it is sent.
+    Permanent,
+    /// In no table.
+    Unknown,
+}
+
+/// PostgreSQL's SQLSTATE.
+pub(crate) fn postgres(code: &str) -> Class {
+    use Class::*;
+    match code {
+        "40P01" => Deadlock,
+        "55P03" | "57014" => Waited,
+        "23505" | "42P07" | "42710" | "42P06" | "42723" => Exists,
+        "25006" => ReadOnly,
+        "25P02" => FailedBefore,
+        "25P03" | "25P04" => StoodStill,
+        "0A000" => Stale,
+        "26000" | "42P05" => Unprepared,
+        "42501" => Denied,
+        "3D000" => NoDatabase,
+        "3F000" => NoSchema,
+        "42P01" | "42703" => NoTable,
+        "53300" => NoRoom,
+        "53100" => Full,
+        "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Gone,
+        "XX001" | "XX002" => Damaged,
+        _ => match code.get(..2).unwrap_or_default() {
+            "08" => Gone,
+            "40" => Serialization,
+            "28" => Refused,
+            // The session is in another state than it should be: a new one helps.
+            "25" => FailedBefore,
+            // Resources, objects in use, an operator, the system, the configuration file, the inside.
+            "53" | "55" | "57" | "58" | "72" | "F0" | "XX" => Unavailable,
+            "03" | "0A" | "0B" | "0F" | "0L" | "0P" | "0Z" | "20" | "21" | "22" | "23" | "24"
+            | "27" | "2B" | "2D" | "2F" | "34" | "38" | "39" | "3B" | "42" | "44" | "54" | "HV"
+            | "P0" => Permanent,
+            _ => Unknown,
+        },
+    }
+}
+
+/// MySQL's, MariaDB's and ProxySQL's number, and the SQLSTATE beside it if it is known.
+pub(crate) fn mysql(number: u16, state: &str) -> Class {
+    use Class::*;
+    match number {
+        1213 => Deadlock,
+        // 1180: the commit failed. 3101: Group Replication has undone it; 1412, 1020: changed since it was seen.
+        1020 | 1180 | 1412 | 1637 | 3101 => Serialization,
+        1205 | 1969 | 3024 | 1317 => Waited,
+        3572 => Busy,
+        1062 | 1050 | 1304 | 1061 => Exists,
+        1053
+        | 1077
+        | 1079
+        | 1080
+        | 1152
+        | 1184
+        | 1158..=1161
+        | 1927
+        | 2000..=2100
+        | 3169
+        | 4031 => Gone,
+        1615 => Stale,
+        // Memory, threads, files; not prepared (Galera), offline, the hook of Group Replication, a blocked host.
+        1015 | 1016 | 1018 | 1023 | 1024 | 1026 | 1028 | 1030 | 1037 | 1038 | 1041 | 1047
+        | 1105 | 1129 | 1135 | 1188 | 1189 | 1206 | 1218 | 1223 | 1297 | 1815 | 3032 | 3100
+        | 3168 => Unavailable,
+        // ProxySQL.
+        9000..=9999 => Unavailable,
+        1040 | 1203 | 1226 => NoRoom,
+        1290 | 1792 | 1836 => ReadOnly,
+        1021 | 1114 => Full,
+        1045 | 1130 | 1156 | 1251 | 1524 | 1698 | 1820 | 1862 | 3118 | 4151 => Refused,
+        1044 | 1142 | 1143 | 1227 | 1370 | 1410 => Denied,
+        1046 | 1049 => NoDatabase,
+        1051 | 1054 | 1146 => NoTable,
+        1153 | 1301 => TooLong,
+        1034 | 1035 | 1194 | 1195 | 1712 | 1877 => Damaged,
+        1193 | 1235 | 1305 | 1064 | 1149 | 1406 | 1264 | 1366 | 1048 | 1364 => Permanent,
+        _ => match state.get(..2).unwrap_or_default() {
+            "08" => Gone,
+            "40" => Serialization,
+            "28" => Refused,
+            "23" | "21" | "22" | "42" | "0A" | "2F" | "24" => Permanent,
+            _ => Unknown,
+        },
+    }
+}
+
+/// SQLite's extended result code, of which the low byte is the primary one.
+pub(crate) fn sqlite(code: i32) -> Class {
+    use Class::*;
+    match (code, code & 0xff) {
+        // SQLITE_BUSY_SNAPSHOT.
+        (517, _) => Serialization,
+        (_, 5 | 6) => Waited,
+        (_, 17) => Stale,
+        // Aborted, no memory, interrupted, a failed read or write, and the protocol of the locks.
+        (_, 4 | 7 | 9 | 10 | 15) => Unavailable,
+        (_, 8) => ReadOnly,
+        (_, 13) => Full,
+        (_, 3 | 23) => Denied,
+        (_, 14) => CannotOpen,
+        (_, 11 | 26) => Damaged,
+        (_, 1) => NoTable,
+        (1555 | 2067, _) => Exists,
+        (_, 2 | 12 | 16 | 18 | 19 | 20 | 21 | 22 | 24 | 25) => Permanent,
+        _ => Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Class::*;
+    use super::*;
+
+    #[test]
+    fn every_class_of_postgres_is_known() {
+        for (code, expected) in [
+            ("40001", Serialization),
+            ("40003", Serialization),
+            ("40P01", Deadlock),
+            ("55P03", Waited),
+            ("55006", Unavailable),
+            ("57014", Waited),
+            ("57000", Unavailable),
+            ("57P01", Gone),
+            ("57P03", Gone),
+            ("53000", Unavailable),
+            ("53100", Full),
+            ("53200", Unavailable),
+            ("53300", NoRoom),
+            ("53400", Unavailable),
+            ("58000", Unavailable),
+            ("58030", Unavailable),
+            ("58P01", Unavailable),
+            ("XX000", Unavailable),
+            ("XX001", Damaged),
+            ("F0001", Unavailable),
+            ("08006", Gone),
+            ("08P01", Gone),
+            ("25006", ReadOnly),
+            ("25001", FailedBefore),
+            ("25P02", FailedBefore),
+            ("25P03", StoodStill),
+            ("0A000", Stale),
+            ("26000", Unprepared),
+            ("28P01", Refused),
+            ("28000", Refused),
+            ("42501", Denied),
+            ("42601", Permanent),
+            ("42883", Permanent),
+            ("42P01", NoTable),
+            ("3D000", NoDatabase),
+            ("3F000", NoSchema),
+            ("23505", Exists),
+            ("23514", Permanent),
+            ("22001", Permanent),
+            ("2D000", Permanent),
+            ("54000", Permanent),
+            ("P0001", Permanent),
+            ("ZZ999", Unknown),
+            ("", Unknown),
+        ] {
+            assert_eq!(postgres(code), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_mysql_its_clusters_and_proxies_are_known() {
+        for (number, state, expected) in [
+            (1213, "40001", Deadlock),
+            (1205, "HY000", Waited),
+            (1047, "08S01", Unavailable),
+            (3100, "HY000", Unavailable),
+            (3101, "HY000", Serialization),
+            (3032, "08S01", Unavailable),
+            (9001, "HY000", Unavailable),
+            (9006, "HY000", Unavailable),
+            (1815, "HY000", Unavailable),
+            (1129, "HY000", Unavailable),
+            (1180, "HY000", Serialization),
+            (1158, "08S01", Gone),
+            (1161, "08S01", Gone),
+            (1153, "08S01", TooLong),
+            (2013, "HY000", Gone),
+            (1040, "08004", NoRoom),
+            (1203, "42000", NoRoom),
+            (1226, "42000", NoRoom),
+            (1290, "HY000", ReadOnly),
+            (1792, "25006", ReadOnly),
+            (1045, "28000", Refused),
+            (1698, "28000", Refused),
+            (1142, "42000", Denied),
+            (1049, "42000", NoDatabase),
+            (1146, "42S02", NoTable),
+            (1062, "23000", Exists),
+            (1064, "42000", Permanent),
+            (1235, "42000", Permanent),
+            // A question that another make of server understands.
+            (1193, "HY000", Permanent),
+            // Known by their SQLSTATE only.
+            (6000, "08S01", Gone),
+            (6000, "40000", Serialization),
+            (6000, "42000", Permanent),
+            (6000, "HY000", Unknown),
+        ] {
+            assert_eq!(mysql(number, state), expected, "{number} {state}");
+        }
+    }
+
+    #[test]
+    fn every_primary_code_of_sqlite_is_known() {
+        for primary in 1..=26 {
+            assert_ne!(sqlite(primary), Unknown, "{primary}");
+            // Extended by any reason, it means the same or something more exact.
+            assert_ne!(sqlite(primary | 99 << 8), Unknown, "{primary}");
+        }
+        for (code, expected) in [
+            (5, Waited),
+            (517, Serialization),
+            (261, Waited),
+            (10, Unavailable),
+            (266, Unavailable),
+            (7, Unavailable),
+            (8, ReadOnly),
+            (1032, ReadOnly),
+            (13, Full),
+            (11, Damaged),
+            (14, CannotOpen),
+            (99, Unknown),
+        ] {
+            assert_eq!(sqlite(code), expected, "{code}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Where the tables of a PostgreSQL store are, and that each connection leads there.
+//!
+//! # What could go wrong
+//! - *Another schema.* A table's bare name is found by the session's `search_path`: another role, a pool that sets
+//!   it, a pooler that lends a session on which another program has set it, each may mean other tables. Their
+//!   users would exclude only each other.
+//! - *Another's operators.* An operator or a function is looked for in all schemas of the `search_path`, and an exact
+//!   match in the last one beats a conversion in `pg_catalog`. Whoever may create one in any of them would run code as
+//!   the user that locks, and decide what the time is.
+//! - *Another server.* A name may lead to another cluster by the time of the next connection.
+//!
+//! # What is done
+//! - The first connection finds out where the tables are (`Place`), from what the role's and the database's settings
+//!   and the URL say (`reset_val`), whatever was set on the session since. All statements name the tables, and the
+//!   procedures of leasehold's, with that schema.
+//! - Each session of ours has `search_path = pg_catalog, pg_temp` from its first message on: nothing but what the
+//!   server brought is found by a bare name, and no schema of any role is in it. (`pg_temp` is named so that it comes
+//!   last; it is searched for tables only.) What is borrowed, or lent by a pooler, has it in each transaction, in the
+//!   message with the BEGIN.
+//! - The same message asks which cluster and database this is (`pg_control_system()`, which every role may call unless
+//!   an administrator has taken that away; then this is not checked). Another one is refused, and all connections
+//!   that are idle are closed, since they lead where the name does not lead any more. A stand-by that was promoted
+//!   has the same identifier. A borrowed transaction fails before its statement.
+//! - Tables are made only if there are none in this database: those in another schema are probably the ones that
+//!   others use. Where several schemas of the `search_path` have them, the URL has to name one.
+//!
+//! None of it costs a round trip, but one for a new connection.
+
+use std::collections::BTreeMap;
+
+use sqlx::Row;
+use sqlx::postgres::{PgConnection, PgRow};
+
+use super::fault;
+use super::statements::LIMITS_POOLED;
+use super::url::SqlUrl;
+use leasehold_core::{Error, ErrorKind};
+
+/// Finds nothing but what the server brought.
+const PIN: &str = "search_path = pg_catalog, pg_temp";
+
+/// Where a store's tables are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The schema, as it is written in SQL.
+    pub(super) schema: String,
+    /// The cluster and the database, if we may know.
+    identity: Option<Identity>,
+    /// How durable a commit of ours is.
+    commit: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Identity {
+    cluster: i64,
+    database: i64,
+}
+
+/// Which cluster and database this is.
+const ASK: &str = "SELECT c.system_identifier::text, d.oid::text FROM pg_control_system() c, \
+                   pg_database d WHERE d.datname = current_database()";
+
+/// What is said of a connection that leads elsewhere.
+const ELSEWHERE: &str = "the URL leads to another database server or database than when this client connected, and \
+                         locks there exclude nobody here: restart this client to use it";
+
+fn text(row: &PgRow, i: usize) -> sqlx::Result<String> {
+    Ok(row.try_get::<Option<String>, _>(i)?.unwrap_or_default())
+}
+
+fn number(row: &PgRow, i: usize) -> sqlx::Result<i64> {
+    text(row, i)?.parse().map_err(|_| sqlx::Error::RowNotFound)
+}
+
+async fn send(connection: &mut PgConnection, sql: String) -> sqlx::Result<Vec<PgRow>> {
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).fetch_all(connection).await
+}
+
+/// One message whose names are found in `pg_catalog`; for the session, or, where it is not ours, for a transaction.
+fn pinned(is_ours: bool, sql: &str) -> String {
+    match is_ours {
+        true => format!("SET {PIN}; {sql}"),
+        false => format!("BEGIN; SET LOCAL {PIN}; {sql}; COMMIT"),
+    }
+}
+
+/// Pins the session of a new connection, and refuses one that leads elsewhere. `known` is what earlier ones have
+/// found; otherwise this one finds out.
+pub(super) async fn arrive(
+    connection: &mut PgConnection,
+    url: &SqlUrl,
+    known: Option<&Place>,
+) -> sqlx::Result<Place> {
+    let is_ours = !url.pooler;
+    let Some(known) = known else {
+        let rows = send(connection, pinned(is_ours, &questions(url))).await?;
+        let identity = identity(connection, is_ours).await?;
+        return found(url, &rows, identity);
+    };
+    let Some(expected) = &known.identity else {
+        if is_ours {
+            send(connection, format!("SET {PIN}")).await?;
+        }
+        return Ok(known.clone());
+    };
+    let rows = send(connection, pinned(is_ours, ASK)).await?;
+    match rows.first().map(identity_of).transpose()? {
+        Some(identity) if identity == *expected => Ok(known.clone()),
+        _ => Err(fault::changed(ELSEWHERE.to_owned())),
+    }
+}
+
+fn identity_of(row: &PgRow) -> sqlx::Result<Identity> {
+    // It has 64 bits without a sign, and is shown with one.
+    Ok(Identity { cluster: number(row, 0)?, database: number(row, 1)? })
+}
+
+async fn identity(connection: &mut PgConnection, is_ours: bool) -> sqlx::Result<Option<Identity>> {
+    match send(connection, pinned(is_ours, ASK)).await {
+        Ok(rows) => rows.first().map(identity_of).transpose(),
+        Err(error) if fault::is_denied(&error) => {
+            if !is_ours {
+                send(connection, "ROLLBACK".into()).await?;
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The role's settings, and the schemas that there are.
+fn questions(url: &SqlUrl) -> String {
+    format!(
+        "SELECT s.reset_val, current_user::text, current_setting('synchronous_commit') FROM pg_settings s \
+         WHERE s.name = 'search_path'; \
+         SELECT n.nspname::text, quote_ident(n.nspname::text), has_schema_privilege(n.oid, 'USAGE')::text, \
+         (EXISTS (SELECT 1 FROM pg_class c WHERE c.relnamespace = n.oid AND c.relname = '{}locks'::name \
+         AND c.relkind IN ('r', 'p', 'v', 'f')))::text FROM pg_namespace n",
+        url.prefix
+    )
+}
+
+/// A schema of the database.
+struct Schema {
+    quoted: String,
+    usable: bool,
+    has_tables: bool,
+}
+
+fn found(url: &SqlUrl, rows: &[PgRow], identity: Option<Identity>) -> sqlx::Result<Place> {
+    let (first, rest) = rows.split_first().ok_or(sqlx::Error::RowNotFound)?;
+    let (path, user, commit) = (text(first, 0)?, text(first, 1)?, text(first, 2)?);
+    let mut schemas = BTreeMap::new();
+    for row in rest {
+        let schema = Schema {
+            quoted: text(row, 1)?,
+            usable: text(row, 2)? == "true",
+            has_tables: text(row, 3)? == "true",
+        };
+        schemas.insert(text(row, 0)?, schema);
+    }
+    let chosen = chosen(url.schema.as_deref(), &searched(&path, &user), &schemas);
+    Ok(Place { schema: chosen.map_err(fault::refused)?, identity, commit })
+}
+
+/// The schemas of a `search_path`, in order.
+fn searched(path: &str, user: &str) -> Vec<String> {
+    let (mut all, mut name, mut quoted, mut was_quoted) = (Vec::new(), String::new(), false, false);
+    for c in path.chars().chain([',']) {
+        match c {
+            // A doubled one is one of the name's.
+            '"' => {
+                if !quoted && was_quoted && !name.is_empty() {
+                    name.push('"');
+                }
+                quoted = !quoted;
+                was_quoted = true;
+            }
+            ',' if !quoted => {
+                let full = match was_quoted {
+                    true => name.clone(),
+                    false => name.trim().to_lowercase(),
+                };
+                let full = if full == "$user" { user.to_owned() } else { full };
+                if !full.is_empty() && !all.contains(&full) {
+                    all.push(full);
+                }
+                name.clear();
+                was_quoted = false;
+            }
+            c if !quoted && c.is_whitespace() => {}
+            c => name.push(c),
+        }
+    }
+    all
+}
+
+/// The schema that the tables are in, or are to be made in, or what is in the way.
+fn chosen(
+    named: Option<&str>,
+    path: &[String],
+    schemas: &BTreeMap<String, Schema>,
+) -> Result<String, Error> {
+    let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+    if let Some(name) = named {
+        return match schemas.get(name) {
+            Some(schema) => Ok(schema.quoted.clone()),
+            // As it is: the error that follows names it.
+            None => Ok(name.to_owned()),
+        };
+    }
+    let with: Vec<(&String, &Schema)> =
+        path.iter().filter_map(|name| schemas.get_key_value(name)).collect();
+    let have: Vec<_> = with.iter().filter(|(_, schema)| schema.has_tables).collect();
+    let hint = |names: &[&str]| {
+        let all: Vec<_> = names.iter().map(|name| format!("schema={name}")).collect();
+        all.join(" or ")
+    };
+    let (name, schema) = match have[..] {
+        [(name, schema)] => (*name, *schema),
+        [] => {
+            let elsewhere: Vec<&str> = schemas
+                .iter()
+                .filter(|(_, schema)| schema.has_tables)
+                .map(|(name, _)| name.as_str())
+                .collect();
+            let first = with.iter().find(|(_, schema)| schema.usable);
+            if !elsewhere.is_empty() {
+                return refused(format!(
+                    "leasehold's tables are in the schema {} and this user's search_path does not lead there: add {} \
+                     to the URL, or schema= with another name for locks of its own",
+                    elsewhere.join(" and in "),
+                    hint(&elsewhere)
+                ));
+            }
+            match first {
+                Some((name, schema)) => (*name, *schema),
+                None => {
+                    return refused(
+                        "no schema of this user's search_path exists or may be used: add schema= to the URL".into(),
+                    );
+                }
+            }
+        }
+        _ => {
+            let names: Vec<&str> = have.iter().map(|(name, _)| name.as_str()).collect();
+            return refused(format!(
+                "leasehold's tables are in the schemas {}, and locks in one exclude nobody in the other: add {} to \
+                 the URL",
+                names.join(" and "),
+                hint(&names)
+            ));
+        }
+    };
+    if !is_plain(name) {
+        return refused(format!(
+            "the schema {name:?} cannot be written in leasehold's statements: add schema= with another one to the URL"
+        ));
+    }
+    Ok(schema.quoted.clone())
+}
+
+/// What is written into statements, and into texts in them, as it is.
+fn is_plain(name: &str) -> bool {
+    name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '@'))
+}
+
+impl Place {
+    /// How a transaction begins on a session that is not ours: it sees no names but the server's, and fails if it is
+    /// on another server.
+    pub(super) fn begin(&self, is_borrowed: bool) -> String {
+        let mut begin =
+            format!("BEGIN ISOLATION LEVEL READ COMMITTED; {LIMITS_POOLED}; SET LOCAL {PIN}");
+        // What was found to be promised holds for what is borrowed, too.
+        let word = self.commit.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        if is_borrowed && word && !self.commit.is_empty() {
+            begin.push_str(&format!("; SET LOCAL synchronous_commit = '{}'", self.commit));
+        }
+        if let Some(Identity { cluster, database }) = &self.identity {
+            begin.push_str(&format!(
+                "; SELECT CAST(CASE WHEN c.system_identifier = '{cluster}'::bigint AND d.oid = '{database}'::oid \
+                 THEN '0' ELSE '{OTHER}' END AS int4) FROM pg_control_system() c, pg_database d \
+                 WHERE d.datname = current_database()"
+            ));
+        }
+        begin
+    }
+}
+
+/// What is no number, and found in the error about that.
+const OTHER: &str = "leasehold: another database";
+
+/// Whether a transaction has begun elsewhere, by its error.
+pub(super) fn elsewhere(code: &str, says: &str) -> Option<&'static str> {
+    (code == "22P02" && says.contains(OTHER)).then_some(ELSEWHERE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn search_path_is_read_as_the_server_reads_it() {
+        for (path, expected) in [
+            ("\"$user\", public", vec!["app", "public"]),
+            ("", vec![]),
+            ("\"\"", vec![]),
+            ("Shop,  \"My App\"", vec!["shop", "My App"]),
+            ("\"a,b\", \"a\"\"b\"", vec!["a,b", "a\"b"]),
+            ("public, \"$user\", public", vec!["public", "app"]),
+        ] {
+            assert_eq!(searched(path, "app"), expected, "{path}");
+        }
+    }
+
+    fn schemas(all: &[(&str, bool, bool)]) -> BTreeMap<String, Schema> {
+        let schema = |(name, usable, has_tables): &(&str, bool, bool)| {
+            let schema =
+                Schema { quoted: (*name).to_owned(), usable: *usable, has_tables: *has_tables };
+            ((*name).to_owned(), schema)
+        };
+        all.iter().map(schema).collect()
+    }
+
+    #[test]
+    fn tables_are_used_where_they_are_and_made_where_there_are_none() {
+        let path = ["app".to_owned(), "public".to_owned()];
+        let choose = |all: &[(&str, bool, bool)]| chosen(None, &path, &schemas(all));
+        let is = |schema: &str| Ok::<_, String>(schema.to_owned());
+        let told = |done: Result<String, Error>| done.map_err(|error| error.to_string());
+        assert_eq!(told(choose(&[("public", true, true)])), is("public"));
+        assert_eq!(told(choose(&[("public", true, false)])), is("public"));
+        assert_eq!(told(choose(&[("app", true, false), ("public", true, false)])), is("app"));
+        // Its own schema shadows none that has the tables.
+        assert_eq!(told(choose(&[("app", true, false), ("public", true, true)])), is("public"));
+        assert_eq!(told(choose(&[("app", true, true), ("other", true, true)])), is("app"));
+        // Even if it may not use that one: what is missing then is a right.
+        assert_eq!(told(choose(&[("app", true, false), ("public", false, true)])), is("public"));
+        for (all, names) in [
+            (vec![("app", true, true), ("public", true, true)], "schema=app or schema=public"),
+            (vec![("app", true, false), ("other", true, true)], "schema=other"),
+            (vec![("other", true, false)], "add schema="),
+        ] {
+            let error = choose(&all).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(names), "{error}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+        let all = schemas(&[("app", true, true), ("public", true, true)]);
+        assert_eq!(told(chosen(Some("public"), &path, &all)), is("public"));
+    }
+
+    #[test]
+    fn names_that_could_be_sql_are_refused() {
+        for bad in ["o'brien", "a\"b", "a;b", "a$1", "a?", "a\\b", "a{b"] {
+            assert!(!is_plain(bad), "{bad}");
+        }
+        assert!(is_plain("Café-1"));
+    }
+}
