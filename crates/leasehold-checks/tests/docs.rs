@@ -50,9 +50,17 @@ For every store:
 
 ";
 
-/// Which stores are described together.
-const FAMILIES: [(&str, &str, &[&str]); 10] = [
-    ("Memory", "", &["memory"]),
+/// What stands above the list of pages.
+const NOTES: &str = "\
+## Notes
+
+Each store's page has the conditions for these answers, and `leasehold doctor --store URL` prints
+them. Locks in `memory:` are visible in one process only.
+
+";
+
+/// Which stores are described on one page.
+const FAMILIES: [(&str, &str, &[&str]); 9] = [
     ("Files", "file", &["file"]),
     ("SQL databases", "sql", &["sqlite", "postgres", "mysql"]),
     ("Redis and Valkey", "redis", &["redis", "redis+sentinel", "redis+cluster"]),
@@ -206,32 +214,14 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
         }
         text.push('\n');
     }
-    text.push_str("## Notes\n");
+    text.push_str(NOTES);
     let described: Vec<&str> =
         FAMILIES.iter().flat_map(|family| family.2.iter().copied()).collect();
-    for (scheme, _) in columns {
+    for (scheme, _) in columns.iter().filter(|(scheme, _)| *scheme != "memory") {
         assert!(described.contains(scheme), "no family of stores has {scheme}:");
     }
     for (title, page, members) in FAMILIES {
-        let _ = write!(text, "\n### {title}\n\n{}", schemes(members));
-        if !page.is_empty() {
-            let _ = write!(text, " · [{title}](../stores/{page}.md)");
-        }
-        text.push_str("\n\n");
-        let here: Vec<_> = columns.iter().filter(|(scheme, _)| members.contains(scheme)).collect();
-        let mut told: Vec<&str> = Vec::new();
-        for note in here.iter().flat_map(|(_, guarantees)| guarantees.notes.iter()) {
-            if told.contains(&note.as_ref()) {
-                continue;
-            }
-            told.push(note);
-            let of_it = here.iter().filter(|(_, guarantees)| guarantees.notes.contains(note));
-            let of_it: Vec<&str> = of_it.map(|(scheme, _)| *scheme).collect();
-            let _ = match of_it.len() == members.len() {
-                true => writeln!(text, "- {note}"),
-                false => writeln!(text, "- {}: {note}", schemes(&of_it)),
-            };
-        }
+        let _ = writeln!(text, "- {}: [{title}](../stores/{page}.md)", schemes(members));
     }
     text
 }
