@@ -69,7 +69,8 @@ fn bad_usage_is_a_cause_and_a_hint() {
         let out = torture(case);
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{case:?}: {stderr}");
-        let (cause, hint) = stderr.trim_end().split_once('\n').unwrap_or((&stderr, "hint: "));
+        let said = stderr.trim_end();
+        let (cause, hint) = said.split_once('\n').unwrap_or((said, "hint: "));
         assert!(!cause.contains('\n') && hint.starts_with("hint: "), "{stderr}");
         assert_eq!(hint.lines().count(), 1, "{stderr}");
     }

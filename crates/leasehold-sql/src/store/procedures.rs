@@ -110,7 +110,7 @@ impl Shared {
                 // A limit of the server's may have cut short what comes behind the COMMIT.
                 Failure::Conflict(_) => Ok(Called::Unsure),
                 // Full disks pass: what passes says nothing of the procedure.
-                Failure::Final(error) if error.is_transient() => return Err(error.into()),
+                Failure::Final(error) if error.is_transient() => Err(error.into()),
                 Failure::Final(_) => {
                     procedures.set_ready(false);
                     Ok(Called::Unsure)
