@@ -76,7 +76,8 @@ async fn thaw(locks: &Leasehold, name: &str) -> Result<(), Failure> {
             Err(Failure::new(exit::NOT_HELD, format!("{name:?} is not frozen"))
                 .hint(format!("leasehold show {}", quoted(name))))
         }
-        0 => Err(Failure::new(exit::NOT_HELD, format!("{name:?} is not frozen"))),
+        0 => Err(Failure::new(exit::NOT_HELD, format!("{name:?} is not frozen"))
+            .hint("check the name: leasehold ls")),
         _ => Ok(()),
     }
 }

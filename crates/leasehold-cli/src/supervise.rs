@@ -317,6 +317,7 @@ impl Supervisor<'_> {
             };
             let (why, hint) = why.explained();
             let failure = Failure::new(exit::LOST, format!("lock {name:?} {why}: {fate}"));
+            let hint = hint.map(|hint| hint.replace("NAME", &crate::table::quoted(&name)));
             return Err(hint.into_iter().fold(failure, Failure::hint));
         }
         released?;
@@ -358,8 +359,13 @@ impl Why {
         let longer = "check the store; a longer --lease tolerates longer outages";
         match self {
             Self::Lost(LostReason::Expired) => ("expired", Some(longer)),
-            Self::Lost(LostReason::Gone) => ("was evicted, or the store lost it", None),
-            Self::Lost(LostReason::MaxHold) | Self::MaxHold => ("reached its --max-hold", None),
+            Self::Lost(LostReason::Gone) => (
+                "was evicted, or the store lost it",
+                Some("see who holds it now: leasehold show NAME"),
+            ),
+            Self::Lost(LostReason::MaxHold) | Self::MaxHold => {
+                ("reached its --max-hold", Some("if the command needs longer, raise --max-hold"))
+            }
             Self::Lost(_) => ("was lost", None),
             Self::NotRenewed => ("could not be renewed in time", Some(longer)),
         }

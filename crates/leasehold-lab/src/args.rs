@@ -52,7 +52,7 @@ impl Args {
         }
         let story = |name: &String| {
             named(name).ok_or_else(|| {
-                format!("unknown story {name:?}; `leasehold demo` lists all stories")
+                format!("unknown story {name:?}\nhint: list all stories: leasehold demo")
             })
         };
         self.stories.iter().map(story).collect()

@@ -75,7 +75,7 @@ pub struct Args {
     /// At most half of the processes have a fault at the same time, so faults can be less frequent.
     #[arg(long, value_name = "DUR", value_parser = fault_every)]
     fault_every: Option<Duration>,
-    /// Where to keep the fenced resource, which rejects late tokens
+    /// Where to keep the fenced resource, which rejects stale tokens
     ///
     /// With process, the resource is in the memory of the test. With store, it is in the store, behind
     /// the store's own fence (SQL, single Redis, etcd, ZooKeeper). The test then creates a table, keys or

@@ -6,7 +6,7 @@
 //! of the store was broken, if any. A history can be saved to a file and checked again. To check other
 //! lock implementations, write such a file.
 //!
-//! The same work is done on two resources. One accepts every write, the other rejects late tokens.
+//! The same work is done on two resources. One accepts every write, the other rejects stale tokens.
 //! On a store with leases, a holder that is paused for longer than its lease *must* corrupt the first
 //! resource and *cannot* corrupt the second. If the first loses nothing, the run was too gentle, and
 //! the result is inconclusive.

@@ -244,7 +244,8 @@ impl Link {
 fn number(version: &Version) -> Result<u64> {
     let ours = version.0.parse();
     ours.map_err(|_| {
-        Error::new(ErrorKind::Corrupt, "invalid revision number").with_hint("report this as a bug")
+        let message = format!("invalid revision number {:?}", version.0);
+        Error::new(ErrorKind::Corrupt, message).with_hint("report this as a bug")
     })
 }
 

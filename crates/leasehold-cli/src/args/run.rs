@@ -154,7 +154,11 @@ pub(super) trait NamesAndCommand {
         }
         if words.is_empty() {
             let name = name.unwrap_or_default();
-            let message = format!("no command to run while {name:?} is held");
+            let message = format!(
+                "no command to run while {name:?} is held\n\n  \
+                 tip: the lock's name comes first: leasehold {} NAME CMD...",
+                Self::SUBCOMMAND
+            );
             return error(ErrorKind::MissingRequiredArgument, &message);
         }
         self.set(name, words);

@@ -178,8 +178,7 @@ impl FromStr for Sequencer {
         let refused = |why: &str| {
             Error::new(ErrorKind::Config, format!("invalid sequencer: {why}"))
                 .with_hint(
-                    "expected lh1:KIND:TOKEN:STORE:NAME, as printed by Guard::sequencer() or in \
-                     $LEASEHOLD_SEQUENCER",
+                    "expected lh1:KIND:TOKEN:STORE:NAME, the whole value of $LEASEHOLD_SEQUENCER",
                 )
                 .during("parse")
         };
