@@ -10,12 +10,12 @@ INSERT INTO leasehold_row_lock AS l (name, taken) VALUES (:name, 1) ON CONFLICT 
 -- once: an idempotency key
 --
 -- Run this in the transaction that does the work, before the work. It waits for another transaction with this key.
-INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) VALUES (:key, 'done', 1, '', CAST(floor(extract(epoch FROM clock_timestamp()) * 1000000) AS BIGINT) + 0, CAST(floor(extract(epoch FROM clock_timestamp()) * 1000000) AS BIGINT)) ON CONFLICT (name) DO NOTHING;
+INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) VALUES (:key, 'done', 1, '', CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * CAST(1000000 AS numeric)) AS BIGINT) + 0, CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * CAST(1000000 AS numeric)) AS BIGINT)) ON CONFLICT (name) DO NOTHING;
 -- If one row was inserted, the key is yours. Do the work, and then:
-UPDATE leasehold_once SET state = 'done', outcome = :outcome, done_at = CAST(floor(extract(epoch FROM clock_timestamp()) * 1000000) AS BIGINT) WHERE name = :key;
+UPDATE leasehold_once SET state = 'done', outcome = :outcome, done_at = CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * CAST(1000000 AS numeric)) AS BIGINT) WHERE name = :key;
 -- COMMIT. If the work fails, ROLL BACK, which also removes the key.
 -- To keep an error for later calls, go back to a savepoint between the key and the work, and then:
-UPDATE leasehold_once SET state = 'refused', outcome = :outcome, done_at = CAST(floor(extract(epoch FROM clock_timestamp()) * 1000000) AS BIGINT) WHERE name = :key;
+UPDATE leasehold_once SET state = 'refused', outcome = :outcome, done_at = CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * CAST(1000000 AS numeric)) AS BIGINT) WHERE name = :key;
 
 -- If no row was inserted, the key was already used. Read it:
 SELECT state, outcome FROM leasehold_once WHERE name = :key;
