@@ -102,6 +102,8 @@ mod callers_pool;
 mod contended;
 mod doctor;
 mod ear;
+#[cfg(feature = "postgres")]
+mod elsewhere;
 mod fault;
 mod here;
 mod identity;

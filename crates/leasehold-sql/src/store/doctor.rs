@@ -263,7 +263,7 @@ fn other_schemas(url: &SqlUrl, found: &Settings) -> Option<Finding> {
         Finding::note(
             "other-schemas",
             format!("leasehold's tables are in the schema {ours}, and also in {}", others.join(", ")),
-            "clients whose URLs lead to different schemas exclude nobody of each other; if that is not meant, \
+            "clients whose URLs lead to different schemas do not exclude each other; if that is not meant, \
              write the same schema= into all URLs",
         )
     })

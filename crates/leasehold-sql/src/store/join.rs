@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::call::{Answer, Told};
 use super::fault::{self, Failure};
 use super::loaded::{self, Reach};
-use super::plain::HandedOver;
+use super::plain_words::HandedOver;
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::shared::Shared;
 use super::url::Dialect;

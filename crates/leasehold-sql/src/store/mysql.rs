@@ -118,7 +118,7 @@ pub(super) struct MySql {
 }
 
 /// What is said of a connection that leads elsewhere.
-const ELSEWHERE: &str = "the URL leads to other tables than when this client connected, and locks there exclude nobody \
+const ELSEWHERE: &str = "the URL leads to other tables than when this client connected, and locks there exclude no client \
                          here: restart this client to use them";
 
 impl MySql {

@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
 
+use super::elsewhere::{ELSEWHERE, OTHER};
 use super::fault;
 use super::statements::LIMITS_POOLED;
 use super::url::SqlUrl;
@@ -59,10 +60,6 @@ struct Identity {
 /// Which cluster and database this is.
 const ASK: &str = "SELECT c.system_identifier::text, d.oid::text FROM pg_control_system() c, \
                    pg_database d WHERE d.datname = current_database()";
-
-/// What is said of a connection that leads elsewhere.
-const ELSEWHERE: &str = "the URL leads to another database server or database than when this client connected, and \
-                         locks there exclude nobody here: restart this client to use it";
 
 fn text(row: &PgRow, i: usize) -> sqlx::Result<String> {
     Ok(row.try_get::<Option<String>, _>(i)?.unwrap_or_default())
@@ -245,7 +242,7 @@ fn chosen(
         _ => {
             let names: Vec<&str> = have.iter().map(|(name, _)| name.as_str()).collect();
             return refused(format!(
-                "leasehold's tables are in the schemas {}, and locks in one exclude nobody in the other: add {} to \
+                "leasehold's tables are in the schemas {}, and locks in one exclude no client in the other: add {} to \
                  the URL",
                 names.join(" and "),
                 hint(&names)
@@ -285,14 +282,6 @@ impl Place {
         }
         begin
     }
-}
-
-/// What is no number, and found in the error about that.
-const OTHER: &str = "leasehold: another database";
-
-/// Whether a transaction has begun elsewhere, by its error.
-pub(super) fn elsewhere(code: &str, says: &str) -> Option<&'static str> {
-    (code == "22P02" && says.contains(OTHER)).then_some(ELSEWHERE)
 }
 
 #[cfg(test)]

@@ -33,23 +33,13 @@
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::plain_words::Plain;
+use super::plain_words::{HandedOver, Plain};
 use super::procedures::Called;
 use super::rows::{Cells, int, micros, plain};
 use super::shared::Shared;
 use super::wire::{Arg, Row, Step, Wire};
 use leasehold_core::store::{Joined, Place, Signal};
 use leasehold_core::{Claim, ClaimId, Kind, Token};
-
-/// What a hand-over came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HandedOver {
-    Done,
-    /// It is no plain one.
-    Not,
-    /// It failed, and may be done.
-    Perhaps,
-}
 
 impl Shared {
     fn plain(&self, claim: &Claim) -> Option<&Plain> {

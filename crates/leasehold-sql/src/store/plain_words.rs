@@ -19,3 +19,13 @@ pub(super) struct Plain {
     /// The same as procedures of the server's, where it can be asked for them.
     pub(super) procedures: Option<Procedures>,
 }
+
+/// The result of a hand-over in one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandedOver {
+    Done,
+    /// The queue is not one that a plain turn can serve.
+    Not,
+    /// The message failed, and the hand-over may or may not have happened.
+    Perhaps,
+}

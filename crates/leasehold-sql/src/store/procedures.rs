@@ -18,7 +18,7 @@
 //! again.
 
 use super::fault::Failure;
-use super::plain::HandedOver;
+use super::plain_words::HandedOver;
 use super::procedure::{Procedure, Procedures};
 use super::rows::{Cells, is_null};
 use super::shared::Shared;
@@ -322,7 +322,7 @@ mod tests {
         let mut pooled = one.shared.pool.take().await.unwrap();
         let wire = &mut *pooled.wire;
         let handed_over = one.shared.hand_over(wire, &first).await.unwrap();
-        assert_eq!(handed_over, super::super::plain::HandedOver::Perhaps);
+        assert_eq!(handed_over, super::super::plain_words::HandedOver::Perhaps);
         let kept = one.shared.snapshot(wire, &first.name).await.unwrap().unwrap();
         assert_eq!(kept.queue.entries().map(|e| e.id).collect::<Vec<_>>(), [next.id]);
         one.shared.pool.put(pooled);
@@ -341,7 +341,7 @@ mod tests {
     /// Another transaction has the lock's row for longer than it is waited for: nothing was done, and it is known.
     #[tokio::test]
     async fn hand_over_that_was_undone_is_not_taken_for_done() {
-        use super::super::plain::HandedOver;
+        use super::super::plain_words::HandedOver;
         use sqlx::Connection;
         let url = testbed::postgres().database();
         let store = open(&url).await;
@@ -364,7 +364,7 @@ mod tests {
     /// What is borrowed of the caller's pool calls none, and does not keep our own connection from it.
     #[tokio::test]
     async fn who_hands_over_by_what_he_borrowed_knows_that_he_has_left() {
-        use super::super::{callers::CallersPool, plain::HandedOver, url::SqlUrl};
+        use super::super::{callers::CallersPool, plain_words::HandedOver, url::SqlUrl};
         let url = testbed::postgres().database();
         let here = tokio::runtime::Handle::current();
         let pool = sqlx::PgPool::connect(&url).await.unwrap();
