@@ -48,7 +48,7 @@ impl Args {
             return Ok(ALL.iter().collect());
         }
         if self.stories.is_empty() && (self.html.is_some() || self.svg.is_some()) {
-            return Err("no story to write; name a story or use --all".into());
+            return Err("no story to write\nhint: name a story, or use --all".into());
         }
         let story = |name: &String| {
             named(name).ok_or_else(|| {

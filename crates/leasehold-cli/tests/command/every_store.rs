@@ -146,6 +146,8 @@ fn one_look_of_top(store: &str) {
     holder.wait_for("ready");
     let waiter = run("later");
     let mut top = crate::top::Top::start(&place, &["--store", store, "every:top"]);
+    // A long host name would push the label out of 80 columns.
+    top.resize(24, 200);
     top.sees(&["> every:top", "mutex", "1/1   1 ", &format!("pid {}", holder.child.id()), "(job)"]);
     top.press("\r");
     top.sees(&["> held", &holder.child.id().to_string(), "job"]);

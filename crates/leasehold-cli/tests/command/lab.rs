@@ -16,7 +16,9 @@ fn the_stories_are_listed_and_one_that_there_is_not_is_refused() {
     for words in [&["demo", "no-such-story"][..], &["demo", "--html", "page.html"]] {
         let refused = place.output(words);
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-        assert_eq!(String::from_utf8(refused.stderr).unwrap().lines().count(), 1);
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(error.lines().count(), 2, "{error}");
+        assert!(error.contains("\nhint: "), "{error}");
     }
 }
 

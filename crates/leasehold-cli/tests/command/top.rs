@@ -44,7 +44,7 @@ impl Top {
         self.session.press(keys);
     }
 
-    fn resize(&mut self, lines: u16, columns: u16) {
+    pub(crate) fn resize(&mut self, lines: u16, columns: u16) {
         self.size = (lines, columns);
         let size = libc::winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let keys = std::os::fd::AsRawFd::as_raw_fd(&self.session.keys);
