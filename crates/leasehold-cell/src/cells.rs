@@ -92,6 +92,9 @@ pub enum Answer {
     Done,
     /// Not what was read, or not absent: nothing was written.
     Refused,
+    /// A `Replace` was refused, and was perhaps done before: the request may be repeated on its way, and
+    /// another client has written since.
+    InDoubt,
 }
 
 /// A cell as it was read.
@@ -105,6 +108,15 @@ pub struct Found {
     pub remaining: Option<Duration>,
 }
 
+/// How many cells are looked at in one round trip.
+const AT_ONCE: usize = 256;
+
+/// How late an answer may be, where the system says nothing else.
+pub(crate) const SLOW: Duration = Duration::from_secs(1);
+
+/// The largest queue, where the system says nothing else.
+pub(crate) const CROWD: usize = 4_000;
+
 /// How long a queue stays where nobody stands, if not for good: clocks are not off by as much.
 pub(crate) const IDLE: Duration = Duration::from_secs(86_400);
 
@@ -115,8 +127,14 @@ pub struct System {
     pub longest_key: usize,
     /// The largest value, in bytes.
     pub largest_value: usize,
+    /// How many claims a queue has at most. Each look reads the whole queue, so that the bytes of a crowd grow with the
+    /// square of its size: more than the connections carry, and the heartbeats of all would be late.
+    pub crowd: usize,
     /// By how much earlier than it was told to a cell may go by itself: the grain of the system's clock.
     pub grain: Duration,
+    /// An answer that took longer proves nothing of the life of a session: a system that was stopped, and goes on, may
+    /// reckon with an old time.
+    pub slow: Duration,
     /// Whether it may lose all at once and go on, empty: then locks stay closed for as long as a holder
     /// may go on that it has forgotten.
     pub forgets: bool,
@@ -133,7 +151,8 @@ impl System {
     /// otherwise is what is odd about its system.
     pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
         let (forgets, looks_behind, idle) = (false, false, None);
-        Self { longest_key, largest_value, grain: Duration::ZERO, forgets, looks_behind, idle }
+        let (crowd, grain, slow) = (CROWD, Duration::ZERO, SLOW);
+        Self { longest_key, largest_value, crowd, grain, slow, forgets, looks_behind, idle }
     }
 }
 
@@ -180,6 +199,29 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// As the system fails; then it is unknown which of them were done, and they may still be.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
+
+    /// Looks at these cells, each on its own: one that fails or hangs costs no other one its answer. One answer for
+    /// each, none later than `limit` where the system is asked for each cell separately.
+    async fn looks(&self, keys: Vec<String>, limit: Duration) -> Vec<Result<Answer>> {
+        let _ = limit;
+        let mut all = Vec::with_capacity(keys.len());
+        for some in keys.chunks(AT_ONCE) {
+            let get = |key: &String| Request::Get { key: key.clone() };
+            match self.run(some.iter().map(get).collect()).await {
+                Ok(answers) => all.extend(answers.into_iter().map(Ok)),
+                Err(error) if some.len() > 1 && error.kind() != ErrorKind::Unreachable => {
+                    for key in some {
+                        let answer = self.run(vec![get(key)]).await;
+                        all.push(answer.map(|mut one| one.pop().unwrap_or(Answer::Absent)));
+                    }
+                }
+                Err(error) => {
+                    all.extend(some.iter().map(|_| Err(Error::new(error.kind(), error.reason()))));
+                }
+            }
+        }
+        all
+    }
 
     /// The wall clock that tokens are drawn from, in microseconds since 1970: the system's where it can
     /// be told. No I/O.

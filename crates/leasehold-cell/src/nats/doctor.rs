@@ -45,8 +45,9 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
     if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 5 * 4 {
         let what =
             format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
-        let why = "when it is full, nothing can be locked or released";
-        found.push(Finding::weak("room", what, why, "raise its max_bytes"));
+        let why = "from four fifths on no new name can be locked, and no new client is taken; when it is full, no client can \
+                   renew, and all that is held is lost";
+        found.push(Finding::broken("room", what, why, "raise its max_bytes"));
     }
     found.push(Finding::note(
         "sync-interval",

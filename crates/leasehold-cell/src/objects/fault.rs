@@ -7,22 +7,164 @@ use super::url::ObjectsUrl;
 
 /// What the driver says of an answer that comes from elsewhere.
 const REDIRECT: &str = "Received redirect";
-/// What it says of a request that is wrong.
-const BAD_REQUEST: &str = "status code: 400";
+/// Where the driver looks for credentials if it has none: the addresses of machines' metadata services.
+const METADATA: &str = "/latest/api/token";
 
-/// What it says of a server that has too much to do.
-const BUSY: [&str; 2] = ["status code: 503", "status code: 429"];
+/// What the code of an answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The server has too much to do, and asks for patience.
+    Busy,
+    /// It is not there for now, or did not get the request whole, or not in time.
+    Passing,
+    /// The clocks of this machine and of the servers are too far apart, or this machine was suspended meanwhile.
+    Clock,
+    /// The credentials have ended. New ones are fetched or set.
+    Expired,
+    /// These credentials may not.
+    Denied,
+    /// There is no such bucket.
+    Missing,
+    /// The bucket wants something that our requests have not: a checksum or an encryption.
+    Demands,
+    /// What was asked for makes no sense to this server.
+    Wrong,
+    /// It cannot do that.
+    Unable,
+}
+
+/// By the codes in the answers of Amazon and of what speaks its protocol, of Google's XML API, and of Azure. What is not
+/// here is judged by its status, and what has none of those is passing: it is asked again, and shown.
+const CODES: &[(Class, &[&str])] = &[
+    (
+        Class::Busy,
+        &[
+            "SlowDown",
+            "ServiceUnavailable",
+            "Throttling",
+            "ThrottlingException",
+            "RequestLimitExceeded",
+            "BandwidthLimitExceeded",
+            "TooManyRequests",
+            "ServerBusy",
+            "OperationTimedOut",
+            "rateLimitExceeded",
+        ],
+    ),
+    (
+        Class::Passing,
+        &[
+            "InternalError",
+            "InternalServerError",
+            "RequestTimeout",
+            "RequestTimeoutException",
+            "IncompleteBody",
+            "BadDigest",
+            "ConditionalRequestConflict",
+            "OperationAborted",
+            "NotReady",
+            "ClientDisconnected",
+            "BackendError",
+            "BucketAlreadyOwnedByYou",
+            "LeaseIdMissing",
+            "AccountBeingCreated",
+            "ContainerBeingDeleted",
+            "PreconditionFailed",
+            "XMinioServerNotInitialized",
+            "XMinioReadQuorum",
+            "XMinioWriteQuorum",
+        ],
+    ),
+    (Class::Clock, &["RequestTimeTooSkewed", "RequestExpired"]),
+    (
+        Class::Expired,
+        &["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "AuthenticationExpired"],
+    ),
+    (
+        Class::Denied,
+        &[
+            "AccessDenied",
+            "AllAccessDisabled",
+            "AccountProblem",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "InvalidToken",
+            "InvalidSecurity",
+            "NotSignedUp",
+            "AuthenticationFailed",
+            "AuthorizationFailure",
+            "AuthorizationPermissionMismatch",
+            "InsufficientAccountPermissions",
+            "AccountIsDisabled",
+            "Forbidden",
+        ],
+    ),
+    (
+        Class::Missing,
+        &["NoSuchBucket", "ContainerNotFound", "ResourceNotFound", "ContainerDisabled"],
+    ),
+    (
+        Class::Demands,
+        &[
+            "MissingUploadObjectWithObjectLockHeaders",
+            "Content-MD5 OR x-amz-checksum",
+            "ServerSideEncryptionConfigurationNotFoundError",
+            "InvalidEncryptionAlgorithmError",
+            "KMS.DisabledException",
+            "KMS.NotFoundException",
+            "KMS.KMSInvalidStateException",
+            "MissingSecurityHeader",
+        ],
+    ),
+    (Class::Unable, &["NotImplemented", "MethodNotAllowed", "UnsupportedHeader"]),
+];
+
+/// By the status, where the code is not known.
+const STATUS: &[(Class, &[u16])] = &[
+    (Class::Busy, &[429, 503]),
+    (
+        Class::Passing,
+        &[408, 409, 412, 425, 499, 500, 502, 504, 507, 508, 509, 520, 521, 522, 523, 524, 529],
+    ),
+    (Class::Denied, &[401, 403, 407]),
+    (Class::Missing, &[404, 410]),
+    (Class::Wrong, &[400, 405, 411, 413, 414, 415, 416, 431]),
+    (Class::Unable, &[501, 505]),
+];
+
+/// What this says, by its code, or else by its status. `None`: it is no answer.
+pub(super) fn class(said: &str) -> Option<Class> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let names = |code: &str| {
+        said.match_indices(code).any(|(at, _)| {
+            let (before, after) = (&said.as_bytes()[..at], &said.as_bytes()[at + code.len()..]);
+            !before.last().is_some_and(|byte| is_word(*byte))
+                && !after.first().is_some_and(|byte| is_word(*byte))
+        })
+    };
+    let by_code = CODES.iter().find(|(_, codes)| codes.iter().any(|code| names(code)));
+    if let Some((class, _)) = by_code {
+        return Some(*class);
+    }
+    let (_, rest) = said.split_once("status code: ")?;
+    let status: u16 = rest.get(..3)?.parse().ok()?;
+    let by_status = STATUS.iter().find(|(_, all)| all.contains(&status));
+    Some(by_status.map_or(Class::Passing, |(class, _)| *class))
+}
 
 /// Whether the server asks for patience: to ask again at once would be the opposite.
 pub(super) fn is_busy(error: &Driver) -> bool {
-    let why = error.to_string();
-    BUSY.iter().any(|code| why.contains(code))
+    class(&error.to_string()) == Some(Class::Busy)
 }
 
 /// Nobody answers there, or not in time.
 pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
+    let not_read = match url.is_anonymous || url.cloud.has_credentials() {
+        true => String::new(),
+        false => format!("; {}", url.cloud.not_read()),
+    };
     let what = format!(
-        "{} does not answer: check endpoint and network, and that there are credentials ({})",
+        "{} does not answer: check endpoint and network, and that there are credentials ({}){not_read}",
         url.place(),
         url.cloud.credentials()
     );
@@ -32,33 +174,79 @@ pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
 /// What the driver tells.
 pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
     let (why, place) = (error.to_string(), url.place());
-    let (kind, what) = match error {
-        Driver::NotFound { .. } => (
-            ErrorKind::Config,
-            format!("there is no {place}: make it, or write another in the URL"),
-        ),
-        Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. } => (
+    let denied = || {
+        (
             ErrorKind::Denied,
             format!("these credentials may not use {place}: allow {}", url.cloud.rights()),
-        ),
-        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => {
-            (ErrorKind::Config, format!("{place} cannot write under a condition: use another"))
+        )
+    };
+    let class = match (class(&why), error) {
+        _ if why.contains(REDIRECT) => {
+            let what =
+                format!("{place} is in another region: write it in the URL, ?region=eu-central-1");
+            return Error::new(ErrorKind::Config, what).because(shown(&why));
         }
-        _ if why.contains(REDIRECT) => (
-            ErrorKind::Config,
-            format!("{place} is in another region: write it in the URL, ?region=eu-central-1"),
-        ),
-        _ if why.contains(BAD_REQUEST) => (
-            ErrorKind::Config,
-            format!("{place} refuses the request: check region, endpoint and credentials"),
-        ),
-        _ if is_busy(error) => (
+        (Some(class), _) => class,
+        (None, Driver::NotFound { .. }) => Class::Missing,
+        (None, Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. }) => Class::Denied,
+        (None, Driver::NotImplemented { .. } | Driver::NotSupported { .. }) => Class::Unable,
+        (None, _) if why.contains(METADATA) => {
+            let what = format!(
+                "{place} cannot be used without credentials, and none were found: {}. {}",
+                url.cloud.credentials(),
+                url.cloud.not_read()
+            );
+            return Error::new(ErrorKind::Unreachable, what).because(shown(&why));
+        }
+        (None, _) => return unreachable(url, why),
+    };
+    let (kind, what) = match class {
+        Class::Busy => (
             ErrorKind::Unreachable,
             format!(
                 "{place} is busy, or not there for the moment: try later; where many want one lock, use another"
             ),
         ),
-        _ => return unreachable(url, why),
+        Class::Passing => (
+            ErrorKind::Unreachable,
+            format!(
+                "{place} did not process the request: try again, and see the server's log if it lasts"
+            ),
+        ),
+        Class::Clock => (
+            ErrorKind::Unreachable,
+            format!(
+                "the clock of this machine and that of {place} are more than 15 minutes apart, or this machine was \
+                 suspended: set the clock if it lasts"
+            ),
+        ),
+        Class::Expired => (
+            ErrorKind::Unreachable,
+            format!(
+                "the credentials for {place} have expired: set new ones ({})",
+                url.cloud.credentials()
+            ),
+        ),
+        Class::Denied => denied(),
+        Class::Missing => (
+            ErrorKind::Config,
+            format!("there is no {place}: make it, or write another in the URL"),
+        ),
+        Class::Demands => (
+            ErrorKind::Config,
+            format!(
+                "{place} demands a checksum or an encryption (Object Lock, or the bucket's policy): set {}, or use a \
+                 bucket without that demand",
+                url.cloud.demands()
+            ),
+        ),
+        Class::Wrong => (
+            ErrorKind::Config,
+            format!("{place} refuses the request: check region, endpoint and credentials"),
+        ),
+        Class::Unable => {
+            (ErrorKind::Config, format!("{place} cannot write under a condition: use another"))
+        }
     };
     Error::new(kind, what).because(shown(&why))
 }
@@ -82,6 +270,74 @@ pub(super) fn shown(said: &str) -> String {
 #[cfg(all(test, feature = "s3"))]
 mod tests {
     use super::*;
+
+    /// A waiter and an election go on after what passes, and end at what does not.
+    #[test]
+    fn each_code_of_an_object_store_is_told_by_what_follows_from_it() {
+        let url = ObjectsUrl::parse("s3://b").unwrap();
+        let xml = |status: u16, code: &str| {
+            let page = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
+            Driver::Generic {
+                store: "S3",
+                source: format!("Server returned non-2xx status code: {status}: {page}").into(),
+            }
+        };
+        let denied = |status: u16, code: &str| Driver::PermissionDenied {
+            path: "k".into(),
+            source: format!("status code: {status}: <Code>{code}</Code>").into(),
+        };
+        for (error, kind, says) in [
+            (xml(400, "RequestTimeout"), ErrorKind::Unreachable, "try again"),
+            (denied(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "set the clock"),
+            (xml(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "set the clock"),
+            (xml(400, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
+            (denied(403, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
+            (xml(400, "TokenRefreshRequired"), ErrorKind::Unreachable, "have expired"),
+            (xml(503, "SlowDown"), ErrorKind::Unreachable, "is busy"),
+            (xml(400, "ThrottlingException"), ErrorKind::Unreachable, "is busy"),
+            (xml(500, "InternalError"), ErrorKind::Unreachable, "try again"),
+            (xml(500, "OperationTimedOut"), ErrorKind::Unreachable, "is busy"),
+            (xml(400, "BadDigest"), ErrorKind::Unreachable, "try again"),
+            (xml(409, "OperationAborted"), ErrorKind::Unreachable, "try again"),
+            (xml(502, "whatever a proxy says"), ErrorKind::Unreachable, "try again"),
+            (xml(599, "nobody knows this"), ErrorKind::Unreachable, "try again"),
+            (xml(418, "nobody knows this"), ErrorKind::Unreachable, "try again"),
+            (denied(403, "AccessDenied"), ErrorKind::Denied, "s3:PutObject"),
+            (xml(403, "InvalidAccessKeyId"), ErrorKind::Denied, "s3:PutObject"),
+            (xml(404, "NoSuchBucket"), ErrorKind::Config, "there is no"),
+            (xml(400, "InvalidArgument"), ErrorKind::Config, "check region"),
+            (xml(501, "NotImplemented"), ErrorKind::Config, "under a condition"),
+            (
+                xml(400, "MissingUploadObjectWithObjectLockHeaders"),
+                ErrorKind::Config,
+                "AWS_CHECKSUM_ALGORITHM=SHA256",
+            ),
+        ] {
+            let told = of(&url, &error);
+            assert_eq!(told.kind(), kind, "{error}: {told}");
+            assert!(told.to_string().contains(says), "{told}");
+        }
+        // No code is in two rows, and none is a part of another word.
+        let all: Vec<&str> = CODES.iter().flat_map(|(_, codes)| codes.iter().copied()).collect();
+        for (class, codes) in CODES {
+            for code in *codes {
+                assert_eq!(all.iter().filter(|other| *other == code).count(), 1, "{code} twice");
+                assert_eq!(self::class(&format!("<Code>{code}</Code>")), Some(*class), "{code}");
+            }
+        }
+        assert_eq!(class("status code: 403: NotAccessDeniedAtAll"), Some(Class::Denied));
+        assert_eq!(class("connection reset"), None);
+    }
+
+    #[test]
+    fn a_client_without_credentials_is_told_what_is_not_read() {
+        let url = ObjectsUrl::parse("s3://b").unwrap();
+        let why =
+            "Error performing PUT http://169.254.169.254/latest/api/token: error sending request";
+        let told = of(&url, &generic(why)).to_string();
+        assert!(told.contains("profiles and SSO are not read"), "{told}");
+        assert!(told.contains("aws configure export-credentials --format env"), "{told}");
+    }
 
     fn generic(source: &str) -> Driver {
         Driver::Generic { store: "S3", source: source.into() }
