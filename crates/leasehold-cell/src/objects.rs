@@ -178,21 +178,26 @@ impl Cells for Objects {
         let (lasting, lanes, url) = (self.lasting.clone(), self.lanes.clone(), self.url.clone());
         let limit = limit.min(self.limit).max(LOOK);
         let looks = async move {
-            let looks = keys.into_iter().map(|key| {
+            let mut keys: Vec<(usize, String)> = keys.into_iter().enumerate().collect();
+            fastrand::shuffle(&mut keys);
+            let looks = keys.into_iter().map(|(at, key)| {
                 let (lasting, lanes, url) = (&lasting, &lanes, &url);
                 async move {
                     let lane = lanes.of(&key);
                     let get = lasting.run(vec![Request::Get { key: key.clone() }]);
                     let looked = timeout(limit, LANE.scope(lane, get)).await;
                     lanes.note(&key, looked.is_err());
-                    match looked {
+                    let answer = match looked {
                         Ok(Ok(mut answers)) => Ok(answers.pop().unwrap_or(Answer::Absent)),
                         Ok(Err(error)) => Err(error),
                         Err(_) => Err(fault::unreachable(url, "no answer in time")),
-                    }
+                    };
+                    (at, answer)
                 }
             });
-            Ok(join_all(looks).await)
+            let mut answers = join_all(looks).await;
+            answers.sort_unstable_by_key(|(at, _)| *at);
+            Ok(answers.into_iter().map(|(_, answer)| answer).collect::<Vec<_>>())
         };
         match self.ask(limit * 2, looks).await {
             Ok(answers) => answers,

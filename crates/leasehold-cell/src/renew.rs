@@ -107,7 +107,8 @@ impl Shared {
             drop(waiting);
             let Some(behind) = behind else { continue };
             // Two of those that live look at each heartbeat.
-            let is_ours = behind < 2 || self.chance() < 2.0 / (behind + 1) as f64;
+            let far = u32::try_from(behind).unwrap_or(u32::MAX).saturating_add(1);
+            let is_ours = far <= 2 || self.chance() < 2.0 / f64::from(far);
             if is_ours && let Some((name, Ok(seen))) = queues.remove_entry(&renew.claim.name) {
                 fronts.push((name, seen));
             }

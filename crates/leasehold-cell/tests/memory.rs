@@ -208,7 +208,7 @@ fn an_ill_object_costs_only_its_own_hold() {
 /// A heartbeat of many waits takes no longer than one of a few, so that the client gets its answer in time.
 #[test]
 fn a_heartbeat_of_many_waits_is_answered_after_one_look_at_each() {
-    const MANY: usize = 100;
+    const MANY: u64 = 100;
     const LOOK: Duration = Duration::from_millis(30);
     run(async {
         let objects = Arc::<values::Objects>::default();
@@ -238,7 +238,7 @@ fn a_heartbeat_of_many_waits_is_answered_after_one_look_at_each() {
             tokio::time::sleep(LOOK * 10).await;
             let [looks, writes] = objects.asked("");
             // A touch of the session may be among them.
-            assert!(looks as usize <= MANY + others.len() && writes <= 2, "{looks} and {writes}");
+            assert!(looks <= MANY + MANY / 10 && writes <= 2, "{looks} and {writes}");
         }
     });
 }

@@ -179,7 +179,7 @@ impl Link {
         };
         let has_room = bytes <= most / 5 * 4;
         if has_room && let Some((bytes, _)) = &mut *used {
-            *bytes += u64::try_from(more + MESSAGE).unwrap_or(u64::MAX);
+            *bytes = bytes.saturating_add(u64::try_from(more + MESSAGE).unwrap_or(u64::MAX));
         }
         Ok(has_room)
     }

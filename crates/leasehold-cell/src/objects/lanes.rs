@@ -7,7 +7,8 @@
 //! - *The touch of the session* waits for nothing: there is one at a time, and all holds depend on it.
 //! - *Renewals* have a lane of their own, so that they never wait behind joins, releases and cleanup.
 //! - *An object that hung* when it was last looked at has to share a narrow lane with others like it, until it answers.
-//!   So objects that hang cannot fill the lane of the renewals, however many there are.
+//!   So objects that hang cannot fill the lane of the renewals, however many there are. They come in an order by
+//!   chance each time, so that one that answers again is found though others go on hanging.
 //! - *A request's time begins with its turn*. A turn that does not come within that time is told as an outage.
 
 use std::collections::HashSet;
@@ -19,7 +20,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// How many requests are under way in each lane.
 const ORDINARY: usize = 48;
 const RENEWALS: usize = 96;
-const HUNG: usize = 8;
+const HUNG: usize = 32;
 /// So many objects that hung are kept in mind.
 const MOST: usize = 4_096;
 

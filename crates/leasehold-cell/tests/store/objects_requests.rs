@@ -1,8 +1,8 @@
 //! Objects: what calls cost, who is found gone by how many looks, what becomes of answers that are lost.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use leasehold::store::cell::{CellStore, objects};
@@ -52,11 +52,11 @@ fn r13_a_pair_of_objects_is_two_writes_and_a_failed_try_writes_nothing() {
 /// What a minute costs, counted before the server: the page of the store has these numbers.
 #[test]
 fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
-    const SECONDS: usize = 20;
+    const SECONDS: u32 = 20;
     run(async {
         let server = testbed::seaweed();
-        let asked: [Arc<[AtomicUsize; 2]>; 2] = Default::default();
-        let counting = |asked: &Arc<[AtomicUsize; 2]>| {
+        let asked: [Arc<[AtomicU32; 2]>; 2] = Default::default();
+        let counting = |asked: &Arc<[AtomicU32; 2]>| {
             let asked = asked.clone();
             crate::objects_front::front(server.port(), move |first| {
                 asked[usize::from(!first.starts_with("GET"))].fetch_add(1, SeqCst);
@@ -77,7 +77,7 @@ fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
         // The first looks of a wait come soon after one another.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let before = asked.each_ref().map(|asked| asked.each_ref().map(|n| n.load(SeqCst)));
-        tokio::time::sleep(Duration::from_secs(SECONDS as u64)).await;
+        tokio::time::sleep(Duration::from_secs(SECONDS.into())).await;
         let minute = |who: usize, what: usize| {
             (asked[who][what].load(SeqCst) - before[who][what]) * 60 / SECONDS
         };
