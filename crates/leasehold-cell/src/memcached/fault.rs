@@ -86,7 +86,7 @@ mod tests {
         ] {
             let told = refused(said);
             assert_eq!(told.kind(), kind, "{said}: {told}");
-            assert!(told.to_string().contains(said), "{told}");
+            assert!(told.reason().contains(said), "{told}");
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
             format!("allow this user to publish and subscribe on leasehold.{bucket}.>"),
         ));
     }
-    if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 5 * 4 {
+    if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 3 * 2 {
         let what =
             format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
         let why = "from four fifths on, no new name can be locked and no new client is accepted; when the \

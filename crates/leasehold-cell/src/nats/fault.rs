@@ -180,19 +180,19 @@ mod tests {
         use Doing::{Asks, Connects};
         for (code, number, doing, kind, says) in [
             (503, 10_023, Asks, ErrorKind::Full, "max_file_store"),
-            (503, 10_023, Connects, ErrorKind::Config, "too few servers"),
+            (503, 10_023, Connects, ErrorKind::Config, "fewer servers"),
             (400, 10_002, Asks, ErrorKind::Full, "account"),
-            (500, 10_028, Asks, ErrorKind::Full, "room"),
-            (500, 10_047, Asks, ErrorKind::Full, "room"),
+            (500, 10_028, Asks, ErrorKind::Full, "is full"),
+            (500, 10_047, Asks, ErrorKind::Full, "is full"),
             (503, 10_077, Asks, ErrorKind::Full, "max_bytes"),
-            (429, 10_167, Asks, ErrorKind::Unreachable, "too much to do"),
+            (429, 10_167, Asks, ErrorKind::Unreachable, "no leader"),
             (503, 10_008, Asks, ErrorKind::Unreachable, "no leader"),
             (500, 10_009, Asks, ErrorKind::Unreachable, "no leader"),
             (404, 10_059, Asks, ErrorKind::Unreachable, "no leader"),
             (500, 10_118, Asks, ErrorKind::Unreachable, "no leader"),
-            (503, 10_039, Asks, ErrorKind::Unreachable, "JetStream is off"),
+            (503, 10_039, Asks, ErrorKind::Unreachable, "JetStream is disabled"),
             (503, 10_039, Connects, ErrorKind::Config, "-js"),
-            (400, 10_074, Connects, ErrorKind::Config, "too few servers"),
+            (400, 10_074, Connects, ErrorKind::Config, "fewer servers"),
             (400, 10_074, Asks, ErrorKind::Unreachable, "no leader"),
             (400, 10_166, Asks, ErrorKind::Config, "doctor"),
             (400, 10_109, Asks, ErrorKind::Config, "doctor"),
@@ -202,7 +202,7 @@ mod tests {
         ] {
             let told = told(code, number, doing);
             assert_eq!(told.kind(), kind, "{number}: {told}");
-            assert!(told.to_string().contains(says), "{number}: {told}");
+            assert!(format!("{told:#}").contains(says), "{number}: {told:#}");
         }
         let mut all: Vec<u64> =
             NUMBERS.iter().flat_map(|(_, numbers)| numbers.iter().copied()).collect();

@@ -283,26 +283,26 @@ mod tests {
             source: format!("status code: {status}: <Code>{code}</Code>").into(),
         };
         for (error, kind, says) in [
-            (xml(400, "RequestTimeout"), ErrorKind::Unreachable, "try again"),
-            (denied(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "set the clock"),
-            (xml(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "set the clock"),
+            (xml(400, "RequestTimeout"), ErrorKind::Unreachable, "retry"),
+            (denied(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "minutes apart"),
+            (xml(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "minutes apart"),
             (xml(400, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
             (denied(403, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
             (xml(400, "TokenRefreshRequired"), ErrorKind::Unreachable, "have expired"),
-            (xml(503, "SlowDown"), ErrorKind::Unreachable, "is busy"),
-            (xml(400, "ThrottlingException"), ErrorKind::Unreachable, "is busy"),
-            (xml(500, "InternalError"), ErrorKind::Unreachable, "try again"),
-            (xml(500, "OperationTimedOut"), ErrorKind::Unreachable, "is busy"),
-            (xml(400, "BadDigest"), ErrorKind::Unreachable, "try again"),
-            (xml(409, "OperationAborted"), ErrorKind::Unreachable, "try again"),
-            (xml(502, "whatever a proxy says"), ErrorKind::Unreachable, "try again"),
-            (xml(599, "nobody knows this"), ErrorKind::Unreachable, "try again"),
-            (xml(418, "nobody knows this"), ErrorKind::Unreachable, "try again"),
+            (xml(503, "SlowDown"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(400, "ThrottlingException"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(500, "InternalError"), ErrorKind::Unreachable, "retry"),
+            (xml(500, "OperationTimedOut"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(400, "BadDigest"), ErrorKind::Unreachable, "retry"),
+            (xml(409, "OperationAborted"), ErrorKind::Unreachable, "retry"),
+            (xml(502, "whatever a proxy says"), ErrorKind::Unreachable, "retry"),
+            (xml(599, "nobody knows this"), ErrorKind::Unreachable, "retry"),
+            (xml(418, "nobody knows this"), ErrorKind::Unreachable, "retry"),
             (denied(403, "AccessDenied"), ErrorKind::Denied, "s3:PutObject"),
             (xml(403, "InvalidAccessKeyId"), ErrorKind::Denied, "s3:PutObject"),
-            (xml(404, "NoSuchBucket"), ErrorKind::Config, "there is no"),
+            (xml(404, "NoSuchBucket"), ErrorKind::Config, "does not exist"),
             (xml(400, "InvalidArgument"), ErrorKind::Config, "check region"),
-            (xml(501, "NotImplemented"), ErrorKind::Config, "under a condition"),
+            (xml(501, "NotImplemented"), ErrorKind::Config, "conditional writes"),
             (
                 xml(400, "MissingUploadObjectWithObjectLockHeaders"),
                 ErrorKind::Config,
@@ -311,7 +311,7 @@ mod tests {
         ] {
             let told = of(&url, &error);
             assert_eq!(told.kind(), kind, "{error}: {told}");
-            assert!(told.to_string().contains(says), "{told}");
+            assert!(format!("{told:#}").contains(says), "{told:#}");
         }
         // No code is in two rows, and none is a part of another word.
         let all: Vec<&str> = CODES.iter().flat_map(|(_, codes)| codes.iter().copied()).collect();

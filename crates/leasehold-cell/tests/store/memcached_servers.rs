@@ -186,7 +186,7 @@ fn clients_that_swap_two_servers_are_refused() {
         }
         let error = leasehold::connect(&*swapped).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(text.contains("swapped") && text.lines().count() == 1, "{text}");
         // The same names the same way, in another order, are the same locks.
         let other = connect(&url(&[b, a], &format!("{NEW}&names=b,a"))).await;

@@ -223,7 +223,8 @@ fn a_bucket_that_fills_up_keeps_room_for_those_who_hold() {
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         assert!(guard.is_held() && held.iter().all(|guard| guard.is_held()));
         let found = locks.diagnose().await.unwrap();
-        assert!(found.iter().any(|found| found.id == "room"), "{found:?}");
+        let after = stream.info().await.unwrap().state.bytes;
+        assert!(found.iter().any(|found| found.id == "room"), "{bytes}, then {after}: {found:?}");
         guard.release().await.unwrap();
     });
 }
