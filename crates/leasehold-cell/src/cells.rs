@@ -93,6 +93,9 @@ pub enum Answer {
     Done,
     /// Nothing was written: the cell has another version, or already exists.
     Refused,
+    /// A `Replace` was refused, and was perhaps done before: the request may be repeated on its way, and
+    /// another client has written since.
+    InDoubt,
 }
 
 /// A cell as it was read.
@@ -106,6 +109,15 @@ pub struct Found {
     pub remaining: Option<Duration>,
 }
 
+/// How many cells are looked at in one round trip.
+const AT_ONCE: usize = 256;
+
+/// How late an answer may be, where the system says nothing else.
+pub(crate) const SLOW: Duration = Duration::from_secs(1);
+
+/// The largest queue, where the system says nothing else.
+pub(crate) const CROWD: usize = 4_000;
+
 /// How long a queue stays where nobody stands, if not for good: clocks are not off by as much.
 pub(crate) const IDLE: Duration = Duration::from_secs(86_400);
 
@@ -116,8 +128,14 @@ pub struct System {
     pub longest_key: usize,
     /// Maximum size of a value in bytes.
     pub largest_value: usize,
+    /// Maximum number of claims in a queue. Each read returns the whole queue, so the bytes of a
+    /// crowd grow with the square of its size, and heartbeats would be late.
+    pub crowd: usize,
     /// How much too early a cell may expire, because of the resolution of the system's clock.
     pub grain: Duration,
+    /// An answer that took longer does not prove that a session is alive: a system that was paused
+    /// may use an old time when it resumes.
+    pub slow: Duration,
     /// Whether the system can lose all data and continue empty. Clients then grant no lock until
     /// every holder that the system may have lost has noticed it.
     pub forgets: bool,
@@ -133,7 +151,8 @@ impl System {
     /// changes what differs in its system.
     pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
         let (forgets, looks_behind, idle) = (false, false, None);
-        Self { longest_key, largest_value, grain: Duration::ZERO, forgets, looks_behind, idle }
+        let (crowd, grain, slow) = (CROWD, Duration::ZERO, SLOW);
+        Self { longest_key, largest_value, crowd, grain, slow, forgets, looks_behind, idle }
     }
 }
 
@@ -183,6 +202,29 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// The errors of the system. It is then unknown which requests were executed, and some may
     /// still be executed later.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
+
+    /// Reads these cells independently: a cell that fails or hangs does not cost another its answer.
+    /// Returns one answer for each, within `limit` if the system reads each cell separately.
+    async fn looks(&self, keys: Vec<String>, limit: Duration) -> Vec<Result<Answer>> {
+        let _ = limit;
+        let mut all = Vec::with_capacity(keys.len());
+        for some in keys.chunks(AT_ONCE) {
+            let get = |key: &String| Request::Get { key: key.clone() };
+            match self.run(some.iter().map(get).collect()).await {
+                Ok(answers) => all.extend(answers.into_iter().map(Ok)),
+                Err(error) if some.len() > 1 && error.kind() != ErrorKind::Unreachable => {
+                    for key in some {
+                        let answer = self.run(vec![get(key)]).await;
+                        all.push(answer.map(|mut one| one.pop().unwrap_or(Answer::Absent)));
+                    }
+                }
+                Err(error) => {
+                    all.extend(some.iter().map(|_| Err(Error::new(error.kind(), error.reason()))));
+                }
+            }
+        }
+        all
+    }
 
     /// Returns the wall clock for new tokens, in microseconds since 1970; the system's clock if it
     /// is known. No I/O.

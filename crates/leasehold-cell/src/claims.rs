@@ -21,6 +21,8 @@ use leasehold_core::store::Signal;
 use leasehold_core::{Claim, ClaimId, Moment, Name};
 use tokio::sync::{Notify, OwnedMutexGuard};
 
+use crate::cells::Version;
+
 /// What is known of a claim.
 #[derive(Debug)]
 struct Kept {
@@ -37,6 +39,8 @@ struct Kept {
     is_leaving: bool,
     /// How many were before it, and how long to wait until the next look.
     waits: Option<(usize, Duration)>,
+    /// Its queue's version, and when it was first seen or the queue was last prolonged.
+    queue: Option<(Version, Moment)>,
     inbox: Arc<Inbox>,
 }
 
@@ -98,6 +102,7 @@ impl Claims {
                 is_doubtful: false,
                 is_leaving: false,
                 waits: None,
+                queue: None,
                 inbox: Arc::default(),
             });
             kept.gate.clone()
@@ -153,6 +158,16 @@ impl Claims {
             kept.session.clone().filter(|_| is_good)
         });
         session.flatten()
+    }
+
+    /// The session that it stands under, or stood under.
+    pub(crate) fn session(&self, id: ClaimId) -> Option<String> {
+        self.with(id, |kept| kept.session.clone()).flatten()
+    }
+
+    /// Whether nothing is known of any: nothing stands, and nothing is asked for or owed.
+    pub(crate) fn is_empty(&self) -> bool {
+        locked(&self.all).is_empty()
     }
 
     /// Whether there is one that was not given up and has not ended.
@@ -227,6 +242,31 @@ impl Claims {
         self.with(id, |kept| kept.waits.filter(|_| !kept.is_given_up)).flatten()
     }
 
+    /// This is its queue's version now. Whether it has been so for longer than this, so that the queue is to be
+    /// prolonged: from then on its time begins anew.
+    pub(crate) fn is_old(
+        &self,
+        id: ClaimId,
+        version: &Version,
+        now: Moment,
+        longest: Duration,
+    ) -> bool {
+        let is_old = self.with(id, |kept| match &mut kept.queue {
+            Some((known, since)) if known == version => {
+                let is_old = now.since(*since) >= longest;
+                if is_old {
+                    *since = now;
+                }
+                is_old
+            }
+            other => {
+                *other = Some((version.clone(), now));
+                false
+            }
+        });
+        is_old.unwrap_or(false)
+    }
+
     /// How long to wait before the next look.
     pub(crate) fn pauses(&self, id: ClaimId, pause: Duration) {
         self.with(id, |kept| {
@@ -281,6 +321,21 @@ mod tests {
     fn is_done<T>(work: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         work.poll(&mut context).is_ready()
+    }
+
+    /// A queue that is held for weeks without a change is prolonged once a day, by each version's age.
+    #[tokio::test]
+    async fn a_queue_that_does_not_change_is_prolonged_once_in_a_while() {
+        let (claims, claim) = (Claims::default(), claim());
+        let _gate = claims.enter(&claim, Moment::NEVER).await;
+        let version = |n: u32| Version(n.to_string());
+        let at = |hours: u64| Moment::from_nanos(1 + hours * 3_600_000_000_000);
+        let day = Duration::from_secs(86_400);
+        let is_old = |n, hours| claims.is_old(claim.id, &version(n), at(hours), day);
+        assert!(!is_old(1, 0) && !is_old(1, 23));
+        assert!(is_old(1, 24), "it would end");
+        assert!(!is_old(1, 25) && !is_old(1, 47) && is_old(1, 48));
+        assert!(!is_old(2, 60) && !is_old(2, 83) && is_old(2, 84));
     }
 
     /// Who waited for the gate of what was forgotten must not write beside who asked for it anew.

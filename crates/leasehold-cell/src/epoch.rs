@@ -34,7 +34,7 @@ const LIFE: Duration = Duration::from_secs(14 * 86_400);
 const ENDINGS: u32 = 3;
 
 /// The epochs of a system.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Epochs {
     key: String,
     /// How long a new one is closed.
@@ -105,6 +105,17 @@ impl Epochs {
         if epoch.members == self.members {
             return Ok(epoch);
         }
+        if let (Some((ours, all)), Some((theirs, others))) =
+            (self.members.as_deref().and_then(own), epoch.members.as_deref().and_then(own))
+            && all == others
+        {
+            let what = format!(
+                "this client calls a server \"{ours}\" that other clients call \"{theirs}\", so that a lock \
+                 could be on two servers"
+            );
+            let hint = "use the same server names in all clients: two hosts, names= or DNS names are swapped";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        }
         let named = |members: &Option<String>| members.clone().unwrap_or("this server only".into());
         let what = format!(
             "other clients use a different list of servers, so that a lock could be on two \
@@ -155,6 +166,11 @@ impl Epochs {
         matches!(answer, Answer::Found(found)
             if Epoch::read(&found.value).is_ok_and(|epoch| epoch.id == id))
     }
+}
+
+/// The own name of a system, and the list of all.
+fn own(members: &str) -> Option<(&str, &str)> {
+    members.split_once('@')
 }
 
 fn closed(left: Duration) -> Error {

@@ -1,6 +1,8 @@
 //! For people: what stands in queues, and who is taken out of them.
 
-use leasehold_core::queue::Queue;
+use std::collections::HashSet;
+
+use leasehold_core::queue::{Entry, Queue};
 use leasehold_core::store::{Evict, LockInfo};
 use leasehold_core::{ClaimId, Name, Result};
 
@@ -45,22 +47,29 @@ impl Shared {
         keys.retain(|key| {
             self.keys.name_of(key).is_none_or(|name| name.as_str().starts_with(prefix))
         });
-        let mut shown = Vec::new();
+        // Each session is looked at once for the whole list.
+        let (mut shown, mut alive) = (Vec::new(), HashSet::new());
         for some in keys.chunks(AT_ONCE) {
             let gets = some.iter().map(|key| Request::Get { key: key.clone() }).collect();
             for (key, cell) in some.iter().zip(self.cells.run(gets).await?) {
                 let Answer::Found(found) = cell else { continue };
-                shown.extend(self.listed(prefix, key, &found.value).await?);
+                shown.extend(self.listed(prefix, key, &found.value, &mut alive).await?);
             }
         }
         shown.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(shown)
     }
 
-    async fn listed(&self, prefix: &str, key: &str, value: &[u8]) -> Result<Option<LockInfo>> {
+    async fn listed(
+        &self,
+        prefix: &str,
+        key: &str,
+        value: &[u8],
+        alive: &mut HashSet<String>,
+    ) -> Result<Option<LockInfo>> {
         match text::parsed(value) {
             Ok((name, mut queue)) if name.as_str().starts_with(prefix) => {
-                self.settle(&mut queue, Proof::Shown).await?;
+                self.settle_but(&mut queue, Proof::Shown, alive).await?;
                 Ok(self.shown(&name, &queue))
             }
             Ok(_) => Ok(None),
@@ -77,9 +86,24 @@ impl Shared {
 
     pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let none: Option<Seen> = None;
+        let mut first: Option<Vec<Entry>> = None;
         let evict = |queue: &mut Queue| {
-            let evicted = queue.evict(which, self.time().now);
-            if evicted.is_empty() { Turn::Told(evicted) } else { Turn::Write(evicted) }
+            let Some(evicted) = first.clone() else {
+                let evicted = queue.evict(which, self.time().now);
+                if evicted.is_empty() {
+                    return Turn::Told(evicted);
+                }
+                first = Some(evicted.clone());
+                return Turn::Write(evicted);
+            };
+            // What was refused may be done. No other claims are evicted than those of the first look: whoever holds
+            // now may hold because of it.
+            let is_meant = |entry: &Entry| evicted.iter().any(|first| first.id == entry.id);
+            if !queue.entries().any(is_meant) {
+                return Turn::Told(evicted);
+            }
+            queue.retain(self.time().now, |entry| !is_meant(entry));
+            Turn::Write(evicted)
         };
         let evicted = self.change(name, About::Nobody, none, evict).await?;
         for entry in &evicted {

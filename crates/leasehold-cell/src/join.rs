@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use leasehold_core::queue::Queue;
 use leasehold_core::store::{Joined, Mode, mismatch};
-use leasehold_core::{Claim, Moment, Result};
+use leasehold_core::{Claim, Error, ErrorKind, Moment, Result};
 
 use crate::known::Guess;
 use crate::session::Session;
-use crate::shared::{About, Shared, Turn};
+use crate::shared::{About, Fit, Proof, Shared, Turn};
 
 impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -17,6 +17,14 @@ impl Shared {
         let _gate = self.claims.enter(claim, self.clock.now().plus(longest)).await;
         // Who asks again lives.
         self.claims.extend(claim.id, self.clock.now(), longest);
+        if mode == Mode::Try
+            && let Some(busy) = self.is_taken(claim).await?
+        {
+            if !self.claims.is_doubtful(claim.id) && !self.claims.is_given_up(claim.id) {
+                self.claims.forget(claim.id);
+            }
+            return Ok(busy);
+        }
         loop {
             if self.claims.is_given_up(claim.id) {
                 // Its place is over, and may still be there.
@@ -27,6 +35,23 @@ impl Shared {
                 return Ok(joined);
             }
         }
+    }
+
+    /// Whether others hold it, for a client that has no session yet, where each write has its price: a try in vain
+    /// writes nothing. No claim of this client stands anywhere then.
+    async fn is_taken(&self, claim: &Claim) -> Result<Option<Joined>> {
+        let is_dear = !self.cells.system().forgets && self.cells.bells().is_none();
+        if !is_dear || self.sessions.current().is_some() {
+            return Ok(None);
+        }
+        let mut seen = self.look(&claim.name).await?;
+        let is_ours = |queue: &Queue| queue.entries().any(|entry| entry.id == claim.id);
+        // Another session of ours, which is over.
+        if is_ours(&seen.queue) || self.settle(&mut seen.queue, Proof::Shown).await? {
+            return Ok(None);
+        }
+        let joined = seen.queue.join(claim, Mode::Try, self.time(), "");
+        Ok(joined.ok().filter(|joined| matches!(joined, Joined::Busy { .. })))
     }
 
     /// With the gate of the claim in hand. `None`: it was given up meanwhile.
@@ -41,7 +66,7 @@ impl Shared {
             self.sleep(pause.mul_f64(0.5 + self.chance())).await;
         }
         let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
-        let about = About::Joins(claim.id);
+        let about = About::Joins(claim.id, Fit::of(claim));
         let joined = self
             .change(&claim.name, about, guess, |queue| self.stand(queue, claim, mode, &session.id));
         let joined = joined.await??;
@@ -74,6 +99,14 @@ impl Shared {
             // The session that it stood under is over, and its place with it.
             queue.retain(self.time().now, |entry| entry.id != claim.id);
             return Turn::Write(Ok(Joined::Busy { holders: Vec::new() }));
+        }
+        let (most, there) = (self.cells.system().crowd, queue.entries().len());
+        if !is_there && mode == Mode::Wait && there >= most {
+            let what = format!(
+                "the queue of this lock is full: {there} clients hold it or wait for it, and this store takes {most}. \
+                 Try again when fewer wait, or use a store that notifies waiters, such as redis: or postgres:"
+            );
+            return Turn::Told(Err(Error::new(ErrorKind::Full, what)));
         }
         match queue.join(claim, mode, self.time(), session) {
             Err(m) => Turn::Told(Err(mismatch(claim, m.kind, m.capacity))),

@@ -50,6 +50,31 @@ impl Kept {
     }
 }
 
+/// Sessions that were seen alive, and until when another look would show nothing else.
+#[derive(Debug, Default)]
+pub(crate) struct Alive(Mutex<HashMap<String, Moment>>);
+
+impl Alive {
+    /// Whether a look at this session would show that it lives.
+    pub(crate) fn is_sure(&self, session: &str, now: Moment) -> bool {
+        locked(&self.0).get(session).is_some_and(|until| *until > now)
+    }
+
+    /// It was seen alive, and need not be looked at before that.
+    pub(crate) fn note(&self, session: &str, until: Moment) {
+        let mut all = locked(&self.0);
+        if all.len() >= MOST && !all.contains_key(session) {
+            all.clear();
+        }
+        all.insert(session.to_owned(), until);
+    }
+
+    /// It may be gone.
+    pub(crate) fn forget(&self, session: &str) {
+        locked(&self.0).remove(session);
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Known(Mutex<HashMap<Name, Kept>>);

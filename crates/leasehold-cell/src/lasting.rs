@@ -14,6 +14,13 @@
 //!   is as good as nothing.
 //! - *The answer to a write is lost, the caller's future is dropped, we die*: it may be done, also later,
 //!   until somebody else has written; as [`Cells`] expects.
+//! - *A write is repeated on its way*, by a proxy or by the store itself: the repetition of a write that was done is
+//!   refused, and only that answer comes back. So a refusal alone proves nothing. The client reads the value, and
+//!   compares the digits in it with those that it sent (`lasting/framed.rs`). The same digits: the write was done,
+//!   for no other write has them, and it is answered as done, with the version that was read. Digits of a successor:
+//!   the write is [in doubt](Answer::InDoubt). A refused write is never answered as done for any other reason,
+//!   so the one order of events of each value stands: a write is done at most once, because each of its repetitions has
+//!   the same condition, and no version comes again.
 
 mod aging;
 mod framed;
@@ -22,10 +29,11 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use leasehold_core::{Clock, Result};
 
-use self::aging::{Ages, Life, Look};
+use self::aging::{Ages, Left, Life, Look};
+use self::framed::Kin;
 use crate::cells::{Answer, Cells, Found, Request, System, Version};
 
 /// Maximum overhead of a value over the content of its cell, in bytes.
@@ -46,8 +54,7 @@ pub struct Value {
 
 /// A system that can write a value if it has not changed since it was read.
 ///
-/// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
-/// refused and reported as if nothing had been written.
+/// A write that succeeded may be answered as refused if a proxy or the system repeats it.
 ///
 /// # Cancel safety
 /// Not cancel safe: a write whose future is dropped, or that returns an error, may or may not have
@@ -89,6 +96,16 @@ struct Read {
     is_over: bool,
 }
 
+/// The result of a write.
+enum Put {
+    Done(Version),
+    /// The current value, and whether it may have been written in place of this write.
+    Refused {
+        there: Option<(Value, Look)>,
+        kin: Kin,
+    },
+}
+
 /// The cells of such a system, from the view of one client.
 #[derive(Debug)]
 pub struct Lasting<V> {
@@ -104,7 +121,9 @@ impl<V: Values> Lasting<V> {
     pub fn new(values: V, longest_key: usize, largest_value: usize, grain: Duration) -> Self {
         let lasting = System::lasting(longest_key, largest_value);
         // Who is gone is made sure of by a write.
-        let system = System { grain, looks_behind: true, ..lasting };
+        // A life begins with the writing, by whatever clock, and not with the answer: a late one proves the same.
+        let slow = Duration::from_secs(60);
+        let system = System { grain, slow, looks_behind: true, ..lasting };
         Self { values, system, ages: Ages::default(), clock: Clock::default() }
     }
 
@@ -116,53 +135,82 @@ impl<V: Values> Lasting<V> {
 
     /// One that comes from a queue, which knows by itself what is not ours.
     async fn asked(&self, request: Request) -> Result<Answer> {
-        let Request::Get { key } = request else { return self.one(request).await };
-        let Some((Value { bytes, version, age }, look)) = self.look(&key).await? else {
-            return Ok(Answer::Absent);
-        };
-        Ok(match framed::read(&bytes) {
-            Ok((life, _)) if self.ages.is_over(&key, &version.0, life, look, age) => Answer::Absent,
-            Ok((_, value)) => found(value.to_vec(), version),
-            Err(_) => found(bytes, version),
-        })
+        Ok(self.write(request).await?.0)
     }
 
     /// One that finds only what is ours.
     pub(crate) async fn one(&self, request: Request) -> Result<Answer> {
-        let life = |lives: Option<_>| lives.map_or(Life::Lasting, Life::Short);
         match request {
             Request::Get { key } => Ok(match self.read(&key).await? {
-                Some(Read { value, version, is_over: false }) => found(value, version),
+                Some(Read { value, version, is_over: false }) => found(value, version, None),
                 _ => Answer::Absent,
             }),
-            Request::Create { key, value, lives } => self.create(&key, &value, life(lives)).await,
+            write => Ok(self.write(write).await?.0),
+        }
+    }
+
+    /// What a queue is shown of this, whoever wrote it.
+    fn shown(&self, key: &str, there: Option<(Value, Look)>) -> Answer {
+        let Some((Value { bytes, version, age }, look)) = there else { return Answer::Absent };
+        match framed::read(&bytes) {
+            Ok((life, value)) => match self.ages.left(key, &version.0, life, look, age) {
+                Left::Nothing => Answer::Absent,
+                Left::Some(remaining) => found(value.to_vec(), version, Some(remaining)),
+                Left::All => found(value.to_vec(), version, None),
+            },
+            Err(_) => found(bytes, version, None),
+        }
+    }
+
+    /// Writes, and tells what is there where that was refused.
+    async fn write(&self, request: Request) -> Result<(Answer, Option<Answer>)> {
+        let life = |lives: Option<_>| lives.map_or(Life::Lasting, Life::Short);
+        let is_doubted = matches!(request, Request::Replace { .. });
+        let (key, put) = match request {
+            Request::Create { key, value, lives } => {
+                let put = self.create(&key, &value, life(lives)).await?;
+                (key, put)
+            }
             Request::Replace { key, value, version, lives } => {
-                self.put(&key, &value, life(lives), Some(&version)).await
+                let put = self.put(&key, &value, life(lives), Some(&version)).await?;
+                (key, put)
             }
             Request::Touch { key, value, version, lives } => {
-                self.put(&key, &value, Life::Short(lives), Some(&version)).await
+                let put = self.put(&key, &value, Life::Short(lives), Some(&version)).await?;
+                (key, put)
             }
-            Request::Remove { key, version } => self.remove(&key, &version).await,
-        }
+            Request::Remove { key, version } => {
+                return match self.put(&key, b"", Life::Over, Some(&version)).await? {
+                    Put::Done(_) => self.delete(&key).await.map(|()| (Answer::Done, None)),
+                    Put::Refused { there, .. } => {
+                        Ok((Answer::Refused, Some(self.shown(&key, there))))
+                    }
+                };
+            }
+            Request::Get { key } => return Ok((self.shown(&key, self.look(&key).await?), None)),
+        };
+        Ok(match put {
+            Put::Done(version) => (Answer::Written(version), None),
+            Put::Refused { there, kin } => {
+                let is_doubted = is_doubted && kin == Kin::Successor;
+                let answer = if is_doubted { Answer::InDoubt } else { Answer::Refused };
+                (answer, Some(self.shown(&key, there)))
+            }
+        })
     }
 
     /// In the place of nothing, or of what is over.
-    async fn create(&self, key: &str, value: &[u8], life: Life) -> Result<Answer> {
+    async fn create(&self, key: &str, value: &[u8], life: Life) -> Result<Put> {
         let created = self.put(key, value, life, None).await?;
         // What lasts is in the place of nothing that does not.
-        if created != Answer::Refused || life == Life::Lasting {
+        let Put::Refused { there: Some((there, look)), .. } = &created else { return Ok(created) };
+        if life == Life::Lasting {
             return Ok(created);
         }
-        match self.read(key).await? {
-            Some(read) if read.is_over => self.put(key, value, life, Some(&read.version)).await,
-            _ => Ok(Answer::Refused),
-        }
-    }
-
-    async fn remove(&self, key: &str, version: &Version) -> Result<Answer> {
-        match self.put(key, b"", Life::Over, Some(version)).await? {
-            Answer::Written(_) => self.delete(key).await.map(|()| Answer::Done),
-            refused => Ok(refused),
+        let (theirs, _) = framed::read(&there.bytes)?;
+        match self.ages.is_over(key, &there.version.0, theirs, *look, there.age) {
+            true => self.put(key, value, life, Some(&there.version)).await,
+            false => Ok(created),
         }
     }
 
@@ -172,15 +220,23 @@ impl<V: Values> Lasting<V> {
         self.values.delete(key).await
     }
 
-    async fn put(
-        &self,
-        key: &str,
-        value: &[u8],
-        life: Life,
-        on: Option<&Version>,
-    ) -> Result<Answer> {
-        let written = self.values.put(key, framed::written(value, life)?, on).await?;
-        Ok(written.map_or(Answer::Refused, Answer::Written))
+    /// Writes it. Where that is refused, what is there decides whether it was done.
+    async fn put(&self, key: &str, value: &[u8], life: Life, on: Option<&Version>) -> Result<Put> {
+        let (parent, theirs) = on.map_or(("", None), |on| {
+            let (parent, theirs) = on.0.split_once(BESIDE).unwrap_or(("", &on.0));
+            (parent, Some(Version(theirs.to_owned())))
+        });
+        let (bytes, nonce) = framed::written(value, life, parent)?;
+        if let Some(version) = self.values.put(key, bytes, theirs.as_ref()).await? {
+            return Ok(Put::Done(named(&nonce, &version)));
+        }
+        let there = self.look(key).await?;
+        let theirs = there.as_ref().map_or("", |(value, _)| framed::nonce(&value.bytes));
+        let kin = framed::kin(theirs, &nonce);
+        Ok(match there {
+            Some((value, _)) if kin == Kin::Same => Put::Done(value.version),
+            there => Put::Refused { there, kin },
+        })
     }
 
     async fn read(&self, key: &str) -> Result<Option<Read>> {
@@ -194,16 +250,25 @@ impl<V: Values> Lasting<V> {
 
     async fn look(&self, key: &str) -> Result<Option<(Value, Look)>> {
         let sent = self.clock.now();
-        let Some(value) = self.values.get(key).await? else {
+        let Some(mut value) = self.values.get(key).await? else {
             self.ages.forget(key);
             return Ok(None);
         };
+        value.version = named(framed::nonce(&value.bytes), &value.version);
         Ok(Some((value, Look { sent, answered: self.clock.now() })))
     }
 }
 
-fn found(value: Vec<u8>, version: Version) -> Answer {
-    Answer::Found(Found { value, version, remaining: None })
+/// Between the digits of the write and the version that the system gave it.
+const BESIDE: char = ' ';
+
+/// A version that says which write made it.
+fn named(nonce: &str, version: &Version) -> Version {
+    Version(format!("{nonce}{BESIDE}{}", version.0))
+}
+
+fn found(value: Vec<u8>, version: Version, remaining: Option<Duration>) -> Answer {
+    Answer::Found(Found { value, version, remaining })
 }
 
 #[async_trait]
@@ -215,14 +280,22 @@ impl<V: Values> Cells for Lasting<V> {
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         match <[Request; 2]>::try_from(requests) {
             Ok([write, look]) if write.key() == look.key() => {
-                let written = self.asked(write).await?;
-                let is_done = written != Answer::Refused;
-                let seen = if is_done { Answer::Absent } else { self.asked(look).await? };
-                Ok(vec![written, seen])
+                // Where the write is done, the look behind it is left out; where not, there was one.
+                let (written, seen) = match write {
+                    Request::Get { .. } => {
+                        (self.asked(write).await?, Some(self.asked(look).await?))
+                    }
+                    write => self.write(write).await?,
+                };
+                Ok(vec![written, seen.unwrap_or(Answer::Absent)])
             }
             Ok(both) => try_join_all(both.map(|request| self.asked(request))).await,
             Err(all) => try_join_all(all.into_iter().map(|request| self.asked(request))).await,
         }
+    }
+
+    async fn looks(&self, keys: Vec<String>, _limit: Duration) -> Vec<Result<Answer>> {
+        join_all(keys.into_iter().map(|key| self.asked(Request::Get { key }))).await
     }
 
     fn wall_micros(&self) -> u64 {

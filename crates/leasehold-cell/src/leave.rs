@@ -10,8 +10,10 @@ use leasehold_core::{Claim, ClaimId, ErrorKind, Name, Result};
 use crate::known::Guess;
 use crate::shared::{About, Shared, Turn};
 
-/// After a departure that the system did not hear of.
-const AGAIN: Duration = Duration::from_millis(300);
+/// The first and the longest pause after a departure that the store did not take.
+const AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(10)];
+/// So many departures are under way at once.
+pub(crate) const REAPING: usize = 16;
 
 impl Shared {
     pub(crate) async fn leave(&self, claim: &Claim) -> Result<bool> {
@@ -26,9 +28,17 @@ impl Shared {
     pub(crate) async fn take_out(&self, name: &Name, id: ClaimId) -> Result<bool> {
         // Alone, or nearly: a longer queue is not kept in mind.
         let guess = self.known.guess(name, Guess::Alone, |queue| queue.position(id).is_some());
-        let was_leaving = self.claims.is_leaving(id);
-        let left = self.change(name, About::Leaves(id), guess, |queue| self.without(queue, id));
-        Ok(left.await? || was_leaving)
+        let mut is_guess = guess.is_some();
+        let left = self.change(name, About::Leaves(id), guess, |queue| {
+            let turn = self.without(queue, id);
+            let is_seen = !std::mem::take(&mut is_guess) && matches!(turn, Turn::Write(true));
+            if is_seen {
+                // Seen in this call: if it is gone at the next look, it left, by what was sent or as if by that.
+                self.claims.leaves(id, true);
+            }
+            turn
+        });
+        Ok(left.await? || self.claims.is_leaving(id))
     }
 
     fn without(&self, queue: &mut Queue, id: ClaimId) -> Turn<bool> {
@@ -42,27 +52,48 @@ impl Shared {
         }
     }
 
-    /// Takes out what was given up, for as long as that takes.
+    /// Takes out what was given up, for as long as that takes. Nothing is to be done for a claim whose session is
+    /// over: all clients see that it is dead.
     async fn reap_one(self: Arc<Self>, id: ClaimId, name: Name) {
+        let mut pause = AGAIN[0];
         loop {
             {
                 let Some(_gate) = self.claims.enter_known(id).await else { return };
-                // Somebody has asked for it anew.
+                // It was asked for again.
                 if !self.claims.is_given_up(id) {
                     return;
                 }
+                if self.is_dead(id) {
+                    return self.claims.forget(id);
+                }
+                let Ok(_permit) = self.reaping.acquire().await else { return };
                 match self.take_out(&name, id).await {
                     Ok(_) => return self.claims.forget(id),
-                    // Nobody will ever read it again; or nobody is left to.
+                    // What is there is not a queue of ours, or this client has ended.
                     Err(error)
                         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed) =>
                     {
                         return self.claims.forget(id);
                     }
+                    // Also where the store refuses: it may be for now, and until the session is over the claim is in
+                    // the way of others.
                     Err(_) => {}
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(pause.mul_f64(0.5 + self.chance())).await;
+            pause = (pause * 2).min(AGAIN[1]);
+        }
+    }
+
+    /// Whether the session that a claim stands under is over, or was to stand under.
+    fn is_dead(&self, id: ClaimId) -> bool {
+        let now = self.clock.now();
+        let current = self.sessions.current().filter(|session| session.certain() > now);
+        match (self.claims.session(id), current) {
+            (Some(session), Some(current)) => session != current.id,
+            (_, None) => true,
+            // It was never seen standing: perhaps it was written under this one.
+            (None, Some(_)) => false,
         }
     }
 }

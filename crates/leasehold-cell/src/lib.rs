@@ -36,6 +36,9 @@
 //! below the clock, so that they go on rising where a queue was forgotten, if the clock did not fall back.
 //!
 //! # What if
+//! - *a write is repeated on its way*, and only the refusal of the repetition comes back: what is in the cell decides
+//!   (`shared.rs`, `lasting.rs`);
+//! - *one cell hangs, or is answered by an error*: it costs only its own claims (`renew.rs`);
 //! - *the reply to a write is lost*: the next look finds the claim by its id, or does not. If it does not, the
 //!   write may still be under way, so that a `leave` writes the cell as it is: after that it is refused;
 //! - *the caller's future is dropped*: the same. The `leave` that follows waits for the call's turn, and knows

@@ -13,7 +13,9 @@ use leasehold_core::kit::locked;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::cells::{Answer, Bells, Cells, Found, Heard, IDLE, Request, System, Version};
+use crate::cells::{
+    Answer, Bells, CROWD, Cells, Found, Heard, IDLE, Request, SLOW, System, Version,
+};
 
 /// Cells in memory. See the module's documentation.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ struct State {
     round_trips: u64,
     /// Of how many calls the answer is lost.
     lost: usize,
+    /// How many calls that write find no room.
+    full: usize,
     is_away: bool,
     /// What looks do not see.
     hidden: HashSet<String>,
@@ -51,6 +55,8 @@ impl Default for MemoryCells {
         let system = System {
             longest_key: 250,
             largest_value: 1 << 20,
+            crowd: CROWD,
+            slow: SLOW,
             grain: Duration::ZERO,
             forgets: true,
             looks_behind: false,
@@ -115,6 +121,11 @@ impl MemoryCells {
     /// Executes the next `calls` calls, but loses their replies.
     pub fn lose_answers(&self, calls: usize) {
         locked(&self.state).lost = calls;
+    }
+
+    /// Makes the next `calls` writes find no room; the old value is lost.
+    pub fn fill(&self, calls: usize) {
+        locked(&self.state).full = calls;
     }
 
     /// Makes it unreachable, or reachable again.
@@ -192,6 +203,14 @@ impl Cells for MemoryCells {
         let mut answers = Vec::with_capacity(requests.len());
         for request in requests {
             tokio::task::yield_now().await;
+            let writes = matches!(request, Request::Create { .. } | Request::Replace { .. });
+            let mut state = locked(&self.state);
+            if writes && state.full > 0 {
+                state.full -= 1;
+                state.cells.remove(request.key());
+                return Err(Error::new(ErrorKind::Full, "told to be full"));
+            }
+            drop(state);
             answers.push(locked(&self.state).one(request, self.clock.now()));
         }
         tokio::task::yield_now().await;

@@ -14,7 +14,10 @@
 //! - *What is lost*: nothing by servers that are killed and come back with their disks. By a power cut, what
 //!   was answered in the last two minutes, unless the servers are told to write it first
 //!   (`sync_interval: always`); then two may hold, and tokens go on above the clock.
-//! - *A queue where nobody stands* ends after a day. If the bucket puts markers in the place of what ended (`nats
+//! - *A bucket with a limit* (`max_bytes`) that is full takes no touches either, so that all holds would be lost. So four
+//!   fifths of it are for all, and the rest for those who hold or wait: beyond, no new names and no new clients are
+//!   taken.
+//! - *A queue where nobody stands* ends after a day, and one in which only dead clients stand after a week. If the bucket puts markers in the place of what ended (`nats
 //!   kv add --marker-ttl`), it stays: a marker asks for no number, and could take the place of what was
 //!   written at that very moment. A session is not touched any more by the time that its end comes near.
 
@@ -41,6 +44,7 @@ use async_nats::jetstream::{self, Context};
 use async_nats::{Client, ConnectOptions};
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
+use futures_util::{StreamExt, stream};
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Host, redacted};
 use leasehold_core::store::{
@@ -54,13 +58,17 @@ use self::bells::{NatsBells, News};
 use self::bucket::Missing;
 use self::link::Link;
 use self::url::{Login, NatsUrl};
-use crate::cells::{Answer, Bells, Cells, IDLE, Request, System};
+use crate::cells::{Answer, Bells, CROWD, Cells, IDLE, Request, SLOW, System};
 use crate::store::{CellStore, Options, promises};
 
 /// How long connecting may take, and each of the questions that come first.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long an answer may take, at least and at most: as long as a session waits for its next touch.
 const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
+/// The least time that a look of a renewal is given, however short the lease.
+const LOOK: Duration = Duration::from_millis(50);
+/// How many looks are under way at once.
+const AT_ONCE: usize = 256;
 /// How long the list of all keys may take.
 const LISTING: Duration = Duration::from_secs(20);
 /// A server that is silent for three of these is given up for another.
@@ -165,7 +173,7 @@ impl Nats {
             Ok(None) => return Err(fault::unreachable(&servers, bucket::GONE_AGAIN)),
             Err(Missing::Told(error)) => return Err(error),
             Err(Missing::Silent(why)) => {
-                return Err(match news.take_violation() {
+                return Err(match news.take_violation(CONNECT * 2) {
                     Some(violation) => fault::denied(&url.bucket, &violation),
                     None => fault::unreachable(&servers, why),
                 });
@@ -176,11 +184,12 @@ impl Nats {
         let (name, subjects) = (bucket::stream(&url.bucket), bucket::subjects(&url.bucket));
         let handle = context.get_stream_no_info(name).await;
         let handle = handle.map_err(|why| fault::unreachable(&servers, why))?;
-        let link = Arc::new(Link::new(context.clone(), handle, subjects, servers));
+        let link =
+            Arc::new(Link::new(context.clone(), handle, subjects, servers, info.config.max_bytes));
         let bells = NatsBells::new(client.clone(), news.clone(), &url.bucket, runtime.clone());
         let bells = bells.are_heard().await?.then_some(bells);
         // That it may not ring is known, and nothing that a later call is refused for.
-        news.take_violation();
+        news.take_violation(CONNECT);
         let system = system(server.max_payload, &info);
         let round_trips = AtomicU64::new(0);
         let nats =
@@ -194,7 +203,8 @@ impl Nats {
         limit: Duration,
         asked: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let asked = self.runtime.spawn(timeout(limit, asked)).await;
+        // The timer is made there too: it belongs to the runtime in which it was made.
+        let asked = self.runtime.spawn(async move { timeout(limit, asked).await }).await;
         let error = match asked {
             Ok(Ok(Err(error))) if error.kind() == ErrorKind::Unreachable => error,
             Ok(Ok(told)) => return told,
@@ -202,7 +212,7 @@ impl Nats {
             Err(_) => fault::unreachable(&self.url.servers(), "the runtime was shut down"),
         };
         // A refusal comes beside the answer, which never does.
-        Err(match self.news.take_violation() {
+        Err(match self.news.take_violation(limit * 2) {
             Some(violation) => fault::denied(&self.url.bucket, &violation),
             None => error,
         })
@@ -249,6 +259,8 @@ fn system(max_payload: usize, info: &Info) -> System {
     System {
         longest_key: 250,
         largest_value: most.saturating_sub(HEADERS).min(LARGEST),
+        crowd: CROWD,
+        slow: SLOW,
         grain: GRAIN,
         forgets: false,
         looks_behind: true,
@@ -269,6 +281,28 @@ impl Cells for Nats {
             try_join_all(requests.into_iter().map(|request| link.one(request))).await
         };
         self.ask(self.limit, all).await
+    }
+
+    async fn looks(&self, keys: Vec<String>, limit: Duration) -> Vec<Result<Answer>> {
+        self.round_trips.fetch_add(1, Relaxed);
+        let (link, servers, count) = (self.link.clone(), self.url.servers(), keys.len());
+        let limit = limit.min(self.limit).max(LOOK);
+        let looks = async move {
+            let looks = keys.into_iter().map(|key| {
+                let (link, servers) = (&link, &servers);
+                async move {
+                    let looked = timeout(limit, link.one(Request::Get { key })).await;
+                    looked.unwrap_or_else(|_| Err(fault::unreachable(servers, "no answer in time")))
+                }
+            });
+            Ok(stream::iter(looks).buffered(AT_ONCE).collect::<Vec<_>>().await)
+        };
+        match self.ask(limit * 2, looks).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                (0..count).map(|_| Err(Error::new(error.kind(), error.reason()))).collect()
+            }
+        }
     }
 
     fn bells(&self) -> Option<&dyn Bells> {

@@ -12,7 +12,10 @@
 //! - *What a look shows* is what was written last: so says S3 of itself, and others of themselves. It is taken on trust
 //!   where nothing follows from it. Who finds a session over writes in its place, if it is still what was seen:
 //!   if that was an old state, it is refused, and nobody is taken for dead.
-//! - *A write whose answer is lost*: the driver repeats nothing; a look tells (`shared.rs`).
+//! - *A write whose answer is lost*: the driver repeats nothing; a look tells (`shared.rs`). One that a proxy or the store
+//!   repeats is recognized by its digits in what is there (`lasting.rs`).
+//! - *Many requests at once* have lanes (`lanes.rs`): a client has a bounded number of them under way, and renewals never
+//!   wait behind anything else, nor behind an object that hangs.
 //! - *What is left*: a lock's object stays, for it remembers its last token. What a client leaves that died (its
 //!   session, and marks) is not removed by anybody, but by a lifecycle rule where there is one: see
 //!   docs/stores/s3.md.
@@ -23,6 +26,7 @@ mod bucket;
 mod dates;
 mod fault;
 pub mod fence;
+mod lanes;
 mod link;
 mod proof;
 mod url;
@@ -37,14 +41,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::redacted;
+use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{ClockModel, Durability, Guarantees, Store, StoreInfo, Survival};
-use leasehold_core::{Opening, Result};
+use leasehold_core::{Error, Opening, Result};
 use object_store::ObjectStore;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use self::lanes::{LANE, Lane, Lanes};
 use self::link::Link;
 use self::url::{Cloud, ObjectsUrl};
 use crate::cells::{Answer, Cells, Request, System};
@@ -54,7 +60,9 @@ use crate::store::{CellStore, Options, promises};
 /// How long it may take until it is known that a bucket can keep locks.
 const PROOF: Duration = Duration::from_secs(10);
 /// How long an answer may take, at least and at most: as long as a session waits for its next touch.
-const ANSWER: [Duration; 2] = [Duration::from_millis(400), Duration::from_secs(3)];
+const ANSWER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// The least time that a look of a renewal is given, however short the lease.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long the list of all keys may take.
 const LISTING: Duration = Duration::from_secs(60);
 /// The largest value: some thousand claims.
@@ -67,6 +75,7 @@ const LONGEST_KEY: usize = 250;
 struct Objects {
     url: ObjectsUrl,
     lasting: Arc<Lasting<Link>>,
+    lanes: Arc<Lanes>,
     limit: Duration,
     round_trips: AtomicU64,
     runtime: Handle,
@@ -89,8 +98,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// - [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied): the credentials lack a permission.
 /// - [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable): no response within 10 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
-    let parsed = ObjectsUrl::parse(url)?;
-    let store = bucket::of(&parsed)?;
+    let mut parsed = ObjectsUrl::parse(url)?;
+    let store = bucket::of(&mut parsed)?;
     on(store, parsed, redacted(url), runtime).await
 }
 
@@ -119,11 +128,12 @@ async fn on(
 
 impl Objects {
     fn new(store: Arc<dyn ObjectStore>, url: ObjectsUrl, runtime: Handle) -> Self {
-        let link = Link::new(store, url.clone(), LARGEST);
+        let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
+        let lanes = Arc::<Lanes>::default();
+        let link = Link::new(store, url.clone(), LARGEST, lanes.clone(), limit);
         let longest_key = url.prefix.len() + LONGEST_KEY;
         let lasting = Arc::new(Lasting::new(link, longest_key, LARGEST, dates::SKEW));
-        let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
-        Self { url, lasting, limit, round_trips: AtomicU64::new(0), runtime }
+        Self { url, lasting, lanes, limit, round_trips: AtomicU64::new(0), runtime }
     }
 
     /// On our runtime, since the caller's may have neither timers nor I/O, and for so long at most.
@@ -132,7 +142,11 @@ impl Objects {
         limit: Duration,
         asked: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        match self.runtime.spawn(timeout(limit, asked)).await {
+        // The timer is made there too: it belongs to the runtime in which it was made.
+        let asking = self.runtime.spawn(async move { timeout(limit, asked).await });
+        // Dropped, what has not been sent is not sent any more.
+        let _ends = Ends::new(&asking);
+        match asking.await {
             Ok(Ok(told)) => told,
             Ok(Err(_)) => Err(fault::unreachable(&self.url, "no reply in time")),
             Err(_) => Err(fault::unreachable(&self.url, "the runtime was shut down")),
@@ -149,7 +163,48 @@ impl Cells for Objects {
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         self.round_trips.fetch_add(1, Relaxed);
         let lasting = self.lasting.clone();
-        self.ask(self.limit, async move { lasting.run(requests).await }).await
+        let lane = match requests[..] {
+            [Request::Touch { .. }] => Lane::Free,
+            _ => Lane::Ordinary,
+        };
+        // Each request has its own limit, from when its turn comes (`lanes.rs`); a create may be three of them.
+        let all = LANE.scope(lane, async move { lasting.run(requests).await });
+        self.ask(self.limit * 8, all).await
+    }
+
+    async fn looks(&self, keys: Vec<String>, limit: Duration) -> Vec<Result<Answer>> {
+        self.round_trips.fetch_add(1, Relaxed);
+        let count = keys.len();
+        let (lasting, lanes, url) = (self.lasting.clone(), self.lanes.clone(), self.url.clone());
+        let limit = limit.min(self.limit).max(LOOK);
+        let looks = async move {
+            let mut keys: Vec<(usize, String)> = keys.into_iter().enumerate().collect();
+            fastrand::shuffle(&mut keys);
+            let looks = keys.into_iter().map(|(at, key)| {
+                let (lasting, lanes, url) = (&lasting, &lanes, &url);
+                async move {
+                    let lane = lanes.of(&key);
+                    let get = lasting.run(vec![Request::Get { key: key.clone() }]);
+                    let looked = timeout(limit, LANE.scope(lane, get)).await;
+                    lanes.note(&key, looked.is_err());
+                    let answer = match looked {
+                        Ok(Ok(mut answers)) => Ok(answers.pop().unwrap_or(Answer::Absent)),
+                        Ok(Err(error)) => Err(error),
+                        Err(_) => Err(fault::unreachable(url, "no answer in time")),
+                    };
+                    (at, answer)
+                }
+            });
+            let mut answers = join_all(looks).await;
+            answers.sort_unstable_by_key(|(at, _)| *at);
+            Ok(answers.into_iter().map(|(_, answer)| answer).collect::<Vec<_>>())
+        };
+        match self.ask(limit * 2, looks).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                (0..count).map(|_| Err(Error::new(error.kind(), error.reason()))).collect()
+            }
+        }
     }
 
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {

@@ -33,12 +33,14 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::cells::{Answer, Cells, Heard, Request, Version};
+use crate::shared::Shared;
 use crate::text::SESSION;
 
-/// An answer that took longer proves nothing.
-const SLOW: Duration = Duration::from_secs(1);
 /// After a touch that failed.
 const AGAIN: Duration = Duration::from_millis(300);
+
+/// So many sessions are tried that are refused.
+const CREATIONS: u32 = 3;
 
 /// How long sessions live.
 #[derive(Clone, Copy, Debug)]
@@ -135,25 +137,46 @@ impl Sessions {
         if let Some(session) = self.current() {
             return Ok(session);
         }
-        let id = ClaimId::random()?.to_hex();
-        if let Some(bells) = self.cells.bells() {
-            bells.listen(&id, self.heard.clone()).await?;
+        for _ in 0..CREATIONS {
+            let id = ClaimId::random()?.to_hex();
+            if let Some(bells) = self.cells.bells() {
+                bells.listen(&id, self.heard.clone()).await?;
+            }
+            if let Some(session) = self.create(id, &key).await? {
+                *locked(&self.current) = Some(session.clone());
+                self.opened.notify_one();
+                return Ok(session);
+            }
         }
+        let what = "the store refused each new session: another program writes under its keys, or a proxy answers for \
+                    the store";
+        Err(Error::new(ErrorKind::Unreachable, what))
+    }
+
+    /// Creates the cell of a new session. `None`: that was refused, and what is there is not this session.
+    async fn create(
+        &self,
+        id: String,
+        key: impl Fn(&str) -> String,
+    ) -> Result<Option<Arc<Session>>> {
         let key = key(&id);
         let (value, lives) = (SESSION.to_vec(), Some(self.lives.cell));
         let sent = self.clock.now();
         let create = Request::Create { key: key.clone(), value, lives };
-        let answer = self.cells.run(vec![create]).await?.pop();
-        let Some(Answer::Written(version)) = answer else {
-            let what = "the key of a new session already exists";
-            return Err(Error::new(ErrorKind::Corrupt, what).with_hint("report this as a bug"));
+        let version = match self.cells.run(vec![create]).await?.pop() {
+            Some(Answer::Written(version)) => version,
+            // No other client has this ID. A session there is ours: the request was repeated on its way.
+            _ => {
+                let get = Request::Get { key: key.clone() };
+                match self.cells.run(vec![get]).await?.pop() {
+                    Some(Answer::Found(found)) if found.value == SESSION => found.version,
+                    _ => return Ok(None),
+                }
+            }
         };
         let state = State { version, certain: self.end_of(sent), is_over: false };
         let (state, touching) = (Mutex::new(state), Default::default());
-        let session = Arc::new(Session { id, key, state, touching });
-        *locked(&self.current) = Some(session.clone());
-        self.opened.notify_one();
-        Ok(session)
+        Ok(Some(Arc::new(Session { id, key, state, touching })))
     }
 
     /// Until when a cell lives for certain that was touched by what was sent then.
@@ -180,7 +203,7 @@ impl Sessions {
         if session.is_over() {
             return Ok(false);
         }
-        Err(Error::no_reply(SLOW))
+        Err(Error::no_reply(self.cells.system().slow))
     }
 
     async fn touch(&self, session: &Session) -> Result<()> {
@@ -220,7 +243,7 @@ impl Sessions {
         }
         if now >= state.certain {
             state.is_over = true;
-        } else if now.since(sent) <= SLOW {
+        } else if now.since(sent) <= self.cells.system().slow {
             state.certain = state.certain.max(self.end_of(sent));
         }
     }
@@ -239,7 +262,16 @@ impl Sessions {
 
     /// Ends the session's cell: its claims are free at once. What is asked for later opens another.
     pub(crate) async fn close(&self) {
-        let Some(session) = locked(&self.current).take() else { return };
+        self.close_if(|| true).await;
+    }
+
+    /// The same, if this is so while no call can get the session.
+    async fn close_if(&self, is_so: impl FnOnce() -> bool) {
+        let taken = {
+            let mut current = locked(&self.current);
+            if is_so() { current.take() } else { None }
+        };
+        let Some(session) = taken else { return };
         session.end();
         let (key, version) = (session.key.clone(), locked(&session.state).version.clone());
         // A courtesy.
@@ -247,22 +279,36 @@ impl Sessions {
     }
 }
 
-/// Touches the session again and again, for as long as the client lives.
-pub(crate) async fn beat(sessions: Weak<Sessions>) {
+/// Touches the session again and again, for as long as the client lives and has any claims. A client that has had none
+/// for as long as a lease ends its session, and opens another when it is asked for something.
+pub(crate) async fn beat(shared: Weak<Shared>) {
     let mut failed = false;
+    let mut idle_since: Option<Moment> = None;
     loop {
-        let Some(now) = sessions.upgrade() else { return };
-        let Some(session) = now.current() else {
+        let Some(now) = shared.upgrade() else { return };
+        let sessions = now.sessions.clone();
+        let Some(session) = sessions.current() else {
             // Nothing was asked for yet, or since it ended.
-            let (period, opened) = (now.lives.period, Arc::clone(&now));
             drop(now);
-            let _ = tokio::time::timeout(period, opened.opened.notified()).await;
+            idle_since = None;
+            let _ = tokio::time::timeout(sessions.lives.period, sessions.opened.notified()).await;
             continue;
         };
-        let pause = if failed { AGAIN.min(now.lives.period) } else { now.lives.period };
-        drop(now);
+        let pause = if failed { AGAIN.min(sessions.lives.period) } else { sessions.lives.period };
+        drop((now, sessions));
         tokio::time::sleep(pause).await;
-        let Some(now) = sessions.upgrade() else { return };
-        failed = now.touch(&session).await.is_err();
+        let Some(now) = shared.upgrade() else { return };
+        let (clock, sessions) = (now.clock.clone(), now.sessions.clone());
+        idle_since = match now.claims.is_empty() {
+            true => idle_since.or_else(|| Some(clock.now())),
+            false => None,
+        };
+        if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lives.lease) {
+            // Whoever joins is known before it looks for a session.
+            sessions.close_if(|| now.claims.is_empty()).await;
+            continue;
+        }
+        drop(now);
+        failed = sessions.touch(&session).await.is_err();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -14,14 +15,15 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::cells::Cells;
 use crate::claims::Claims;
 use crate::epoch::Epochs;
 use crate::keys::Keys;
-use crate::known::Known;
-use crate::leave::reap;
+use crate::known::{Alive, Known};
+use crate::leave::{REAPING, reap};
 use crate::session::{Lives, Sessions, beat};
 use crate::shared::Shared;
 use crate::wake::hear;
@@ -83,7 +85,6 @@ impl CellStore {
         let lives = options.lives(system.grain);
         let (say, heard) = unbounded_channel();
         let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone(), say));
-        let beating = spawn_on(runtime, beat(Arc::downgrade(&sessions)));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
             epochs: Epochs::new(keys.epoch(), delay, system.grain, options.members),
@@ -94,10 +95,14 @@ impl CellStore {
             sessions,
             claims: Claims::default(),
             known: Known::default(),
+            alive: Alive::default(),
+            is_clearing: AtomicBool::new(false),
+            reaping: Semaphore::new(REAPING),
             poll: options.poll,
             ears: Ears::default(),
             dice: Mutex::new(dice()),
         });
+        let beating = spawn_on(runtime, beat(Arc::downgrade(&shared)));
         let reaping = spawn_on(runtime, reap(Arc::downgrade(&shared)));
         let hearing = spawn_on(runtime, hear(Arc::downgrade(&shared), heard));
         let _tasks = [&beating, &reaping, &hearing].map(Ends::new);

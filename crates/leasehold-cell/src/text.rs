@@ -54,6 +54,12 @@ pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<
 /// Reads what [`written`] wrote for this name.
 pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
     let (theirs, queue) = parsed(value)?;
+    if theirs.as_str().to_lowercase() == name.as_str().to_lowercase() && theirs != *name {
+        let what = format!(
+            "this store does not tell \"{name}\" from \"{theirs}\": use names in lower case"
+        );
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
     if theirs != *name {
         let what = "another lock with a long name has the same key";
         return Err(Error::new(ErrorKind::Corrupt, what).with_hint("use a shorter lock name"));

@@ -1,4 +1,5 @@
-//! Who waits looks: at first often, then less, and never less often than the URL's `poll_ms`. Who is next
+//! Who waits looks: at first often, then less. The longest pause is the URL's `poll_ms`; it grows with the number of
+//! those in front, up to 2 s, so that the looks of a crowd do not grow with the square of its size. Who is next
 //! looks more often than who stands far behind, and whoever came nearer begins anew. Each pause is by
 //! chance half as long or half as long again, so that a crowd does not come all at once.
 //!
@@ -24,6 +25,11 @@ const FIRST: u32 = 50;
 const FIRST_UNTOLD: Duration = Duration::from_millis(250);
 /// How often who is next sees to it that those in front live, at most.
 const SESSIONS: Duration = Duration::from_millis(400);
+
+/// With so many more in front a waiter's longest pause is as long again.
+const CROWD: u32 = 8;
+/// The longest pause of who stands far behind: a heartbeat's.
+const FAR: Duration = Duration::from_secs(2);
 
 impl Shared {
     /// Resolves when the claim holds, or is not there any more, or has come nearer.
@@ -67,7 +73,9 @@ impl Shared {
         let far = u32::try_from(ahead).unwrap_or(u32::MAX);
         let first = if self.cells.bells().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
         let first = first.saturating_mul(far.max(1));
-        (last + last / 2).max(first).min(self.poll)
+        // Who stands far behind cannot be next soon, and looks at each heartbeat all the same.
+        let longest = self.poll.saturating_mul(1 + far / CROWD).min(self.poll.max(FAR));
+        (last + last / 2).max(first).min(longest)
     }
 }
 

@@ -42,6 +42,14 @@ pub(crate) enum Life {
     Over,
 }
 
+/// What is left of a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    Some(Duration),
+    All,
+}
+
 /// When a look was sent, and answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
@@ -63,12 +71,28 @@ impl Ages {
         look: Look,
         age: Option<Duration>,
     ) -> bool {
+        self.left(key, version, life, look, age) == Left::Nothing
+    }
+
+    /// How much is left of the life of what was seen so, as far as this observer can know. Until that has passed, it
+    /// does not find the same version over by its own clock.
+    pub(crate) fn left(
+        &self,
+        key: &str,
+        version: &str,
+        life: Life,
+        look: Look,
+        age: Option<Duration>,
+    ) -> Left {
         match life {
-            Life::Lasting => false,
-            Life::Over => true,
+            Life::Lasting => Left::All,
+            Life::Over => Left::Nothing,
             Life::Short(life) => {
                 let seen = self.seen_for(key, version, look);
-                seen.max(age.unwrap_or_default()) >= life
+                match life.saturating_sub(seen.max(age.unwrap_or_default())) {
+                    Duration::ZERO => Left::Nothing,
+                    left => Left::Some(left),
+                }
             }
         }
     }

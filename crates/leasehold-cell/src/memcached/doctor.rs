@@ -47,6 +47,10 @@ pub(super) fn judge(
     found
 }
 
+/// What counts values that were thrown away.
+const THROWN: [&str; 3] =
+    ["evictions", "slab_reassign_evictions_nomem", "slab_reassign_busy_deletes"];
+
 fn throws_away(settings: &Stats) -> bool {
     settings.get("evictions") != Some("off")
 }
@@ -58,7 +62,9 @@ const OWN_SERVER: &str = "use a separate server for locks with plenty of memory 
                           lock for a while";
 
 fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
-    let thrown = stats.number("evictions").unwrap_or(0);
+    let of = |name| stats.number(name).unwrap_or(0);
+    // The page mover throws away too, also where memory is not full and with -M.
+    let thrown = THROWN.iter().map(|name| of(name)).fold(0, u64::saturating_add);
     if thrown > 0 {
         return Some(Finding::broken(
             "eviction",
@@ -140,6 +146,8 @@ mod tests {
         let kept = [("evictions", "off")];
         assert_eq!(found(&[], &kept, 20), [""; 0]);
         assert_eq!(found(&[("evictions", "3")], &[], 20), ["eviction"]);
+        assert_eq!(found(&[("slab_reassign_busy_deletes", "1")], &kept, 20), ["eviction"]);
+        assert_eq!(found(&[("slab_reassign_evictions_nomem", "1")], &kept, 20), ["eviction"]);
         assert_eq!(found(&[("evictions", "0")], &[("evictions", "on")], 20), ["eviction-possible"]);
         assert_eq!(found(&[("bytes", "90"), ("limit_maxbytes", "100")], &kept, 20), ["room"]);
         assert_eq!(found(&[("uptime", "5")], &kept, 20), ["restarted"]);

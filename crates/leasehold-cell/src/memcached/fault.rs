@@ -39,12 +39,54 @@ pub(super) fn refused(said: &str) -> Error {
             "the server's memory is full, and it does not evict values (-M)",
             "start it with more memory: `memcached -m MEGABYTES`",
         )
+    } else if said.starts_with("CLIENT_ERROR") || said == "ERROR" {
+        // Every server since 1.6 knows these requests, so this one was damaged on its way.
+        (
+            ErrorKind::Unreachable,
+            "memcached did not understand a request",
+            "connect to the server directly, without a proxy",
+        )
     } else {
-        (ErrorKind::Corrupt, "memcached rejected a request", "report this as a bug")
+        // SERVER_ERROR with any other text is transient in most cases, such as no room for buffers.
+        (
+            ErrorKind::Unreachable,
+            "memcached failed to process a request",
+            "see its log if this persists",
+        )
     };
     Error::new(kind, what).with_hint(hint).because(shown(said))
 }
 
 fn shown(said: &str) -> String {
     said.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A waiter, an election and the cleanup go on after what passes.
+    #[test]
+    fn each_refusal_of_memcached_is_told_by_what_follows_from_it() {
+        for (said, kind) in [
+            ("CLIENT_ERROR unauthenticated", ErrorKind::Denied),
+            ("CLIENT_ERROR authentication failure", ErrorKind::Denied),
+            ("SERVER_ERROR object too large for cache", ErrorKind::Full),
+            ("SERVER_ERROR out of memory storing object", ErrorKind::Full),
+            ("SERVER_ERROR out of memory writing get response", ErrorKind::Full),
+            ("SERVER_ERROR out of memory preparing response", ErrorKind::Full),
+            ("SERVER_ERROR temporary failure", ErrorKind::Unreachable),
+            ("SERVER_ERROR backend unavailable", ErrorKind::Unreachable),
+            ("SERVER_ERROR proxy overloaded", ErrorKind::Unreachable),
+            ("SERVER_ERROR nobody knows this", ErrorKind::Unreachable),
+            ("CLIENT_ERROR bad data chunk", ErrorKind::Unreachable),
+            ("CLIENT_ERROR bad command line format", ErrorKind::Unreachable),
+            ("ERROR", ErrorKind::Unreachable),
+            ("ERROR Too many open connections", ErrorKind::Unreachable),
+        ] {
+            let told = refused(said);
+            assert_eq!(told.kind(), kind, "{said}: {told}");
+            assert!(told.reason().contains(said), "{told}");
+        }
+    }
 }

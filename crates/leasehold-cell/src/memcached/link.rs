@@ -66,13 +66,14 @@ struct Job {
 }
 
 impl Link {
-    /// Begins with this connection; the task lives on the present runtime until this is dropped.
-    pub(super) fn new(url: MemcachedUrl, first: Connection) -> Self {
+    /// Begins with this connection, or makes one when it is needed; the task lives on the present runtime until this is
+    /// dropped.
+    pub(super) fn new(url: MemcachedUrl, first: Option<Connection>) -> Self {
         let (jobs, todo) = unbounded_channel();
         let ahead = [AtomicI64::new(0), AtomicI64::new(0)];
         let (clock, round_trips) = Default::default();
         let shared = Arc::new(Shared { clock, ahead, round_trips });
-        shared.learn(&first);
+        first.iter().for_each(|first| shared.learn(first));
         let host = url.host.clone();
         tokio::spawn(serve(url, first, todo, shared.clone()));
         Self { host, jobs, shared }
@@ -117,11 +118,11 @@ impl Shared {
 
 async fn serve(
     url: MemcachedUrl,
-    first: Connection,
+    first: Option<Connection>,
     mut todo: UnboundedReceiver<Job>,
     shared: Arc<Shared>,
 ) {
-    let mut connection = Some(first);
+    let mut connection = first;
     let mut number = 1;
     let limit = (url.options.session / 5).clamp(ANSWER[0], ANSWER[1]);
     loop {

@@ -16,7 +16,7 @@ use super::doctor::{Stats, judge};
 use super::link::{Connection, Link};
 use super::url::MemcachedUrl;
 use super::{fault, wire};
-use crate::cells::{Answer, Cells, IDLE, Request, System};
+use crate::cells::{Answer, Cells, IDLE, Request, SLOW, System};
 use crate::store::{CellStore, Options, promises};
 
 /// How long the list of all keys may take.
@@ -25,6 +25,9 @@ const LISTING: Duration = Duration::from_secs(20);
 const BUSY: Duration = Duration::from_millis(50);
 /// What a value's head takes at most, in bytes.
 const HEAD: usize = 128;
+/// The largest queue. Each client has one connection; with more, the looks of all who wait would take a line of
+/// 1 Gbit/s for themselves.
+const CROWD: usize = 500;
 /// The most keys that are listed.
 const MOST: usize = 100_000;
 
@@ -34,6 +37,8 @@ struct Memcached {
     system: System,
     url: MemcachedUrl,
     link: Link,
+    /// For touches of the session alone: they wait behind nothing that is large.
+    touches: Link,
     runtime: Handle,
 }
 
@@ -41,6 +46,8 @@ fn system() -> System {
     System {
         longest_key: 250,
         largest_value: wire::LARGEST,
+        crowd: CROWD,
+        slow: SLOW,
         grain: Duration::from_secs(2),
         forgets: true,
         looks_behind: false,
@@ -62,7 +69,11 @@ pub(super) async fn connected(
     // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
     system.largest_value =
         system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
-    let cells = Memcached { system, url: parsed, link, runtime: runtime.clone() };
+    let touches = {
+        let _entered = runtime.enter();
+        Link::new(parsed.clone(), None)
+    };
+    let cells = Memcached { system, url: parsed, link, touches, runtime: runtime.clone() };
     Ok(CellStore::new(Arc::new(cells), options, info, runtime))
 }
 
@@ -78,7 +89,7 @@ pub(super) async fn linked(url: &MemcachedUrl, runtime: &Handle) -> Result<(Link
             return Err(Error::new(ErrorKind::Config, what).with_hint("start it without -C"));
         }
         let item = settings.number("item_size_max").and_then(|size| usize::try_from(size).ok());
-        Ok((Link::new(server, first), item.unwrap_or(usize::MAX)))
+        Ok((Link::new(server, Some(first)), item.unwrap_or(usize::MAX)))
     });
     opened.await.map_err(|_| fault::unreachable(&url.host, "the runtime was shut down"))?
 }
@@ -125,7 +136,11 @@ impl Cells for Memcached {
     }
 
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
-        self.link.run(requests).await
+        match requests[..] {
+            // It names no version, so that the connection does not matter.
+            [Request::Touch { .. }] => self.touches.run(requests).await,
+            _ => self.link.run(requests).await,
+        }
     }
 
     fn wall_micros(&self) -> u64 {
@@ -151,7 +166,7 @@ impl Cells for Memcached {
     }
 
     fn round_trips(&self) -> u64 {
-        self.link.round_trips()
+        self.link.round_trips() + self.touches.round_trips()
     }
 }
 

@@ -8,26 +8,27 @@
 //! - *One is gone*: its locks cannot be had, and whoever holds one loses it with its lease; those of the
 //!   others go on. A client that comes meanwhile connects to the others, and to that one when somebody asks
 //!   for a lock there.
-//! - *Not all name the same servers*, or not by the same names: then one name would be on two. So each
-//!   server's epoch keeps the list of whoever was there first, which connecting is enough for, and other
-//!   lists are refused: as a client connects, and at each join.
+//! - *Not all name the same servers*, or not by the same names, or two of them are swapped (`names=`, DNS): then one
+//!   name would be on two. So each server's epoch keeps its own name and the list of the client that was there first,
+//!   which connecting is enough for. Other lists and other own names are refused: as a client connects, and at
+//!   each join.
 //! - *The list is changed*: names move, and who holds by the old list is not where those of the new one look.
 //!   Old lists are refused only by servers that have forgotten them: after all clients have the new one,
 //!   every server is to be restarted or emptied. Then nobody holds by an old one, and nobody is let in before
 //!   that is so (`epoch.rs`).
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::redacted;
+use leasehold_core::kit::{locked, redacted};
 use leasehold_core::store::{
     Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
     Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, Error, ErrorKind, Name, Result, Token};
+use leasehold_core::{Claim, Clock, Error, ErrorKind, Moment, Name, Result, Token};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -35,6 +36,9 @@ use super::server::{connected, guarantees};
 use super::url::MemcachedUrl;
 use crate::keys::digits;
 use crate::store::CellStore;
+
+/// How long a server is not asked again that did not answer.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The stores of several servers as one.
 #[derive(Debug)]
@@ -52,14 +56,41 @@ struct Member {
     url: String,
     runtime: Handle,
     store: OnceCell<CellStore>,
+    /// When it did not answer, and what was told then.
+    failed: Mutex<Option<(Moment, ErrorKind, String)>>,
+    clock: Clock,
 }
 
 impl Member {
     async fn store(&self) -> Result<&CellStore> {
+        // All who came while it was asked have its answer: nobody waits in line for one who does not answer.
+        let came = self.clock.now();
+        let told = || {
+            let failed = locked(&self.failed);
+            let (at, kind, why) = failed.as_ref()?;
+            let is_fresh = *at > came || came.since(*at) < AGAIN;
+            is_fresh.then(|| Error::new(*kind, why.clone()).at(&redacted(&self.url)))
+        };
+        if self.store.get().is_none()
+            && let Some(error) = told()
+        {
+            return Err(error);
+        }
         let opened = self.store.get_or_try_init(|| async {
-            let store = connected(self.server.clone(), &self.url, &self.runtime).await?;
-            store.agrees().await?;
-            Ok(store)
+            if let Some(error) = told() {
+                return Err(error);
+            }
+            let opening = async {
+                let store = connected(self.server.clone(), &self.url, &self.runtime).await?;
+                store.agrees().await?;
+                Ok(store)
+            };
+            let opened = opening.await;
+            if let Err(error) = &opened {
+                let failed: &Error = error;
+                *locked(&self.failed) = Some((self.clock.now(), failed.kind(), failed.reason()));
+            }
+            opened
         });
         opened.await.map_err(|error: Error| error.at(&redacted(&self.url)))
     }
@@ -92,7 +123,7 @@ impl Servers {
             return Err(Error::new(ErrorKind::Config, "the URL names no server"));
         };
         let options = first.options.clone();
-        let list = options.members.clone().unwrap_or_default();
+        let list = first.list.clone().unwrap_or_default();
         let mut promised = guarantees(&options);
         let notes = promised.notes.to_mut();
         notes.push(
@@ -104,7 +135,8 @@ impl Servers {
             .identified(format!("memcached:{list}/{}", options.prefix));
         let member = |server| {
             let (url, runtime) = (url.to_owned(), runtime.clone());
-            Arc::new(Member { server, url, runtime, store: OnceCell::new() })
+            let (store, failed, clock) = Default::default();
+            Arc::new(Member { server, url, runtime, store, failed, clock })
         };
         let members: Vec<Arc<Member>> = servers.into_iter().map(member).collect();
         let opening = members.iter().map(|member| {

@@ -19,6 +19,8 @@ pub(super) struct MemcachedUrl {
     pub(super) host: Host,
     /// What all clients call it, by whatever way they reach it.
     pub(super) name: String,
+    /// What all of them are called together; `None`: there is only one.
+    pub(super) list: Option<String>,
     /// User and password, of `-Y`.
     pub(super) login: Option<(String, String)>,
     pub(super) options: Options,
@@ -77,16 +79,22 @@ impl MemcachedUrl {
             session: session.unwrap_or(usual.session),
             poll: poll.unwrap_or(usual.poll),
             restart_delay,
-            members: listed(&names),
+            members: None,
             clock: usual.clock,
         };
+        let list = listed(&names);
         if options.prefix.len() > LONGEST_PREFIX || !is_graphic(&options.prefix) {
             return refused(
                 invalid("prefix", &options.prefix),
                 format!("use at most {LONGEST_PREFIX} printable ASCII characters without spaces"),
             );
         }
-        let of = |(host, name)| Self { host, name, login: login.clone(), options: options.clone() };
+        let of = |(host, name): (Host, String)| {
+            // Which of them this one is, too: under swapped names, two clients look for a lock on two servers.
+            let members = list.as_ref().map(|list| format!("{name}@{list}"));
+            let options = Options { members, ..options.clone() };
+            Self { host, name, list: list.clone(), login: login.clone(), options }
+        };
         let mut all: Vec<Self> = parts.hosts.into_iter().zip(names).map(of).collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(all)
@@ -151,7 +159,8 @@ mod tests {
             let hosts: Vec<String> = all.iter().map(|url| url.host.to_string()).collect();
             assert_eq!(hosts, ["[::1]:7", "a:1", "b:11211"]);
             for url in all {
-                assert_eq!(url.options.members.as_deref(), Some("[::1]:7,a:1,b:11211"));
+                let members = format!("{}@[::1]:7,a:1,b:11211", url.name);
+                assert_eq!(url.options.members, Some(members));
                 assert_eq!(url.login, Some(("u".into(), "p".into())));
             }
         }
@@ -159,7 +168,8 @@ mod tests {
         let all = MemcachedUrl::parse("memcached://proxy:1,proxy:2?names=b:11211,a:1").unwrap();
         let named: Vec<_> = all.iter().map(|url| (url.name.as_str(), url.host.port)).collect();
         assert_eq!(named, [("a:1", 2), ("b:11211", 1)]);
-        assert_eq!(all[0].options.members.as_deref(), Some("a:1,b:11211"));
+        assert_eq!(all[0].options.members.as_deref(), Some("a:1@a:1,b:11211"));
+        assert_eq!(all[0].list.as_deref(), Some("a:1,b:11211"));
     }
 
     #[test]

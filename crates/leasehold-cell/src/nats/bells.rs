@@ -13,7 +13,7 @@ use async_nats::{Client, Event, ServerError, Subscriber};
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use leasehold_core::kit::locked;
-use leasehold_core::{ClaimId, Error, ErrorKind, Result};
+use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Moment, Result};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
@@ -27,8 +27,9 @@ const OWN: Duration = Duration::from_secs(1);
 /// What the connection tells of itself.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// The last thing that the user was not allowed to do.
-    violation: Mutex<Option<String>>,
+    /// The last thing that the user was not allowed to do, and when.
+    violation: Mutex<Option<(String, Moment)>>,
+    clock: Clock,
     /// Who is to know that something may have been missed.
     heard: Mutex<Option<UnboundedSender<Heard>>>,
 }
@@ -44,15 +45,17 @@ impl News {
                 }
             }
             Event::ServerError(ServerError::Other(said)) if said.contains("ermissions") => {
-                *locked(&self.violation) = Some(said);
+                *locked(&self.violation) = Some((said, self.clock.now()));
             }
             _ => {}
         }
     }
 
-    /// What the user was not allowed to do since this was last asked.
-    pub(super) fn take_violation(&self) -> Option<String> {
-        locked(&self.violation).take()
+    /// What the user was not allowed to do within this time. What it may not do with bells refuses nothing else.
+    pub(super) fn take_violation(&self, within: Duration) -> Option<String> {
+        let (said, at) = locked(&self.violation).take()?;
+        let is_bell = said.contains("\"leasehold.");
+        (!is_bell && self.clock.now().since(at) <= within).then_some(said)
     }
 }
 
@@ -121,5 +124,27 @@ impl Bells for NatsBells {
 impl Drop for NatsBells {
     fn drop(&mut self) {
         locked(&self.listening).iter().for_each(AbortHandle::abort);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_fresh_violation_of_the_bucket_explains_a_missing_answer() {
+        let told = |said: &str| {
+            let news = News::default();
+            news.tell(Event::ServerError(ServerError::Other(said.into())));
+            news
+        };
+        let bucket = r#"Permissions Violation for Publish to "$KV.locks.leasehold.l.a""#;
+        let within = Duration::from_secs(60);
+        assert_eq!(told(bucket).take_violation(within).as_deref(), Some(bucket));
+        let bell = r#"Permissions Violation for Publish to "leasehold.locks.0123""#;
+        assert_eq!(told(bell).take_violation(within), None);
+        let news = told(bucket);
+        while news.clock.now().since(locked(&news.violation).as_ref().unwrap().1).is_zero() {}
+        assert_eq!(news.take_violation(Duration::ZERO), None, "it is old");
     }
 }

@@ -15,7 +15,7 @@ use async_nats::jetstream::stream::{
 use async_nats::jetstream::{Context, ErrorCode, context};
 use leasehold_core::{Error, ErrorKind, Result};
 
-use super::fault;
+use super::fault::{self, Doing};
 use super::url::NatsUrl;
 
 /// How many copies there are where there is a cluster, unless the URL says otherwise.
@@ -45,7 +45,9 @@ pub(super) async fn find(url: &NatsUrl, context: &Context) -> Result<Option<Info
         Ok(found) => Ok(Some(found.cached_info().clone())),
         Err(error) => match error.kind() {
             JetStream(error) if fault::is_no_stream(&error.error_code()) => Ok(None),
-            JetStream(error) => Err(Missing::Told(fault::refused(&url.servers(), &error))),
+            JetStream(error) => {
+                Err(Missing::Told(fault::refused(&url.servers(), &error, Doing::Connects)))
+            }
             _ => {
                 let cause = error.source().and_then(|cause| cause.downcast_ref::<RequestError>());
                 match cause.map(RequestError::kind) {
@@ -84,7 +86,9 @@ pub(super) async fn make(
                 let found = find(url, context).await?;
                 found.ok_or_else(|| Missing::Silent(GONE_AGAIN.into()))
             }
-            JetStream(error) => Err(Missing::Told(fault::refused(&url.servers(), &error))),
+            JetStream(error) => {
+                Err(Missing::Told(fault::refused(&url.servers(), &error, Doing::Connects)))
+            }
             JetStreamUnavailable => Err(Missing::Told(fault::no_jetstream(&url.servers()))),
             _ => Err(Missing::Silent(error.to_string())),
         },

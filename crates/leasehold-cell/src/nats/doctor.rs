@@ -44,12 +44,13 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
             format!("allow this user to publish and subscribe on leasehold.{bucket}.>"),
         ));
     }
-    if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 5 * 4 {
+    if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 3 * 2 {
         let what =
             format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
-        let why = "when it is full, no lock can be acquired or released";
+        let why = "from four fifths on, no new name can be locked and no new client is accepted; when the \
+                   bucket is full, no client can renew, and all held locks are lost";
         let fix = format!("`nats stream edit {} --max-bytes=SIZE`", bucket::stream(bucket));
-        found.push(Finding::weak("room", what, why, fix));
+        found.push(Finding::broken("room", what, why, fix));
     }
     found.push(Finding::note(
         "sync-interval",

@@ -22,8 +22,9 @@ use async_nats::jetstream::{self, Context};
 use leasehold_core::kit::locked;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
 
-use super::fault;
+use super::fault::{self, Doing};
 use crate::cells::{Answer, Found, Request, Version};
+use crate::text::SESSION;
 
 /// What clients of the bucket say in a header of what they remove.
 const OPERATION: &str = "KV-Operation";
@@ -31,6 +32,10 @@ const OPERATION: &str = "KV-Operation";
 const MARKER: Duration = Duration::from_secs(60);
 /// For longer nobody leads who was replaced.
 const BEHIND: Duration = Duration::from_secs(30);
+/// How long it is believed how full the bucket is.
+const ROOM: Duration = Duration::from_secs(2);
+/// What a message takes beside its key and value, about.
+const MESSAGE: usize = 150;
 /// Of how many keys is known how new they are.
 const MOST: usize = 16_384;
 
@@ -42,6 +47,12 @@ pub(super) struct Link {
     subjects: String,
     servers: String,
     newest: Newest,
+    /// The session of this client, which is touched.
+    ours: Mutex<Option<String>>,
+    /// How much the bucket may have; `None`: no limit.
+    most: Option<u64>,
+    /// How much it had, and when that was asked.
+    used: tokio::sync::Mutex<Option<(u64, Moment)>>,
 }
 
 /// The newest number that is known of a key, and since when.
@@ -103,14 +114,23 @@ fn key_of(subject: &str) -> String {
     subject.replace('.', ":").replace('=', "%")
 }
 
+/// Whether this is the key of a lock's queue.
+fn is_queue(key: &str) -> bool {
+    let kind = key.rsplit_once(':').map_or("", |(kind, _)| kind);
+    kind.ends_with(['l', 'h'])
+}
+
 impl Link {
     pub(super) fn new(
         context: Context,
         bucket: Stream<()>,
         subjects: String,
         servers: String,
+        most: i64,
     ) -> Self {
-        Self { context, bucket, subjects, servers, newest: Newest::default() }
+        let most = u64::try_from(most).ok().filter(|most| *most > 0);
+        let (newest, ours, used) = Default::default();
+        Self { context, bucket, subjects, servers, newest, ours, most, used }
     }
 
     pub(super) async fn one(&self, request: Request) -> Result<Answer> {
@@ -127,6 +147,9 @@ impl Link {
                 self.write(&key, value, number(&version)?, lives, false).await
             }
             Request::Touch { key, value, version, lives } => {
+                if locked(&self.ours).as_ref() != Some(&key) {
+                    *locked(&self.ours) = Some(key.clone());
+                }
                 self.write(&key, value, number(&version)?, Some(lives), false).await
             }
             Request::Remove { key, version } => {
@@ -139,7 +162,34 @@ impl Link {
         }
     }
 
+    /// Whether there is room for a new name or a new client, so that those who hold can renew.
+    async fn has_room(&self, more: usize) -> Result<bool> {
+        let Some(most) = self.most else { return Ok(true) };
+        let mut used = self.used.lock().await;
+        let now = self.newest.clock.now();
+        let fresh = used.filter(|(_, at)| now.since(*at) < ROOM);
+        let bytes = match fresh {
+            Some((bytes, _)) => bytes,
+            None => {
+                let info = self.bucket.get_info().await;
+                let info = info.map_err(|error| fault::unreachable(&self.servers, error))?;
+                *used = Some((info.state.bytes, now));
+                info.state.bytes
+            }
+        };
+        let has_room = bytes <= most / 5 * 4;
+        if has_room && let Some((bytes, _)) = &mut *used {
+            *bytes = bytes.saturating_add(u64::try_from(more + MESSAGE).unwrap_or(u64::MAX));
+        }
+        Ok(has_room)
+    }
+
     async fn create(&self, key: &str, value: Vec<u8>, lives: Option<Duration>) -> Result<Answer> {
+        if (is_queue(key) || value == SESSION) && !self.has_room(key.len() + value.len()).await? {
+            let what = "the bucket is full to four fifths of its max_bytes, and the rest is kept for those who hold \
+                        locks: raise its max_bytes";
+            return Err(Error::new(ErrorKind::Full, what));
+        }
         match self.write(key, value.clone(), 0, lives, false).await? {
             // It was here, and was removed.
             Answer::Refused => match self.look(key).await? {
@@ -152,6 +202,12 @@ impl Link {
         }
     }
 
+    /// Whether a value that was there a moment ago is there: a queue, and a session that this client touches. Another
+    /// client's session may have ended.
+    fn lasts(&self, key: &str) -> bool {
+        is_queue(key) || locked(&self.ours).as_deref() == Some(key)
+    }
+
     async fn look(&self, key: &str) -> Result<Option<Seen>> {
         let subject = format!("{}{}", self.subjects, subject_of(key));
         let least = self.newest.least(key);
@@ -159,9 +215,16 @@ impl Link {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind() {
+                    // Nothing, where something was a moment ago: what ended by itself since, or an old answer. A queue
+                    // does not end so soon, nor does a session that is touched.
+                    LastRawMessageErrorKind::NoMessageFound if least > 0 && self.lasts(key) => {
+                        let what = "a member of NATS does not know a value that was there a moment ago: it may be \
+                                    behind the others";
+                        Err(Error::new(ErrorKind::Unreachable, what))
+                    }
                     LastRawMessageErrorKind::NoMessageFound => Ok(None),
                     LastRawMessageErrorKind::JetStream(error) => {
-                        Err(fault::refused(&self.servers, &error))
+                        Err(fault::refused(&self.servers, &error, Doing::Asks))
                     }
                     _ => Err(fault::unreachable(&self.servers, error)),
                 };
@@ -210,7 +273,7 @@ impl Link {
         match (error.kind(), told) {
             (PublishErrorKind::WrongLastSequence, _) => Ok(Answer::Refused),
             (_, Some(told)) if fault::is_refused(&told.error_code()) => Ok(Answer::Refused),
-            (_, Some(told)) => Err(fault::refused(&self.servers, told)),
+            (_, Some(told)) => Err(fault::refused(&self.servers, told, Doing::Asks)),
             (PublishErrorKind::StreamNotFound, _) => {
                 let error = Error::new(ErrorKind::Unreachable, fault::NO_LEADER);
                 Err(error.with_hint(fault::SEE_STREAM))
@@ -271,6 +334,16 @@ mod tests {
         newest.note("a", 9, 7);
         newest.note("a", 8, 7);
         assert_eq!(newest.least("a"), 9);
+    }
+
+    #[test]
+    fn queues_are_told_from_sessions_by_their_keys() {
+        for prefix in ["leasehold:", "l:", "", "mail"] {
+            let keys = crate::keys::Keys::new(prefix.into(), 250);
+            let name = leasehold_core::Name::new("s:a").unwrap();
+            assert!(is_queue(&keys.lock(&name)), "{prefix}");
+            assert!(!is_queue(&keys.session("0l")) && !is_queue(&keys.knock(&name)), "{prefix}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 #[cfg(feature = "gs")]
 use object_store::StaticCredentialProvider;
 #[cfg(feature = "s3")]
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum, S3ConditionalPut};
 #[cfg(feature = "az")]
 use object_store::azure::MicrosoftAzureBuilder;
 #[cfg(feature = "gs")]
@@ -35,8 +35,21 @@ const EMULATOR: (&str, &str, &str) = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
 );
 
-/// Opens it. No I/O but what is read of this machine's authorities and credentials.
-pub(super) fn of(url: &ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
+/// Opens it. No I/O but what is read of this machine's authorities and credentials. The endpoint that the environment
+/// names is the URL's from then on, so that a proof of one endpoint is not taken for that of another.
+pub(super) fn of(url: &mut ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
+    if url.endpoint.is_none() {
+        url.endpoint = in_environment(&url.cloud);
+    }
+    url.way = proxy(url.endpoint.as_deref(), |name| std::env::var(name).ok());
+    let url = &*url;
+    #[cfg(feature = "s3")]
+    if matches!(url.cloud, Cloud::S3 { .. })
+        && !url.is_anonymous
+        && let Some(what) = not_found(|name| std::env::var(name).ok())
+    {
+        return Err(Error::new(ErrorKind::Config, format!("{}: {what}", url.place())));
+    }
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let client = Dated(client(url)?);
     let built = match &url.cloud {
@@ -60,6 +73,60 @@ pub(super) fn of(url: &ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
     })
 }
 
+/// The endpoint that the driver takes from the environment.
+fn in_environment(cloud: &Cloud) -> Option<String> {
+    match cloud {
+        #[cfg(feature = "s3")]
+        Cloud::S3 { .. } => {
+            let builder = AmazonS3Builder::from_env();
+            // Of the two that there are, the first counts.
+            builder
+                .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
+                .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint))
+        }
+        #[cfg(feature = "gs")]
+        Cloud::Gs => GoogleCloudStorageBuilder::from_env()
+            .get_config_value(&object_store::gcp::GoogleConfigKey::BaseUrl),
+        #[cfg(feature = "az")]
+        Cloud::Az { is_emulator: true, .. } => None,
+        #[cfg(feature = "az")]
+        Cloud::Az { .. } => MicrosoftAzureBuilder::from_env()
+            .get_config_value(&object_store::azure::AzureConfigKey::Endpoint),
+    }
+}
+
+/// The proxy that the environment puts before an endpoint, without its credentials.
+fn proxy(endpoint: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let is_open = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let names = if is_open { ["http_proxy", "HTTP_PROXY"] } else { ["https_proxy", "HTTPS_PROXY"] };
+    let proxy = names.into_iter().chain(["all_proxy", "ALL_PROXY"]).find_map(variable)?;
+    let proxy = proxy.rsplit_once('@').map_or(&*proxy, |(_, host)| host);
+    (!proxy.is_empty()).then(|| proxy.to_owned())
+}
+
+/// Why there are no credentials for Amazon's, where that is certain: a profile was chosen, which the driver does not
+/// read, and nothing that it reads is there.
+#[cfg(feature = "s3")]
+fn not_found(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    const READ: [&str; 5] = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_SKIP_SIGNATURE",
+    ];
+    let profile = variable("AWS_PROFILE").or_else(|| variable("AWS_DEFAULT_PROFILE"))?;
+    let is_there = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
+    if profile.is_empty() || READ.iter().any(|name| is_there(&name)) {
+        return None;
+    }
+    Some(format!(
+        "no credentials for profile \"{}\": leasehold does not read AWS profiles and SSO. Export them: \
+         eval \"$(aws configure export-credentials --format env)\"; for the role of this machine, unset AWS_PROFILE",
+        fault::shown(&profile)
+    ))
+}
+
 #[cfg(feature = "s3")]
 fn s3(
     url: &ObjectsUrl,
@@ -80,6 +147,11 @@ fn s3(
         builder = builder
             .with_config(AmazonS3ConfigKey::S3Endpoint, endpoint)
             .with_allow_http(endpoint.starts_with("http://"));
+    }
+    let is_amazon = url.endpoint.is_none();
+    if is_amazon && builder.get_config_value(&AmazonS3ConfigKey::Checksum).is_none() {
+        // Buckets with Object Lock demand one.
+        builder = builder.with_checksum_algorithm(Checksum::SHA256);
     }
     if url.is_anonymous {
         builder = builder.with_skip_signature(true);
@@ -163,4 +235,37 @@ fn tls() -> Result<ClientConfig, rustls::Error> {
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(all(test, feature = "s3"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_that_is_not_read_is_named_unless_there_are_other_credentials() {
+        let of = |set: &[(&str, &str)]| {
+            let all: Vec<(String, String)> =
+                set.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            not_found(|name| {
+                all.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
+            })
+        };
+        let what = of(&[("AWS_PROFILE", "p")]).unwrap();
+        assert!(what.contains("profile \"p\"") && what.contains("export-credentials"), "{what}");
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[("AWS_PROFILE", "p"), ("AWS_ACCESS_KEY_ID", "a")]), None);
+        assert_eq!(of(&[("AWS_PROFILE", "p"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "f")]), None);
+    }
+
+    #[test]
+    fn the_way_to_an_endpoint_is_known_and_shows_no_secret() {
+        let way = |endpoint: Option<&str>, name: &'static str, value: &'static str| {
+            proxy(endpoint, |asked| (asked == name).then(|| value.to_owned()))
+        };
+        let secret = way(None, "HTTPS_PROXY", "http://u:sekret@proxy:3128");
+        assert_eq!(secret.as_deref(), Some("proxy:3128"));
+        assert_eq!(way(Some("http://h"), "https_proxy", "http://p"), None);
+        assert_eq!(way(Some("http://h"), "http_proxy", "http://p").as_deref(), Some("http://p"));
+        assert_eq!(way(Some("https://h"), "ALL_PROXY", "p:1").as_deref(), Some("p:1"));
+    }
 }

@@ -7,62 +7,239 @@ use super::url::ObjectsUrl;
 
 /// What the driver says of an answer that comes from elsewhere.
 const REDIRECT: &str = "Received redirect";
-/// What it says of a request that is wrong.
-const BAD_REQUEST: &str = "status code: 400";
+/// Where the driver looks for credentials if it has none: the addresses of machines' metadata services.
+const METADATA: &str = "/latest/api/token";
 
-/// What it says of a server that has too much to do.
-const BUSY: [&str; 2] = ["status code: 503", "status code: 429"];
+/// What the code of an answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The server has too much to do, and asks for patience.
+    Busy,
+    /// It is not there for now, or did not get the request whole, or not in time.
+    Passing,
+    /// The clocks of this machine and of the servers are too far apart, or this machine was suspended meanwhile.
+    Clock,
+    /// The credentials have ended. New ones are fetched or set.
+    Expired,
+    /// These credentials may not.
+    Denied,
+    /// There is no such bucket.
+    Missing,
+    /// The bucket wants something that our requests have not: a checksum or an encryption.
+    Demands,
+    /// What was asked for makes no sense to this server.
+    Wrong,
+    /// It cannot do that.
+    Unable,
+}
+
+/// By the codes in the answers of Amazon and of what speaks its protocol, of Google's XML API, and of Azure. What is not
+/// here is judged by its status, and what has none of those is passing: it is asked again, and shown.
+const CODES: &[(Class, &[&str])] = &[
+    (
+        Class::Busy,
+        &[
+            "SlowDown",
+            "ServiceUnavailable",
+            "Throttling",
+            "ThrottlingException",
+            "RequestLimitExceeded",
+            "BandwidthLimitExceeded",
+            "TooManyRequests",
+            "ServerBusy",
+            "OperationTimedOut",
+            "rateLimitExceeded",
+        ],
+    ),
+    (
+        Class::Passing,
+        &[
+            "InternalError",
+            "InternalServerError",
+            "RequestTimeout",
+            "RequestTimeoutException",
+            "IncompleteBody",
+            "BadDigest",
+            "ConditionalRequestConflict",
+            "OperationAborted",
+            "NotReady",
+            "ClientDisconnected",
+            "BackendError",
+            "BucketAlreadyOwnedByYou",
+            "LeaseIdMissing",
+            "AccountBeingCreated",
+            "ContainerBeingDeleted",
+            "PreconditionFailed",
+            "XMinioServerNotInitialized",
+            "XMinioReadQuorum",
+            "XMinioWriteQuorum",
+        ],
+    ),
+    (Class::Clock, &["RequestTimeTooSkewed", "RequestExpired"]),
+    (
+        Class::Expired,
+        &["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "AuthenticationExpired"],
+    ),
+    (
+        Class::Denied,
+        &[
+            "AccessDenied",
+            "AllAccessDisabled",
+            "AccountProblem",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "InvalidToken",
+            "InvalidSecurity",
+            "NotSignedUp",
+            "AuthenticationFailed",
+            "AuthorizationFailure",
+            "AuthorizationPermissionMismatch",
+            "InsufficientAccountPermissions",
+            "AccountIsDisabled",
+            "Forbidden",
+        ],
+    ),
+    (
+        Class::Missing,
+        &["NoSuchBucket", "ContainerNotFound", "ResourceNotFound", "ContainerDisabled"],
+    ),
+    (
+        Class::Demands,
+        &[
+            "MissingUploadObjectWithObjectLockHeaders",
+            "Content-MD5 OR x-amz-checksum",
+            "ServerSideEncryptionConfigurationNotFoundError",
+            "InvalidEncryptionAlgorithmError",
+            "KMS.DisabledException",
+            "KMS.NotFoundException",
+            "KMS.KMSInvalidStateException",
+            "MissingSecurityHeader",
+        ],
+    ),
+    (Class::Unable, &["NotImplemented", "MethodNotAllowed", "UnsupportedHeader"]),
+];
+
+/// By the status, where the code is not known.
+const STATUS: &[(Class, &[u16])] = &[
+    (Class::Busy, &[429, 503]),
+    (
+        Class::Passing,
+        &[408, 409, 412, 425, 499, 500, 502, 504, 507, 508, 509, 520, 521, 522, 523, 524, 529],
+    ),
+    (Class::Denied, &[401, 403, 407]),
+    (Class::Missing, &[404, 410]),
+    (Class::Wrong, &[400, 405, 411, 413, 414, 415, 416, 431]),
+    (Class::Unable, &[501, 505]),
+];
+
+/// What this says, by its code, or else by its status. `None`: it is no answer.
+pub(super) fn class(said: &str) -> Option<Class> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let names = |code: &str| {
+        said.match_indices(code).any(|(at, _)| {
+            let (before, after) = (&said.as_bytes()[..at], &said.as_bytes()[at + code.len()..]);
+            !before.last().is_some_and(|byte| is_word(*byte))
+                && !after.first().is_some_and(|byte| is_word(*byte))
+        })
+    };
+    let by_code = CODES.iter().find(|(_, codes)| codes.iter().any(|code| names(code)));
+    if let Some((class, _)) = by_code {
+        return Some(*class);
+    }
+    let (_, rest) = said.split_once("status code: ")?;
+    let status: u16 = rest.get(..3)?.parse().ok()?;
+    let by_status = STATUS.iter().find(|(_, all)| all.contains(&status));
+    Some(by_status.map_or(Class::Passing, |(class, _)| *class))
+}
 
 /// Whether the server asks for patience: to ask again at once would be the opposite.
 pub(super) fn is_busy(error: &Driver) -> bool {
-    let why = error.to_string();
-    BUSY.iter().any(|code| why.contains(code))
+    class(&error.to_string()) == Some(Class::Busy)
 }
 
 /// Nobody answers there, or not in time.
 pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
+    let not_read = match url.is_anonymous || url.cloud.has_credentials() {
+        true => String::new(),
+        false => format!("; {}", url.cloud.not_read()),
+    };
     let what = format!("{} does not respond", url.place());
-    let hint =
-        format!("check endpoint and network, and the credentials: {}", url.cloud.credentials());
+    let hint = format!(
+        "check endpoint and network, and the credentials: {}{not_read}",
+        url.cloud.credentials()
+    );
     Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why.to_string()))
 }
 
 /// What the driver tells.
 pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
     let (why, place) = (error.to_string(), url.place());
-    let (kind, what, hint) = match error {
-        Driver::NotFound { .. } => (
-            ErrorKind::Config,
-            format!("{place} does not exist"),
-            "create it, or correct its name in the URL".to_owned(),
-        ),
-        Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. } => (
-            ErrorKind::Denied,
-            format!("these credentials may not use {place}"),
-            format!("allow {}", url.cloud.rights()),
-        ),
-        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => (
-            ErrorKind::Config,
-            format!("{place} does not support conditional writes"),
-            CONDITIONAL.to_owned(),
-        ),
-        _ if why.contains(REDIRECT) => (
-            ErrorKind::Config,
-            format!("{place} is in another region"),
-            "name the region in the URL: ?region=eu-central-1".to_owned(),
-        ),
-        _ if why.contains(BAD_REQUEST) => (
-            ErrorKind::Config,
-            format!("{place} rejected the request"),
-            "check region, endpoint and credentials".to_owned(),
-        ),
-        _ if is_busy(error) => (
+    let class = match (class(&why), error) {
+        _ if why.contains(REDIRECT) => {
+            let what = format!("{place} is in another region");
+            let hint = "name the region in the URL: ?region=eu-central-1";
+            return Error::new(ErrorKind::Config, what).with_hint(hint).because(shown(&why));
+        }
+        (Some(class), _) => class,
+        (None, Driver::NotFound { .. }) => Class::Missing,
+        (None, Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. }) => Class::Denied,
+        (None, Driver::NotImplemented { .. } | Driver::NotSupported { .. }) => Class::Unable,
+        (None, _) if why.contains(METADATA) => {
+            let what = format!("no credentials for {place} were found");
+            let hint = format!("{}; {}", url.cloud.credentials(), url.cloud.not_read());
+            return Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why));
+        }
+        (None, _) => return unreachable(url, why),
+    };
+    let (kind, what, hint) = match class {
+        Class::Busy => (
             ErrorKind::Unreachable,
             format!("{place} is overloaded or temporarily unavailable"),
             "retry later; if many clients want the same lock, use another store, such as redis:"
                 .to_owned(),
         ),
-        _ => return unreachable(url, why),
+        Class::Passing => (
+            ErrorKind::Unreachable,
+            format!("{place} did not process the request"),
+            "retry; see the server's log if this persists".to_owned(),
+        ),
+        Class::Clock => (
+            ErrorKind::Unreachable,
+            format!("the clocks of this machine and of {place} are more than 15 minutes apart"),
+            "set this machine's clock; if it was suspended, retry".to_owned(),
+        ),
+        Class::Expired => (
+            ErrorKind::Unreachable,
+            format!("the credentials for {place} have expired"),
+            format!("set new ones: {}", url.cloud.credentials()),
+        ),
+        Class::Denied => (
+            ErrorKind::Denied,
+            format!("these credentials may not use {place}"),
+            format!("allow {}", url.cloud.rights()),
+        ),
+        Class::Missing => (
+            ErrorKind::Config,
+            format!("{place} does not exist"),
+            "create it, or correct its name in the URL".to_owned(),
+        ),
+        Class::Demands => (
+            ErrorKind::Config,
+            format!(
+                "{place} requires a checksum or encryption (Object Lock or the bucket's policy)"
+            ),
+            format!("set {}, or use another bucket", url.cloud.demands()),
+        ),
+        Class::Wrong => (
+            ErrorKind::Config,
+            format!("{place} rejected the request"),
+            "check region, endpoint and credentials".to_owned(),
+        ),
+        Class::Unable => (
+            ErrorKind::Config,
+            format!("{place} does not support conditional writes"),
+            CONDITIONAL.to_owned(),
+        ),
     };
     Error::new(kind, what).with_hint(hint).because(shown(&why))
 }
@@ -89,6 +266,74 @@ pub(super) fn shown(said: &str) -> String {
 #[cfg(all(test, feature = "s3"))]
 mod tests {
     use super::*;
+
+    /// A waiter and an election go on after what passes, and end at what does not.
+    #[test]
+    fn each_code_of_an_object_store_is_told_by_what_follows_from_it() {
+        let url = ObjectsUrl::parse("s3://b").unwrap();
+        let xml = |status: u16, code: &str| {
+            let page = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
+            Driver::Generic {
+                store: "S3",
+                source: format!("Server returned non-2xx status code: {status}: {page}").into(),
+            }
+        };
+        let denied = |status: u16, code: &str| Driver::PermissionDenied {
+            path: "k".into(),
+            source: format!("status code: {status}: <Code>{code}</Code>").into(),
+        };
+        for (error, kind, says) in [
+            (xml(400, "RequestTimeout"), ErrorKind::Unreachable, "retry"),
+            (denied(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "minutes apart"),
+            (xml(403, "RequestTimeTooSkewed"), ErrorKind::Unreachable, "minutes apart"),
+            (xml(400, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
+            (denied(403, "ExpiredToken"), ErrorKind::Unreachable, "have expired"),
+            (xml(400, "TokenRefreshRequired"), ErrorKind::Unreachable, "have expired"),
+            (xml(503, "SlowDown"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(400, "ThrottlingException"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(500, "InternalError"), ErrorKind::Unreachable, "retry"),
+            (xml(500, "OperationTimedOut"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(400, "BadDigest"), ErrorKind::Unreachable, "retry"),
+            (xml(409, "OperationAborted"), ErrorKind::Unreachable, "retry"),
+            (xml(502, "whatever a proxy says"), ErrorKind::Unreachable, "retry"),
+            (xml(599, "nobody knows this"), ErrorKind::Unreachable, "retry"),
+            (xml(418, "nobody knows this"), ErrorKind::Unreachable, "retry"),
+            (denied(403, "AccessDenied"), ErrorKind::Denied, "s3:PutObject"),
+            (xml(403, "InvalidAccessKeyId"), ErrorKind::Denied, "s3:PutObject"),
+            (xml(404, "NoSuchBucket"), ErrorKind::Config, "does not exist"),
+            (xml(400, "InvalidArgument"), ErrorKind::Config, "check region"),
+            (xml(501, "NotImplemented"), ErrorKind::Config, "conditional writes"),
+            (
+                xml(400, "MissingUploadObjectWithObjectLockHeaders"),
+                ErrorKind::Config,
+                "AWS_CHECKSUM_ALGORITHM=SHA256",
+            ),
+        ] {
+            let told = of(&url, &error);
+            assert_eq!(told.kind(), kind, "{error}: {told}");
+            assert!(format!("{told:#}").contains(says), "{told:#}");
+        }
+        // No code is in two rows, and none is a part of another word.
+        let all: Vec<&str> = CODES.iter().flat_map(|(_, codes)| codes.iter().copied()).collect();
+        for (class, codes) in CODES {
+            for code in *codes {
+                assert_eq!(all.iter().filter(|other| *other == code).count(), 1, "{code} twice");
+                assert_eq!(self::class(&format!("<Code>{code}</Code>")), Some(*class), "{code}");
+            }
+        }
+        assert_eq!(class("status code: 403: NotAccessDeniedAtAll"), Some(Class::Denied));
+        assert_eq!(class("connection reset"), None);
+    }
+
+    #[test]
+    fn a_client_without_credentials_is_told_what_is_not_read() {
+        let url = ObjectsUrl::parse("s3://b").unwrap();
+        let why =
+            "Error performing PUT http://169.254.169.254/latest/api/token: error sending request";
+        let told = of(&url, &generic(why)).to_string();
+        assert!(told.contains("profiles and SSO are not read"), "{told}");
+        assert!(told.contains("aws configure export-credentials --format env"), "{told}");
+    }
 
     fn generic(source: &str) -> Driver {
         Driver::Generic { store: "S3", source: source.into() }

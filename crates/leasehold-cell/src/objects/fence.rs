@@ -12,11 +12,17 @@
 //! notice a higher token. As part of the content, it makes the versions of different holders
 //! differ. Programs that read the object without this module must skip the first line.
 //!
+//! **Repeated writes.** A proxy, or the driver after a 5xx, may repeat a write. The repetition is
+//! refused although the write succeeded. So each write has a random name, and the object's metadata
+//! lists the latest eight names. A client whose write is refused looks for its name there. If it
+//! finds it, the write succeeded once, and [`change`] does not apply its work again. Stores without
+//! metadata cannot tell.
+//!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
-//! Repeating it is harmless, because the token is the same.
+//! [`put`] may be repeated. Repeat [`change`] only if `work` has no effect on its own result.
 
 use leasehold_core::fence::Fence;
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{ClaimId, Error, ErrorKind, Result};
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, Error as Driver, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
@@ -32,8 +38,35 @@ struct Object<'a> {
     path: &'a Path,
 }
 
+/// Where an object's latest writes are named, in its metadata: letters only, as Azure wants it.
+const WRITES: &str = "leaseholdwrites";
+/// So many are named.
+const NAMED: usize = 8;
+
+/// What was read, and which writes made it, the latest first.
+struct Seen {
+    version: UpdateVersion,
+    writes: String,
+}
+
+impl Object<'_> {
+    /// The writes that made what is there now.
+    async fn writes(&self) -> Result<String> {
+        match self.store.get(self.path).await {
+            Ok(found) => Ok(writes(&found.attributes)),
+            Err(Driver::NotFound { .. }) => Ok(String::new()),
+            Err(error) => Err(explain(&error)),
+        }
+    }
+}
+
+fn writes(attributes: &Attributes) -> String {
+    let named = attributes.get(&Attribute::Metadata(WRITES.into()));
+    named.map(|named| named.to_string()).unwrap_or_default()
+}
+
 impl Guarded for Object<'_> {
-    type Version = Option<UpdateVersion>;
+    type Version = Option<Seen>;
     const LOOKS_BEHIND: bool = false;
 
     async fn look(&self) -> Result<(Option<Vec<u8>>, Self::Version)> {
@@ -44,14 +77,22 @@ impl Guarded for Object<'_> {
         };
         let version =
             UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+        let writes = writes(&found.attributes);
         let object = found.bytes().await.map_err(|error| explain(&error))?;
-        Ok((Some(object.to_vec()), Some(version)))
+        Ok((Some(object.to_vec()), Some(Seen { version, writes })))
     }
 
     async fn write(&self, value: Vec<u8>, read: &Self::Version) -> Result<bool> {
-        let mode = read.clone().map_or(PutMode::Create, PutMode::Update);
+        let version = read.as_ref().map(|seen| seen.version.clone());
+        let mode = version.map_or(PutMode::Create, PutMode::Update);
+        let ours = ClaimId::random()?.to_hex();
+        let before = read.as_ref().map_or("", |seen| &seen.writes).split_ascii_whitespace();
+        let named: Vec<&str> = [&*ours].into_iter().chain(before).take(NAMED).collect();
         // Who caches what everybody may read would show an old mark.
-        let attributes = Attributes::from_iter([(Attribute::CacheControl, "no-store")]);
+        let attributes = Attributes::from_iter([
+            (Attribute::CacheControl, "no-store".to_owned()),
+            (Attribute::Metadata(WRITES.into()), named.join(" ")),
+        ]);
         let options = PutOptions { attributes, ..PutOptions::from(mode) };
         match self.store.put_opts(self.path, value.into(), options).await {
             Ok(_) => Ok(true),
@@ -59,7 +100,7 @@ impl Guarded for Object<'_> {
                 Driver::AlreadyExists { .. }
                 | Driver::Precondition { .. }
                 | Driver::NotFound { .. },
-            ) => Ok(false),
+            ) => Ok(self.writes().await?.split_ascii_whitespace().any(|named| named == ours)),
             Err(error) => Err(explain(&error)),
         }
     }
@@ -186,6 +227,7 @@ fn explain(error: &Driver) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream::BoxStream;
     use leasehold_core::Token;
     use object_store::PutPayload;
     use object_store::memory::InMemory;
@@ -224,6 +266,104 @@ mod tests {
         let value = b"leasehold fence 1 5\nlate".to_vec();
         assert!(!late.write(value, &read_before).await.unwrap());
         assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"same");
+    }
+
+    /// As a driver or a proxy that repeats each write, and passes on the answer to the repetition.
+    #[derive(Debug)]
+    struct Repeating(InMemory);
+
+    impl std::fmt::Display for Repeating {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl ObjectStore for Repeating {
+        async fn put_opts(
+            &self,
+            path: &Path,
+            value: PutPayload,
+            options: PutOptions,
+        ) -> object_store::Result<object_store::PutResult> {
+            let _ = self.0.put_opts(path, value.clone(), options.clone()).await;
+            self.0.put_opts(path, value, options).await
+        }
+
+        async fn put_multipart_opts(
+            &self,
+            path: &Path,
+            options: object_store::PutMultipartOptions,
+        ) -> object_store::Result<Box<dyn object_store::MultipartUpload>> {
+            self.0.put_multipart_opts(path, options).await
+        }
+
+        async fn get_opts(
+            &self,
+            path: &Path,
+            options: object_store::GetOptions,
+        ) -> object_store::Result<object_store::GetResult> {
+            self.0.get_opts(path, options).await
+        }
+
+        fn delete_stream(
+            &self,
+            paths: BoxStream<'static, object_store::Result<Path>>,
+        ) -> BoxStream<'static, object_store::Result<Path>> {
+            self.0.delete_stream(paths)
+        }
+
+        fn list(
+            &self,
+            prefix: Option<&Path>,
+        ) -> BoxStream<'static, object_store::Result<object_store::ObjectMeta>> {
+            self.0.list(prefix)
+        }
+
+        async fn list_with_delimiter(
+            &self,
+            prefix: Option<&Path>,
+        ) -> object_store::Result<object_store::ListResult> {
+            self.0.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(
+            &self,
+            from: &Path,
+            to: &Path,
+            options: object_store::CopyOptions,
+        ) -> object_store::Result<()> {
+            self.0.copy_opts(from, to, options).await
+        }
+    }
+
+    /// Two tasks under one token append the same line: neither is lost, and none is there twice.
+    #[tokio::test]
+    async fn a_change_is_done_once_though_each_write_is_repeated_on_its_way() {
+        let (store, path) = (Repeating(InMemory::new()), Path::from("a"));
+        for lines in 1..=20 {
+            let mut came_by = false;
+            let append = |old: Option<&[u8]>| Some([old.unwrap_or_default(), b"x\n"].concat());
+            if lines % 2 == 0 {
+                let rival = Object { store: &store, path: &path };
+                let (_, read) = rival.look().await.unwrap();
+                change(&store, &path, token(5), append).await.unwrap();
+                let value = [b"leasehold fence 1 5\n".as_slice(), &b"x\n".repeat(lines)].concat();
+                assert!(
+                    !rival.write(value, &read).await.unwrap(),
+                    "it takes the other's for its own"
+                );
+            } else {
+                change(&store, &path, token(5), |old| {
+                    assert!(!std::mem::replace(&mut came_by, true), "done twice");
+                    append(old)
+                })
+                .await
+                .unwrap();
+            }
+            let there = read(&store, &path, token(5)).await.unwrap().unwrap();
+            assert_eq!(there, b"x\n".repeat(lines));
+        }
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -13,7 +14,9 @@ use object_store::{
     Attribute, Attributes, Error as Driver, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     UpdateVersion,
 };
+use tokio::time::timeout;
 
+use super::lanes::Lanes;
 use super::url::ObjectsUrl;
 use super::{dates, fault};
 use crate::cells::Version;
@@ -29,6 +32,9 @@ pub(super) struct Link {
     url: ObjectsUrl,
     /// The largest object that may be ours.
     largest: usize,
+    lanes: Arc<Lanes>,
+    /// How long an answer may take.
+    limit: Duration,
 }
 
 impl fmt::Debug for Link {
@@ -38,15 +44,31 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    pub(super) fn new(store: Arc<dyn ObjectStore>, url: ObjectsUrl, largest: usize) -> Self {
-        Self { store, url, largest: largest + FRAME }
+    pub(super) fn new(
+        store: Arc<dyn ObjectStore>,
+        url: ObjectsUrl,
+        largest: usize,
+        lanes: Arc<Lanes>,
+        limit: Duration,
+    ) -> Self {
+        Self { store, url, largest: largest + FRAME, lanes, limit }
+    }
+
+    /// Does this when its turn comes.
+    async fn in_turn<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let Ok(_turn) = timeout(self.limit, self.lanes.turn()).await else {
+            return Err(fault::unreachable(&self.url, "too many requests wait for an answer"));
+        };
+        match timeout(self.limit, request).await {
+            Ok(answer) => answer,
+            Err(_) => Err(fault::unreachable(&self.url, "no answer in time")),
+        }
     }
 }
 
-#[async_trait]
-impl Values for Link {
+impl Link {
     /// What is there, ours or not: of what is larger than anything of ours, nothing.
-    async fn get(&self, key: &str) -> Result<Option<Value>> {
+    async fn get_now(&self, key: &str) -> Result<Option<Value>> {
         let path = path(key)?;
         let mut told = self.store.get(&path).await;
         // A connection that the server closes as it is used again: a look may be sent twice.
@@ -69,7 +91,7 @@ impl Values for Link {
         Ok(Some(Value { bytes, version, age }))
     }
 
-    async fn put(
+    async fn put_now(
         &self,
         key: &str,
         bytes: Vec<u8>,
@@ -89,11 +111,31 @@ impl Values for Link {
         }
     }
 
-    async fn delete(&self, key: &str) -> Result<()> {
+    async fn delete_now(&self, key: &str) -> Result<()> {
         match self.store.delete(&path(key)?).await {
             Ok(()) | Err(Driver::NotFound { .. }) => Ok(()),
             Err(error) => Err(fault::of(&self.url, &error)),
         }
+    }
+}
+
+#[async_trait]
+impl Values for Link {
+    async fn get(&self, key: &str) -> Result<Option<Value>> {
+        self.in_turn(self.get_now(key)).await
+    }
+
+    async fn put(
+        &self,
+        key: &str,
+        bytes: Vec<u8>,
+        on: Option<&Version>,
+    ) -> Result<Option<Version>> {
+        self.in_turn(self.put_now(key, bytes, on)).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.in_turn(self.delete_now(key)).await
     }
 
     async fn keys(&self, beginning: &str) -> Result<Vec<String>> {
@@ -124,6 +166,11 @@ fn version(tag: Option<String>, number: Option<String>) -> Result<Version> {
         return Err(Error::new(ErrorKind::Config, what).with_hint(fault::CONDITIONAL));
     }
     Ok(Version(format!("{}{AND}{}", tag.unwrap_or_default(), number.unwrap_or_default())))
+}
+
+/// Whether the bucket kept versions as this was written.
+pub(super) fn is_versioned(version: &Version) -> bool {
+    version.0.split_once(AND).is_some_and(|(_, number)| !number.is_empty())
 }
 
 fn condition(version: &Version) -> UpdateVersion {

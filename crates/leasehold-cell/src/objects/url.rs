@@ -90,6 +90,52 @@ impl Cloud {
         }
     }
 
+    /// Whether the environment has those.
+    pub(super) fn has_credentials(&self) -> bool {
+        let variable = match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => "AWS_ACCESS_KEY_ID",
+            #[cfg(feature = "gs")]
+            Self::Gs => "GOOGLE_APPLICATION_CREDENTIALS",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "AZURE_STORAGE_ACCOUNT_KEY",
+        };
+        std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+    }
+
+    /// Where credentials may be that are not looked for, and what to do about that.
+    pub(super) fn not_read(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => {
+                "AWS profiles and SSO are not read: export them with eval \"$(aws configure export-credentials \
+                 --format env)\""
+            }
+            #[cfg(feature = "gs")]
+            Self::Gs => {
+                "run gcloud auth application-default login, or give the machine a service account"
+            }
+            #[cfg(feature = "az")]
+            Self::Az { .. } => {
+                "sessions of az login are not read: set a key, or give the machine an identity"
+            }
+        }
+    }
+
+    /// What to set for a bucket that demands a checksum or an encryption.
+    pub(super) fn demands(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => {
+                "AWS_CHECKSUM_ALGORITHM=SHA256, AWS_SERVER_SIDE_ENCRYPTION (aws:kms or AES256) and AWS_SSE_KMS_KEY_ID"
+            }
+            #[cfg(feature = "gs")]
+            Self::Gs => "a default key on the bucket",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "an encryption scope on the container",
+        }
+    }
+
     /// The rights that locks need.
     pub(super) fn rights(&self) -> &'static str {
         match self {
@@ -135,6 +181,8 @@ pub(super) struct ObjectsUrl {
     /// What all keys begin with, up to a slash.
     pub(super) prefix: String,
     pub(super) endpoint: Option<String>,
+    /// The proxy before it, if there is one.
+    pub(super) way: Option<String>,
     /// Requests are not signed.
     pub(super) is_anonymous: bool,
     pub(super) session: Duration,
@@ -192,7 +240,8 @@ impl ObjectsUrl {
             );
         }
         let prefix = folder(&parts.path)?;
-        Ok(Self { cloud, bucket, prefix, endpoint, is_anonymous, session, poll })
+        let way = None;
+        Ok(Self { cloud, bucket, prefix, endpoint, way, is_anonymous, session, poll })
     }
 
     /// What the marks of other endpoints are told from, and people are shown.

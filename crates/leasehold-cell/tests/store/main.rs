@@ -14,4 +14,5 @@ mod nats_members;
 mod nats_queue;
 mod objects_access;
 mod objects_faults;
+mod objects_front;
 mod objects_requests;

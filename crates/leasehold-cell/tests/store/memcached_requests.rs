@@ -129,3 +129,39 @@ fn r10_thirty_two_clients_of_memcached_get_on() {
         .await;
     });
 }
+
+/// A crowd that one connection cannot carry is refused, and nobody's hold is lost by it.
+#[test]
+fn a_crowd_beyond_the_limit_is_refused_and_the_others_stay() {
+    use leasehold::store::{Joined, Mode, Renew, Renewal, Store};
+    use leasehold::{Claim, Kind, Name};
+    const MOST: usize = 500;
+    run(async {
+        let server = &Memcached::start();
+        let (_, store) = with_store(server).await;
+        let claim = || Claim::new(Name::new("crowd").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let first = claim();
+        let joined = store.join(&first, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        let mut all = vec![first];
+        while all.len() < MOST {
+            let one = claim();
+            store.join(&one, Mode::Wait).await.unwrap();
+            all.push(one);
+            // They are heartbeats too.
+            if all.len() % 100 == 0 {
+                let renewals: Vec<Renew> =
+                    all.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
+                let told = store.renew(&renewals).await.unwrap();
+                assert!(told.iter().all(|told| !matches!(told, Renewal::Lost)), "{}", all.len());
+            }
+        }
+        let error = store.join(&claim(), Mode::Wait).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        assert!(error.to_string().contains("takes 500"), "{error}");
+        let renewals: Vec<Renew> =
+            all.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
+        let told = store.renew(&renewals).await.unwrap();
+        assert!(matches!(told[0], Renewal::Holding { .. }), "{:?}", told[0]);
+    });
+}

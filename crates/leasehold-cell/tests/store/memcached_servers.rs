@@ -168,3 +168,30 @@ fn r36_clients_with_another_list_are_refused() {
         next.release().await.unwrap();
     });
 }
+
+/// Two servers under swapped names are two places for each lock: whoever swaps them is refused.
+#[test]
+fn clients_that_swap_two_servers_are_refused() {
+    run(async {
+        let servers: [Memcached; 2] = std::array::from_fn(|_| Memcached::start());
+        let [a, b] = &servers;
+        let names = |first: &Memcached, second: &Memcached| {
+            url(&[first, second], &format!("{NEW}&names=a,b"))
+        };
+        let (right, swapped) = (names(a, b), names(b, a));
+        let ours = connect(&right).await;
+        let mut guards = Vec::new();
+        for n in 0..20 {
+            guards.push(ours.mutex(format!("job-{n}")).try_lock().await.unwrap());
+        }
+        let error = leasehold::connect(&*swapped).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        let text = format!("{error:#}");
+        assert!(text.contains("swapped") && text.lines().count() == 1, "{text}");
+        // The same names the same way, in another order, are the same locks.
+        let other = connect(&url(&[b, a], &format!("{NEW}&names=b,a"))).await;
+        assert_eq!(ours.identity(), other.identity());
+        let error = other.mutex("job-0").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+    });
+}

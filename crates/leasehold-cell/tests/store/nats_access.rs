@@ -152,8 +152,8 @@ fn a_bucket_that_breaks_locks_is_refused_by_the_name_of_the_setting() {
             "subject_delete_marker_ttl":60000000000,"max_bytes":100}"#;
         let edited = server.ask("$JS.API.STREAM.UPDATE.KV_good", worse);
         assert!(edited.contains("\"max_age\":600000000000"), "{edited}");
-        let (broken, room) = (("bucket", Severity::Broken), ("room", Severity::Weak));
-        assert_eq!(found().await, [broken, one, room, sync]);
+        let (broken, room) = (("bucket", Severity::Broken), ("room", Severity::Broken));
+        assert_eq!(found().await, [broken, room, one, sync]);
         // It is full.
         let error = locks.mutex("b").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
@@ -189,5 +189,42 @@ fn require_and_doctor_say_what_nats_cannot_keep() {
         cluster.kill((leader + 1) % 3);
         until("doctor names who is away", async || ids().await.contains(&"members")).await;
         drop(guard);
+    });
+}
+
+/// New names and new clients are refused before the bucket is so full that nobody could renew.
+#[test]
+fn a_bucket_that_fills_up_keeps_room_for_those_who_hold() {
+    run(async {
+        let server = Nats::start();
+        let url = server.url() + "/full?session_ms=2000";
+        connect(&url).await;
+        let context =
+            leasehold::store::cell::nats::async_nats::connect(server.url()).await.unwrap();
+        let context = leasehold::store::cell::nats::async_nats::jetstream::new(context);
+        let mut stream = context.get_stream("KV_full").await.unwrap();
+        let mut config = stream.cached_info().config.clone();
+        config.max_bytes = 60_000;
+        context.update_stream(config).await.unwrap();
+        let locks = connect(&url).await;
+        let guard = locks.mutex("first").lock().await.unwrap();
+        let mut held = Vec::new();
+        let error = loop {
+            match locks.mutex(format!("name-{}", held.len())).try_lock().await {
+                Ok(guard) => held.push(guard),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        assert!(error.to_string().contains("four fifths"), "{error}");
+        let bytes = stream.info().await.unwrap().state.bytes;
+        assert!(bytes < 60_000 / 100 * 95, "{bytes} are used");
+        // For longer than a session.
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        assert!(guard.is_held() && held.iter().all(|guard| guard.is_held()));
+        let found = locks.diagnose().await.unwrap();
+        let after = stream.info().await.unwrap().state.bytes;
+        assert!(found.iter().any(|found| found.id == "room"), "{bytes}, then {after}: {found:?}");
+        guard.release().await.unwrap();
     });
 }

@@ -1,7 +1,6 @@
 //! Objects: what people get wrong as they connect, and object stores that cannot keep locks.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 
 use leasehold::ErrorKind;
 use leasehold::doctor::Severity;
@@ -9,52 +8,14 @@ use leasehold::store::{Durability, Guarantee};
 use leasehold_test_support::*;
 use testbed::SeaweedFs;
 
+use crate::objects_front::{Does, front};
+
 /// What is told to whoever connects so.
 async fn told(url: &str) -> (ErrorKind, String) {
     let error = leasehold::connect(url).await.expect_err(url);
     let text = format!("{error:#}");
     assert!(!text.contains("sekret") && text.lines().count() == 1, "{text}");
     (error.kind(), text)
-}
-
-/// A proxy that leaves out the headers it does not know, which are those of conditions.
-fn careless(behind: u16) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            std::thread::spawn(move || pass_on(&mut stream.unwrap(), behind));
-        }
-    });
-    port
-}
-
-/// One request, and its answer.
-fn pass_on(stream: &mut TcpStream, behind: u16) -> Option<()> {
-    let mut request = BufReader::new(stream.try_clone().ok()?);
-    let (mut head, mut length) = (String::new(), 0);
-    loop {
-        let mut line = String::new();
-        request.read_line(&mut line).ok()?;
-        let small = line.to_lowercase();
-        if let Some(told) = small.strip_prefix("content-length:") {
-            length = told.trim().parse().ok()?;
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-        if !small.starts_with("if-") && !small.starts_with("connection:") {
-            head.push_str(&line);
-        }
-    }
-    let mut body = vec![0; length];
-    request.read_exact(&mut body).ok()?;
-    let mut server = TcpStream::connect(("127.0.0.1", behind)).ok()?;
-    server.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).ok()?;
-    server.write_all(&body).ok()?;
-    let mut answer = Vec::new();
-    server.read_to_end(&mut answer).ok()?;
-    stream.write_all(&answer).ok()
 }
 
 #[test]
@@ -98,7 +59,7 @@ fn s94_connection_mistakes_at_object_stores_name_the_fix() {
 fn an_endpoint_that_leaves_conditions_out_is_refused() {
     run(async {
         let server = SeaweedFs::start();
-        let careless = careless(server.port());
+        let careless = front(server.port(), |_| Does::Carelessly);
         let url = format!("s3://locks/a?anonymous=yes&endpoint=http://127.0.0.1:{careless}");
         let (kind, text) = told(&url).await;
         assert!(
@@ -113,6 +74,60 @@ fn an_endpoint_that_leaves_conditions_out_is_refused() {
             "{text}"
         );
     });
+}
+
+/// Connects as the environment says, when it is called by another test, and prints what came of it.
+#[test]
+fn connects_as_the_environment_says() {
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_CONNECT") else { return };
+    run(async {
+        let connected = leasehold::connect(&*url).await;
+        println!(
+            "connected: {}",
+            connected.map_or_else(|e| e.to_string(), |l| l.identity().into())
+        );
+    });
+}
+
+/// What a process of this environment is told as it connects.
+fn connected(url: &str, environment: &[(&str, String)]) -> String {
+    let this = std::env::current_exe().unwrap();
+    let mut child = Command::new(this);
+    child.args(["--exact", "objects_access::connects_as_the_environment_says", "--nocapture"]);
+    child.env("LEASEHOLD_TEST_CONNECT", url).envs(environment.iter().map(|(k, v)| (k, v)));
+    let said = child.output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let line = said
+        .lines()
+        .find_map(|line| line.split_once("connected: "))
+        .unwrap_or_else(|| panic!("{said}"));
+    line.1.to_owned()
+}
+
+/// Two processes have one URL and two endpoints, by their environments: what was proved of one proves nothing of the
+/// other, and neither takes the other's locks for its own.
+#[test]
+fn an_endpoint_from_the_environment_is_an_endpoint_of_its_own() {
+    let server = SeaweedFs::start();
+    let careless = front(server.port(), |_| Does::Carelessly);
+    let through = |port: u16| {
+        [
+            ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ]
+    };
+    let url = "s3://locks/env?anonymous=yes";
+    let direct = connected(url, &through(server.port()));
+    assert!(direct.contains(&server.port().to_string()), "whose locks are they: {direct}");
+    let told = connected(url, &through(careless));
+    assert!(told.contains("two clients could hold"), "{told}");
+    let other = front(server.port(), |_| Does::Passes);
+    assert_ne!(connected(url, &through(other)), direct);
+    // A profile is not read: that is said at once, and not after questions to a metadata service.
+    let profile =
+        [("AWS_PROFILE", "p".to_owned()), ("AWS_EC2_METADATA_DISABLED", "true".to_owned())];
+    let told = connected("s3://locks/env", &profile);
+    assert!(told.contains("profile \"p\"") && told.contains("export-credentials"), "{told}");
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Objects: the store is killed, or does not answer; and what is in a lock's place that is not ours.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::store::Evict;
 use leasehold_test_support::*;
 use testbed::{Proxy, SeaweedFs};
+
+use crate::objects_front::{Does, front};
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
@@ -75,5 +79,138 @@ fn s90_foreign_objects_are_told_of_and_stay() {
         let names = ["a b/é.*>", "a.b", "a%2Eb", "..", &"n".repeat(200), &"ü".repeat(250)];
         let _held = names_are_listed_beside(&locks, &names, &["s90-foreign", "s90-later"]).await;
         assert_eq!(locks.list("a.").await.unwrap().len(), 1);
+    });
+}
+
+/// The URL, by way of this port.
+fn through(url: &str, server: &SeaweedFs, port: u16) -> String {
+    url.replace(&server.endpoint(), &format!("http://127.0.0.1:{port}"))
+}
+
+/// A proxy sends each write twice, and passes on the second answer.
+#[test]
+fn writes_that_a_proxy_repeats_are_neither_lost_nor_done_twice() {
+    run(async {
+        let server = testbed::seaweed();
+        let port = front(server.port(), |first| match first.starts_with("PUT") {
+            true => Does::Twice,
+            false => Does::Passes,
+        });
+        let url = through(&(server.url("repeats") + "&poll_ms=50"), server, port);
+        let [ours, other] = [connect(&url).await, connect(&url).await];
+        for round in 0..5 {
+            let guard = ours.mutex("a").lock().await.unwrap();
+            guard.release().await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+        ours.mutex("a").run(async |_| ()).await.unwrap();
+        // An eviction spares the next holder.
+        let guard = ours.mutex("b").lock().await.unwrap();
+        let waiting = {
+            let lock = other.mutex("b");
+            tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+        };
+        crate::nats_common::until_queued(&ours, "b", 2).await;
+        assert_eq!(connect(&url).await.evict("b", Evict::Holders).await.unwrap(), 1);
+        let next = waiting.await.unwrap().unwrap();
+        guard.release().await.unwrap_err();
+        next.release().await.unwrap();
+        hammer(&[ours, other], "c", 2, 5).await;
+    });
+}
+
+/// One object hangs, or is answered by an error, for good. All else that the client holds is renewed.
+#[test]
+fn one_object_that_hangs_or_fails_costs_no_other_hold() {
+    run(async {
+        let server = testbed::seaweed();
+        for ill in [Does::Hangs, Does::Says(503, "SlowDown"), Does::Says(500, "InternalError")] {
+            let is_ill = Arc::new(AtomicBool::new(false));
+            let set = is_ill.clone();
+            let port = front(server.port(), move |first| {
+                match set.load(SeqCst) && first.contains("bad") {
+                    true => ill,
+                    false => Does::Passes,
+                }
+            });
+            let url = through(&(server.url("ill") + "&session_ms=3000"), server, port);
+            let locks = connect(&url).await;
+            let hold = async |name: String| {
+                locks
+                    .mutex(name)
+                    .lease(Duration::from_secs(3))
+                    .lock_timeout(PATIENCE)
+                    .await
+                    .unwrap()
+            };
+            let bad = hold("bad".into()).await;
+            let mut good = Vec::new();
+            for n in 0..12 {
+                good.push(hold(format!("good-{n}")).await);
+            }
+            is_ill.store(true, SeqCst);
+            tokio::time::timeout(PATIENCE, bad.lost()).await.unwrap();
+            assert!(good.iter().all(|guard| guard.is_held()), "{ill:?}: {good:?}");
+            for guard in good {
+                guard.release().await.unwrap();
+            }
+            is_ill.store(false, SeqCst);
+        }
+    });
+}
+
+/// What passes ends no wait, whatever words the store has for it.
+#[test]
+fn a_wait_survives_the_passing_errors_of_an_object_store() {
+    run(async {
+        let server = testbed::seaweed();
+        for ill in [
+            Does::Says(400, "RequestTimeout"),
+            Does::Says(403, "RequestTimeTooSkewed"),
+            Does::Says(400, "ExpiredToken"),
+            Does::Says(503, "SlowDown"),
+            Does::Says(599, "NobodyKnowsThis"),
+        ] {
+            let is_ill = Arc::new(AtomicBool::new(false));
+            let set = is_ill.clone();
+            let port = front(server.port(), move |first| {
+                match set.load(SeqCst) && first.contains("passes") {
+                    true => ill,
+                    false => Does::Passes,
+                }
+            });
+            let direct = server.url("passing") + "&poll_ms=50";
+            let [holder, waiter] =
+                [connect(&direct).await, connect(&through(&direct, server, port)).await];
+            let guard = holder.mutex("passes").lock_timeout(PATIENCE).await.unwrap();
+            let waiting = {
+                let lock = waiter.mutex("passes");
+                tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+            };
+            crate::nats_common::until_queued(&holder, "passes", 2).await;
+            // Longer than a heartbeat, which is answered by that.
+            is_ill.store(true, SeqCst);
+            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            assert!(!waiting.is_finished(), "{ill:?}: {:?}", waiting.await);
+            is_ill.store(false, SeqCst);
+            guard.release().await.unwrap();
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    });
+}
+
+/// Thousands of releases at once are as many requests, but not as many sockets.
+#[test]
+fn a_crowd_of_releases_shares_few_connections() {
+    const MANY: usize = 400;
+    run(async {
+        let server = testbed::seaweed();
+        let proxy = Proxy::before(server.port());
+        let url = through(&(server.url("crowd") + "&session_ms=60000"), server, proxy.port());
+        let locks = connect(&url).await;
+        let names: Vec<String> = (0..MANY).map(|n| format!("crowd-{n}")).collect();
+        let guards = locks.lock_all(names.iter().map(String::as_str)).await.unwrap();
+        drop(guards);
+        locks.close().await.unwrap();
+        assert!(proxy.connections() < 200, "{} connections", proxy.connections());
     });
 }

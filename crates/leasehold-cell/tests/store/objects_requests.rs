@@ -1,8 +1,8 @@
 //! Objects: what calls cost, who is found gone by how many looks, what becomes of answers that are lost.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use leasehold::store::cell::{CellStore, objects};
@@ -46,6 +46,48 @@ fn r13_a_pair_of_objects_is_two_writes_and_a_failed_try_writes_nothing() {
         // Each write puts other digits there.
         assert_eq!(server.ask("GET", "r13/l:r13", ""), kept, "a failed try wrote something");
         guard.release().await.unwrap();
+    });
+}
+
+/// What a minute costs, counted before the server: the page of the store has these numbers.
+#[test]
+fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
+    const SECONDS: u32 = 20;
+    run(async {
+        let server = testbed::seaweed();
+        let asked: [Arc<[AtomicU32; 2]>; 2] = Default::default();
+        let counting = |asked: &Arc<[AtomicU32; 2]>| {
+            let asked = asked.clone();
+            crate::objects_front::front(server.port(), move |first| {
+                asked[usize::from(!first.starts_with("GET"))].fetch_add(1, SeqCst);
+                crate::objects_front::Does::Passes
+            })
+        };
+        let url = server.url("minute");
+        let through =
+            |port: u16| url.replace(&server.endpoint(), &format!("http://127.0.0.1:{port}"));
+        let holder = connect(&through(counting(&asked[0]))).await;
+        let waiter = connect(&through(counting(&asked[1]))).await;
+        let guard = holder.mutex("minute").lock().await.unwrap();
+        let waiting =
+            tokio::spawn(
+                async move { waiter.mutex("minute").lock_timeout(PATIENCE).await.map(drop) },
+            );
+        crate::nats_common::until_queued(&holder, "minute", 2).await;
+        // The first looks of a wait come soon after one another.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let before = asked.each_ref().map(|asked| asked.each_ref().map(|n| n.load(SeqCst)));
+        tokio::time::sleep(Duration::from_secs(SECONDS.into())).await;
+        let minute = |who: usize, what: usize| {
+            (asked[who][what].load(SeqCst) - before[who][what]) * 60 / SECONDS
+        };
+        let [holds, waits] = [0, 1].map(|who| [minute(who, 0), minute(who, 1)]);
+        println!("looks and writes a minute: who holds {holds:?}, who waits {waits:?}");
+        // 12 looks and 20 writes; 60, 30 and 12 looks and 20 writes: each with one more at either end.
+        assert!(holds[0] <= 18 && holds[1] <= 26, "who holds: {holds:?}");
+        assert!(waits[0] <= 120 && waits[1] <= 26, "who waits: {waits:?}");
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap();
     });
 }
 

@@ -189,5 +189,5 @@ fn worlds_are_full_of_trouble() {
 
 #[test]
 fn worlds_of_cells_are_full_of_trouble() {
-    have_in_them(in_cells, &["upgraded", "forgotten", "behind", "halved", "bell lost"]);
+    have_in_them(in_cells, &["upgraded", "forgotten", "behind", "halved", "bell lost", "repeated"]);
 }

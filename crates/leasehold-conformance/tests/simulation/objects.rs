@@ -154,7 +154,12 @@ impl Values for ValueWire {
     ) -> Result<Option<Version>> {
         let (key, on) = (key.to_owned(), on.cloned());
         let shown = (key.clone(), brief(&bytes), on.clone());
-        let put = move |objects: &Objects| objects.write(&key, bytes.clone(), on.as_ref());
+        // A proxy repeats it, and passes on the answer to the repetition.
+        let repeats = self.wire.air.happens("repeated", |weather| weather.doubled);
+        let put = move |objects: &Objects| {
+            let first = objects.write(&key, bytes.clone(), on.as_ref());
+            if repeats { objects.write(&key, bytes.clone(), on.as_ref()) } else { first }
+        };
         self.call(|| format!("put {shown:?}"), |done| format!("{done:?}"), put).await
     }
 
