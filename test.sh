@@ -101,10 +101,10 @@ for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; 
 done
 
 lane units 4 --lib --bins
-lane store 16 --test store &
+lane store 12 --test store &
 lane command 4 "${command[@]/#/--test=}" &
 lane rest 4 "${rest[@]}" &
-lane computing 4 "${computing[@]/#/--test=}"
+lane computing 2 "${computing[@]/#/--test=}"
 # Thousands of worlds are worth an optimizing compiler, the few of the default run are not.
 (
     [ ${#ignored[@]} = 0 ] || all=(cargo test --locked --profile simulation -p leasehold-conformance)
@@ -117,7 +117,7 @@ lane alone 8 "${alone[@]/#/--test=}"
 if [ "$what" = all ]; then
     export LEASEHOLD_SERVERS=oldest
     only=(conformance:: doctor::)
-    lane oldest 16 --test store
+    lane oldest 12 --test store
 fi
 count() {
     cat "$logs"/* | grep -cE "^test .* $1( <.*>)?\$" || true

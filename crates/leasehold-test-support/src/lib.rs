@@ -13,7 +13,7 @@ use leasehold::{Error, ErrorKind, Guard, Leasehold};
 pub use pushes::pushes_agree;
 
 /// How long what must happen is waited for.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a case; a hanging one fails. (Starting its servers is a part of it.)
 pub fn run(case: impl Future<Output = ()>) {
