@@ -18,8 +18,8 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "The server executes A's `SET` immediately, but the reply is delayed for longer than the \
          lease. By the time it arrives, B has the lock. A counts its lease from the reply.",
-        "The key's expiry starts at the server, before the reply is sent. A client that counts \
-         from the arrival of the reply believes it has a lock that has already expired.",
+        "The key's expiry starts before the reply is sent, so A believes that it has a lock that \
+         has already expired.",
         "leasehold counts a lease from before the request was sent. A reply that arrives too late \
          is not a hold: A asks again and queues behind B. To require a minimum of remaining time, \
          use `min_validity`.",

@@ -20,10 +20,10 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "A takes the lock with `SETNX` and crashes before it sends `EXPIRE`. The key has no \
          expiry, so it stays forever.",
-        "Two commands are two steps, and a client can crash between any two steps. No timeout, \
-         and no restart of another client, frees this lock.",
-        "leasehold sets the lock and its lease in one step at the server. B acquires the lock as \
-         soon as the lease of the crashed A expires.",
+        "A client can crash between any two commands. No timeout and no restart of another client \
+         frees this lock.",
+        "leasehold sets lock and lease in one step at the server. B acquires the lock as soon as \
+         A's lease expires.",
     ],
     play: || Box::pin(play()),
 };
