@@ -20,8 +20,7 @@ pub(crate) const STORY: Story = Story {
         "A's token is compared with the highest token seen and accepted. Before A's write \
          arrives, B acquires the lock, presents a higher token and writes. Then A's write \
          overwrites B's.",
-        "If check and write are two steps, another client can acquire the lock, write and release \
-         it in between.",
+        "Between check and write, another client can acquire the lock, write and release it.",
         "`fence::redis` checks and writes in one script, `fence::sql` in one transaction.",
     ],
     play: || Box::pin(play()),

@@ -19,7 +19,7 @@ pub(crate) const STORY: Story = Story {
         "A locks order 7 with `SELECT … FOR UPDATE` on a column that has no index. B wants order \
          8 and cannot lock it.",
         "InnoDB locks the rows that it reads, not the rows that it returns. Without an index that \
-         is the whole table, until the transaction ends.",
+         is the whole table.",
         "`lock_in` locks one row of its own table by primary key, and verifies the index in the \
          catalog. Two names can be held at the same time.",
     ],

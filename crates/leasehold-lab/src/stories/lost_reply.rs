@@ -20,10 +20,10 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "The server executes A's `SET`, but its reply is lost with the connection. A tries again, \
          finds the lock taken, and waits a whole lease for a lock that is its own.",
-        "After an error, a client cannot know whether the command was executed. The second `SET \
-         NX` cannot distinguish A's own key from another client's.",
-        "In leasehold, a claim gets its id before anything is sent. When A asks again with the \
-         same id, the server returns the same grant with the same token.",
+        "A client cannot know whether a command without a reply was executed. The second `SET NX` \
+         cannot distinguish A's own key from another client's.",
+        "In leasehold, a claim gets its id before anything is sent. A repeats it, and the server \
+         returns the same grant with the same token.",
     ],
     play: || Box::pin(play()),
 };

@@ -22,9 +22,9 @@ pub(crate) const STORY: Story = Story {
          resumes and writes the value that it computed before the pause.",
         "The recipe is correct for a single Redis server. But the lock is in one place, the write \
          goes to another, and nothing in between knows that A is late.",
-        "leasehold cannot stop A from sending the write either. But each holder gets a higher \
-         token than the previous one, and the stock, protected by `fence::redis`, rejects a token \
-         that is lower than the highest it has seen.",
+        "leasehold cannot stop A from sending the write either. But each holder's token is higher \
+         than the previous one's, and the stock, protected by `fence::redis`, rejects lower \
+         tokens than the highest it has seen.",
     ],
     play: || Box::pin(play()),
 };

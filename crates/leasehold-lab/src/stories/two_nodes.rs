@@ -20,7 +20,7 @@ pub(crate) const STORY: Story = Story {
          write. N2 has seen no higher token and accepts it.",
         "Each node compares only with the tokens that it has seen itself.",
         "A holder must present its token to all nodes, with `check` on each, before it reads or \
-         writes on any of them. From then on, no node accepts an older token.",
+         writes on any. From then on, no node accepts an older token.",
     ],
     play: || Box::pin(play()),
 };

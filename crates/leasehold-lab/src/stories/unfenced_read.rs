@@ -20,7 +20,7 @@ pub(crate) const STORY: Story = Story {
          token is still the highest seen. Then B writes a value that it computed from its earlier \
          read.",
         "A fence learns of a new holder only when that holder presents its token, and B read \
-         without presenting it. A's update is lost.",
+         without it. A's update is lost.",
         "Present the token for reads that lead to a write, too: first `fence::redis::check`, then \
          the read. From then on, no older holder can change what was read.",
     ],
