@@ -18,8 +18,8 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "A sets the row's status to `locked`, commits and crashes. B waits until a person \
          notices.",
-        "The committed row outlives the client, and nothing in it distinguishes a crashed holder \
-         from a slow one.",
+        "The committed row outlives the client, and B cannot distinguish a crashed holder from a \
+         slow one.",
         "leasehold's row contains the time when the lease expires, by the database's clock, and a \
          live holder renews it. B acquires the lock as soon as A's lease expires.",
     ],

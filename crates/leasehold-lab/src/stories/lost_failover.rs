@@ -21,10 +21,9 @@ pub(crate) const STORY: Story = Story {
          replica is promoted and grants the lock to B as well.",
         "Redis replies before its replicas have the write, so a fail-over can undo a grant. \
          Neither client can detect this.",
-        "leasehold does not guarantee a single holder across a Redis fail-over either. \
-         `replicas=1` waits until a replica has confirmed the grant, but a different replica may \
-         be promoted. Tokens keep rising, so a fenced stock rejects the first holder's writes \
-         once the second has presented its token.",
+        "leasehold does not guarantee a single holder across a Redis fail-over either. With \
+         `replicas=1`, a replica confirms each grant, but another may be promoted. A fenced stock \
+         rejects the first holder's writes once the second has presented its token.",
     ],
     play: || Box::pin(play()),
 };

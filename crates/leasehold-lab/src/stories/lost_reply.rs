@@ -20,7 +20,7 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "The server executes A's `SET`, but its reply is lost with the connection. A tries again, \
          finds the lock taken, and waits a whole lease for a lock that is its own.",
-        "A client cannot know whether a command without a reply was executed. The second `SET NX` \
+        "A cannot know whether a command without a reply was executed, and the second `SET NX` \
          cannot distinguish A's own key from another client's.",
         "In leasehold, a claim gets its id before anything is sent. A repeats it, and the server \
          returns the same grant with the same token.",

@@ -20,8 +20,8 @@ pub(crate) const STORY: Story = Story {
         "A reads the stock under the lock and is paused (garbage collection, SIGSTOP, a VM \
          migration) until its lease expires. B takes the lock, sells two items and releases it. A \
          resumes and writes the value that it computed before the pause.",
-        "The recipe is correct for a single Redis server. But the lock is in one place, the write \
-         goes to another, and nothing in between knows that A is late.",
+        "The lock is in one place, the write goes to another, and nothing in between knows that A \
+         is late.",
         "leasehold cannot stop A from sending the write either. But each holder's token is higher \
          than the previous one's, and the stock, protected by `fence::redis`, rejects lower \
          tokens than the highest it has seen.",
