@@ -186,12 +186,9 @@ fn sections() -> String {
     let section = |story: &leasehold_lab::Story| {
         let (name, line) = (story.name, story.line);
         let labels = ["What happens", "Why", "With leasehold"].into_iter().zip(story.telling);
-        let paragraph = |(label, text)| wrapped(&format!("**{label}.** {text}")) + "\n\n";
+        let paragraph = |(label, text)| format!("\n{}\n", wrapped(&format!("**{label}.** {text}")));
         let paragraphs: String = labels.map(paragraph).collect();
-        format!(
-            "\n## {name}\n\n![{name}: {line}](../failures/{name}.svg)\n\n{paragraphs}To play it: \
-             `leasehold demo {name}`\n"
-        )
+        format!("\n## {name}\n\n![{name}: {line}](../failures/{name}.svg)\n{paragraphs}")
     };
     ALL.iter().map(section).collect::<String>() + "\n"
 }

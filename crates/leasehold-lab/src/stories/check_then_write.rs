@@ -20,10 +20,8 @@ pub(crate) const STORY: Story = Story {
         "A's token is compared with the highest token seen and accepted. Before A's write \
          arrives, B acquires the lock, presents a higher token and writes. Then A's write \
          overwrites B's.",
-        "If check and write are two steps, another client can acquire the lock, write and release \
-         it in between. The check says what was true, not what is.",
-        "`fence::redis` checks and writes in one script, and `fence::sql` in one transaction. No \
-         other client can write in between.",
+        "Between check and write, another client can acquire the lock, write and release it.",
+        "`fence::redis` checks and writes in one script, `fence::sql` in one transaction.",
     ],
     play: || Box::pin(play()),
 };

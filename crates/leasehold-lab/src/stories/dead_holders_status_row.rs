@@ -16,14 +16,12 @@ pub(crate) const STORY: Story = Story {
     line: "a row says \"locked\" for a client that has crashed",
     server: Server::Postgres,
     telling: [
-        "A sets the row's status to `locked`, commits and crashes. The row stays `locked`, and B \
-         waits until a person notices.",
-        "The row outlives the client that wrote it, and nothing in it lets B distinguish a \
-         crashed holder from a slow one. The database rolls back open transactions, but this one \
-         was committed.",
-        "leasehold's row contains the time when the lease expires. A live holder renews the \
-         lease, and the database's clock decides when it expires. B acquires the lock as soon as \
-         the lease of the crashed A expires.",
+        "A sets the row's status to `locked`, commits and crashes. B waits until a person \
+         notices.",
+        "The committed row outlives the client, and B cannot distinguish a crashed holder from a \
+         slow one.",
+        "leasehold's row contains the time when the lease expires, by the database's clock, and a \
+         live holder renews it. B acquires the lock as soon as A's lease expires.",
     ],
     play: || Box::pin(play()),
 };

@@ -17,14 +17,12 @@ pub(crate) const STORY: Story = Story {
     line: "a client that is late, or never had the lock, deletes another client's lock",
     server: Server::Redis,
     telling: [
-        "A takes longer than its lease, and B acquires the lock. When A is done, it deletes the \
-         key, which is B's by now, and C acquires the lock while B is still working. D does not \
-         get the lock, but runs the same `finally` block and deletes C's key.",
-        "`DEL` deletes whatever is there. The recipe checks neither the owner of the lock nor the \
-         result of its own attempt.",
-        "In leasehold only a guard can release a lock, and only a holder has a guard. The server \
-         compares owners before it releases: A gets the error `Lost`, and B's lock stays \
-         untouched.",
+        "A takes longer than its lease, and B acquires the lock. A then deletes B's key, and C \
+         acquires the lock while B is still working. D does not get the lock, but runs the same \
+         `finally` block and deletes C's key.",
+        "`DEL` checks neither the owner of the lock nor the result of the client's own attempt.",
+        "Only a leasehold guard can release a lock, and only a holder has a guard. The server \
+         compares owners: A gets the error `Lost`, and B keeps the lock.",
     ],
     play: || Box::pin(play()),
 };

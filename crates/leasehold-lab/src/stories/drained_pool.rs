@@ -20,12 +20,11 @@ pub(crate) const STORY: Story = Story {
     server: Server::Postgres,
     telling: [
         "A locks a row and calls a slow service. B and C wait for the row, and the pool of three \
-         is exhausted. D needs no lock at all, but gets no connection.",
-        "A row lock belongs to a transaction, and a transaction occupies a connection. So every \
-         holder and every waiter keeps a connection for the whole time.",
-        "A leasehold mutex is a row with a lease. Neither holders nor waiters keep a transaction \
-         open, and they take no connections from the program's pool. `lock_in` is for short \
-         transactions.",
+         is exhausted. D needs no lock, but gets no connection.",
+        "A row lock belongs to a transaction, so every holder and every waiter occupies a \
+         connection the whole time.",
+        "A leasehold mutex is a row with a lease. Holders and waiters keep no transaction open \
+         and no connection of the program's pool. `lock_in` is for short transactions.",
     ],
     play: || Box::pin(play()),
 };

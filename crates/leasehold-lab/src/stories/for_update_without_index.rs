@@ -18,12 +18,10 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "A locks order 7 with `SELECT … FOR UPDATE` on a column that has no index. B wants order \
          8 and cannot lock it.",
-        "InnoDB locks the rows that it reads, not the rows that it returns. Without an index it \
-         reads all of them, so a lock on one row is a lock on the whole table until the \
-         transaction ends.",
-        "`lock_in` locks a row of its own table by primary key, and verifies in the catalog that \
-         this is one row of a unique index. Two names can be held at the same time, and each name \
-         has one holder.",
+        "InnoDB locks the rows that it reads, not the rows that it returns. Without an index that \
+         is the whole table.",
+        "`lock_in` locks one row of its own table by primary key, and verifies the index in the \
+         catalog. Two names can be held at the same time.",
     ],
     play: || Box::pin(play()),
 };

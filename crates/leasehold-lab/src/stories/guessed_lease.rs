@@ -20,12 +20,11 @@ pub(crate) const STORY: Story = Story {
     server: Server::Redis,
     telling: [
         "A's lease is as long as the work usually takes. This time the work takes longer, and B \
-         acquires the lock while A is still working. B's lease is therefore one hour. B crashes, \
-         and C waits for the rest of the hour.",
-        "One number has to be both the time that the work may take and the time that a crash may \
-         cost. No number is right for both.",
-        "leasehold renews its leases. A lease is short, so a crash costs little, and the holder \
-         renews it while it is alive, so the work may take any time.",
+         acquires the lock as well. B's lease is therefore one hour. B crashes, and C waits for \
+         the rest of the hour.",
+        "One number has to be both the longest work and the cost of a crash.",
+        "leasehold's lease is short, so a crash costs little, and the holder renews it, so the \
+         work may take any time.",
     ],
     play: || Box::pin(play()),
 };

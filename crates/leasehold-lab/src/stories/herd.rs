@@ -20,14 +20,14 @@ pub(crate) const STORY: Story = Story {
     line: "one release wakes every waiter, and all but one go back to waiting",
     server: Server::ZooKeeper,
     telling: [
-        "Ten clients wait, and each watches the first node of the queue. When that node is \
-         deleted, all ten are notified and all ten read the queue. One acquires the lock and nine \
-         watch the next node. It takes 55 wake-ups until all ten have held the lock.",
-        "When all waiters watch the same node, a notification says that something changed, but \
-         not whose turn it is. So the cost of each hand-over grows with the number of waiters.",
+        "Ten clients watch the first node of the queue. When it is deleted, all ten read the \
+         queue; one acquires the lock and nine watch the next node. It takes 55 wake-ups until \
+         all ten have held the lock.",
+        "The notification does not say whose turn it is, so the cost of each hand-over grows with \
+         the number of waiters.",
         "In leasehold's queue, a release hands the lock to exactly one waiter and wakes no other. \
-         ZooKeeper notifies the clients near the front in one message that contains everything \
-         they need, so they send no requests.",
+         ZooKeeper's message to the clients near the front contains everything they need, so they \
+         send no requests.",
     ],
     play: || Box::pin(play()),
 };

@@ -16,13 +16,12 @@ pub(crate) const STORY: Story = Story {
     line: "the reply arrives after the lease has expired and is trusted for a whole lease",
     server: Server::Redis,
     telling: [
-        "The server executes A's `SET` immediately, but the reply is delayed for longer than the \
-         lease. By the time it arrives, B has the lock. A counts its lease from the reply.",
-        "The key's expiry starts at the server, before the reply is sent. A client that counts \
-         from the arrival of the reply believes it has a lock that has already expired.",
-        "leasehold counts a lease from before the request was sent. A reply that arrives too late \
-         is not a hold: A asks again and queues behind B. To require a minimum of remaining time, \
-         use `min_validity`.",
+        "The server executes A's `SET`, but the reply is delayed for longer than the lease. B has \
+         the lock by then. A counts its lease from the reply.",
+        "The key's expiry starts before the reply is sent, so A relies on a lock that has \
+         expired.",
+        "leasehold counts a lease from before the request was sent. After a late reply, A asks \
+         again and queues behind B. `min_validity` requires a minimum of remaining time.",
     ],
     play: || Box::pin(play()),
 };

@@ -17,15 +17,13 @@ pub(crate) const STORY: Story = Story {
     line: "a master grants a lock and crashes before its replica knows; the replica grants it again",
     server: Server::Redis,
     telling: [
-        "A acquires the lock on the master, which crashes before the replica has received the \
-         key. The replica is promoted, knows of no holder, and grants the lock to B as well.",
-        "Redis replies before its replicas have the write, so any fail-over can undo a grant that \
-         a client relies on. Neither client can detect this.",
+        "A acquires the lock on the master, which crashes before the replica has the key. The \
+         replica is promoted and grants the lock to B as well.",
+        "Redis replies before its replicas have the write, so a fail-over can undo a grant. \
+         Neither client can detect this.",
         "leasehold does not guarantee a single holder across a Redis fail-over either. With \
-         `replicas=1` it grants a lock only after a replica has confirmed it. This narrows the \
-         gap but does not close it, because a different replica may be promoted. Tokens keep \
-         rising, so a fenced stock rejects the first holder's writes once the second has \
-         presented its token.",
+         `replicas=1`, a replica confirms each grant, but another may be promoted. A fenced stock \
+         rejects the first holder's writes once the second has presented its token.",
     ],
     play: || Box::pin(play()),
 };

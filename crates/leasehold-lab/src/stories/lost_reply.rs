@@ -18,13 +18,12 @@ pub(crate) const STORY: Story = Story {
     line: "the lock is granted, the reply is lost, and the client waits for itself",
     server: Server::Redis,
     telling: [
-        "The server executes A's `SET`, but its reply is lost with the connection. A tries again \
-         and finds the lock taken. For a whole lease, it waits like all other clients for a lock \
-         that is its own.",
-        "After an error, a client cannot know whether the command was executed. The second `SET \
-         NX` cannot distinguish A's own key from another client's.",
-        "In leasehold, a claim gets its id before anything is sent. When A asks again with the \
-         same id, the server returns the same grant with the same token, and never a second one.",
+        "The server executes A's `SET`, but its reply is lost with the connection. A tries again, \
+         finds the lock taken, and waits a whole lease for a lock that is its own.",
+        "A cannot know whether a command without a reply was executed, and the second `SET NX` \
+         cannot distinguish A's own key from another client's.",
+        "In leasehold, a claim gets its id before anything is sent. A repeats it, and the server \
+         returns the same grant with the same token.",
     ],
     play: || Box::pin(play()),
 };

@@ -19,12 +19,11 @@ pub(crate) const STORY: Story = Story {
     server: Server::Redis,
     telling: [
         "A has the votes of N1 and N2 while N3 is down. N2 restarts without its data, N3 comes \
-         back, and both vote for B. Now two clients have a majority of the same three servers.",
-        "A vote is a promise until the lease expires. A server that keeps its keys only in memory \
-         forgets its promises when it restarts.",
-        "leasehold does not count the vote of a server until it has been up for the longest lease \
-         that a client may request. By then, every lease that it forgot has expired. B waits \
-         until then.",
+         back, and both vote for B. Two clients have a majority of the same three servers.",
+        "A vote is a promise until the lease expires, and a server without persistence forgets it \
+         at a restart.",
+        "leasehold does not count a server's vote until the server has been up for the longest \
+         lease that a client may request. By then, every forgotten lease has expired.",
     ],
     play: || Box::pin(play()),
 };

@@ -17,14 +17,14 @@ pub(crate) const STORY: Story = Story {
     line: "a holder is paused for longer than its lease, resumes and writes",
     server: Server::Redis,
     telling: [
-        "A reads the stock while it holds the lock and is paused (garbage collection, SIGSTOP, a \
-         VM migration) until its lease expires. B takes the lock, sells two items and releases \
-         it. A resumes and writes the value that it computed before the pause.",
-        "The recipe is correct for a single Redis server, but it cannot help here. The lock is in \
-         one place, the write goes to another, and nothing in between knows that A is late.",
-        "leasehold cannot stop A from sending the write either. But every holder gets a higher \
-         token than the previous one, and the stock, protected by `fence::redis`, rejects a token \
-         that is lower than the highest it has seen.",
+        "A reads the stock under the lock and is paused (garbage collection, SIGSTOP, a VM \
+         migration) until its lease expires. B takes the lock, sells two items and releases it. A \
+         resumes and writes the value that it computed before the pause.",
+        "The lock is in one place, the write goes to another, and nothing in between knows that A \
+         is late.",
+        "leasehold cannot stop A from sending the write either. But each holder's token is higher \
+         than the previous one's, and the stock, protected by `fence::redis`, rejects lower \
+         tokens than the highest it has seen.",
     ],
     play: || Box::pin(play()),
 };

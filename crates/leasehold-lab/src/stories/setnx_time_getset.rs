@@ -18,14 +18,13 @@ pub(crate) const STORY: Story = Story {
     server: Server::Redis,
     telling: [
         "B's clock is one minute fast. B finds A's lock expired and takes it with `GETSET` while \
-         A is still working. Later, C and D both find that a crashed client's lock has expired. C \
-         wins, but D overwrites C's expiry time with its own.",
-        "Each client decides by its own clock when a lock has expired, and nothing keeps the \
-         clocks in sync. `GETSET` writes before the client knows whether it won. So C finds a \
-         value that is not its own when it releases, and leaves a lock that no client holds.",
-        "leasehold uses no client's clock. Leases expire by the server's clock, the queue \
-         determines which client is next, and a release compares with a value that no other \
-         client can have written.",
+         A is still working. Later, C and D both find a crashed client's lock expired. C wins, \
+         but D overwrites C's expiry time.",
+        "Each client goes by its own clock, and `GETSET` writes before the client knows whether \
+         it won. C no longer finds its own value when it releases, and leaves a lock that no \
+         client holds.",
+        "leasehold's leases expire by the server's clock, the queue determines the next client, \
+         and a release compares with a value that no other client can have written.",
     ],
     play: || Box::pin(play()),
 };

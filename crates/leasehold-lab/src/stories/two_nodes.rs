@@ -18,10 +18,9 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "B has presented its token to node N1, but not yet to N2. A resumes, and N1 rejects its \
          write. N2 has seen no higher token and accepts it.",
-        "Each node can compare only with the tokens that it has seen itself. A holder that \
-         presents its token only where it writes leaves the other nodes open to older holders.",
+        "Each node compares only with the tokens that it has seen itself.",
         "A holder must present its token to all nodes, with `check` on each, before it reads or \
-         writes on any of them. From then on, no node accepts an older token.",
+         writes on any. From then on, no node accepts an older token.",
     ],
     play: || Box::pin(play()),
 };

@@ -20,10 +20,9 @@ pub(crate) const STORY: Story = Story {
          token is still the highest seen. Then B writes a value that it computed from its earlier \
          read.",
         "A fence learns of a new holder only when that holder presents its token, and B read \
-         without presenting it. Both writes arrive in the order of their tokens, and A's update \
-         is lost.",
-        "Present the token for reads that lead to a write, too: first `fence::redis::check`, then \
-         the read. From then on, no older holder can change what was read.",
+         without it. A's update is lost.",
+        "Present the token before reads that lead to a write, too, with `fence::redis::check`. \
+         From then on, no older holder can change what was read.",
     ],
     play: || Box::pin(play()),
 };
