@@ -273,8 +273,7 @@ fn a_minute_of_holding_and_of_waiting_costs_as_many_requests_as_the_page_says() 
             *told.lock().unwrap() = [looks, writes].map(|n| n * 60 / SECONDS);
             drop(release);
         });
-        let told = *minute.lock().unwrap();
-        told
+        *minute.lock().unwrap()
     };
     let threads = [(0, true), (1, true), (8, true), (0, false)]
         .map(|(waiters, holds)| std::thread::spawn(move || measured(waiters, holds)));

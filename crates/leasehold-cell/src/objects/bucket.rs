@@ -117,7 +117,7 @@ fn not_found(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     ];
     let profile = variable("AWS_PROFILE").or_else(|| variable("AWS_DEFAULT_PROFILE"))?;
     let is_there = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
-    if profile.is_empty() || READ.iter().any(|name| is_there(&name)) {
+    if profile.is_empty() || READ.iter().any(is_there) {
         return None;
     }
     Some(format!(
