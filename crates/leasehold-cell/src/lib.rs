@@ -76,6 +76,7 @@ mod epoch;
     feature = "az"
 ))]
 mod fence;
+mod heartbeat;
 mod inspect;
 mod join;
 mod keys;

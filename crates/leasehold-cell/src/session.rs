@@ -24,7 +24,7 @@
 //! goes on, may set the end of a cell before it has looked at its own clock. So an answer that took long
 //! proves nothing, and is asked for again.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::kit::{drift, locked};
@@ -33,11 +33,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::cells::{Answer, Cells, Heard, Request, Version};
-use crate::shared::Shared;
 use crate::text::SESSION;
-
-/// After a touch that failed.
-const AGAIN: Duration = Duration::from_millis(300);
 
 /// So many sessions are tried that are refused.
 const CREATIONS: u32 = 3;
@@ -128,6 +124,11 @@ impl Sessions {
         locked(&self.current).clone().filter(|session| !session.is_over())
     }
 
+    /// Completes when a session is opened.
+    pub(crate) async fn until_opened(&self) {
+        self.opened.notified().await;
+    }
+
     /// The one that lives, or a new one.
     pub(crate) async fn open(&self, key: impl Fn(&str) -> String) -> Result<Arc<Session>> {
         if let Some(session) = self.current() {
@@ -206,7 +207,11 @@ impl Sessions {
         Err(Error::no_reply(self.cells.system().slow))
     }
 
-    async fn touch(&self, session: &Session) -> Result<()> {
+    /// Makes the session's cell live longer. Whether the session is over afterwards, the session says.
+    ///
+    /// # Errors
+    /// As the system fails; then nothing is known.
+    pub(crate) async fn touch(&self, session: &Session) -> Result<()> {
         let _alone = session.touching.lock().await;
         let (key, lives) = (session.key.clone(), self.lives.cell);
         for _ in 0..2 {
@@ -266,7 +271,7 @@ impl Sessions {
     }
 
     /// The same, if this is so while no call can get the session.
-    async fn close_if(&self, is_so: impl FnOnce() -> bool) {
+    pub(crate) async fn close_if(&self, is_so: impl FnOnce() -> bool) {
         let taken = {
             let mut current = locked(&self.current);
             if is_so() { current.take() } else { None }
@@ -276,39 +281,5 @@ impl Sessions {
         let (key, version) = (session.key.clone(), locked(&session.state).version.clone());
         // A courtesy.
         let _ = self.cells.run(vec![Request::Remove { key, version }]).await;
-    }
-}
-
-/// Touches the session again and again, for as long as the client lives and has any claims. A client that has had none
-/// for as long as a lease ends its session, and opens another when it is asked for something.
-pub(crate) async fn beat(shared: Weak<Shared>) {
-    let mut failed = false;
-    let mut idle_since: Option<Moment> = None;
-    loop {
-        let Some(now) = shared.upgrade() else { return };
-        let sessions = now.sessions.clone();
-        let Some(session) = sessions.current() else {
-            // Nothing was asked for yet, or since it ended.
-            drop(now);
-            idle_since = None;
-            let _ = tokio::time::timeout(sessions.lives.period, sessions.opened.notified()).await;
-            continue;
-        };
-        let pause = if failed { AGAIN.min(sessions.lives.period) } else { sessions.lives.period };
-        drop((now, sessions));
-        tokio::time::sleep(pause).await;
-        let Some(now) = shared.upgrade() else { return };
-        let (clock, sessions) = (now.clock.clone(), now.sessions.clone());
-        idle_since = match now.claims.is_empty() {
-            true => idle_since.or_else(|| Some(clock.now())),
-            false => None,
-        };
-        if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lives.lease) {
-            // Whoever joins is known before it looks for a session.
-            sessions.close_if(|| now.claims.is_empty()).await;
-            continue;
-        }
-        drop(now);
-        failed = sessions.touch(&session).await.is_err();
     }
 }

@@ -21,10 +21,11 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::cells::Cells;
 use crate::claims::Claims;
 use crate::epoch::Epochs;
+use crate::heartbeat::beat;
 use crate::keys::Keys;
 use crate::known::{Alive, Known};
 use crate::leave::{REAPING, reap};
-use crate::session::{Lives, Sessions, beat};
+use crate::session::{Lives, Sessions};
 use crate::shared::Shared;
 use crate::wake::hear;
 

@@ -1,0 +1,45 @@
+//! The heartbeat of a client's session.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use leasehold_core::Moment;
+
+use crate::shared::Shared;
+
+/// The pause after a touch that failed.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// Touches the session for as long as the client lives and has claims. A client that has had no claim for as long
+/// as a lease ends its session, and opens another at its next call.
+pub(crate) async fn beat(shared: Weak<Shared>) {
+    let mut failed = false;
+    let mut idle_since: Option<Moment> = None;
+    loop {
+        let Some(now) = shared.upgrade() else { return };
+        let sessions = now.sessions.clone();
+        let Some(session) = sessions.current() else {
+            // Nothing was asked for yet, or since it ended.
+            drop(now);
+            idle_since = None;
+            let _ = tokio::time::timeout(sessions.lives.period, sessions.until_opened()).await;
+            continue;
+        };
+        let pause = if failed { AGAIN.min(sessions.lives.period) } else { sessions.lives.period };
+        drop((now, sessions));
+        tokio::time::sleep(pause).await;
+        let Some(now) = shared.upgrade() else { return };
+        let (clock, sessions) = (now.clock.clone(), now.sessions.clone());
+        idle_since = match now.claims.is_empty() {
+            true => idle_since.or_else(|| Some(clock.now())),
+            false => None,
+        };
+        if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lives.lease) {
+            // Whoever joins is known before it looks for a session.
+            sessions.close_if(|| now.claims.is_empty()).await;
+            continue;
+        }
+        drop(now);
+        failed = sessions.touch(&session).await.is_err();
+    }
+}
