@@ -17,12 +17,13 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// In front of this server, with four connections to each of its databases.
+    /// In front of this server, with four connections to each of its databases. As it is installed, it refuses
+    /// sessions with parameters that it does not know.
     pub fn before(server: &Postgres) -> Self {
         Self::that_ignores(server, "")
     }
 
-    /// The same, and it drops this parameter of its clients' sessions instead of refusing it.
+    /// The same, and it drops these parameters (separated by commas) instead of refusing them.
     pub fn that_ignores(server: &Postgres, parameter: &str) -> Self {
         start_somewhere(|port| Self::try_start(server, parameter, port))
     }
@@ -37,7 +38,7 @@ impl PgBouncer {
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
              listen_port={port}\nunix_socket_dir=\nauth_type=scram-sha-256\nauth_file={}\n\
              pool_mode=transaction\ndefault_pool_size=4\nmax_client_conn=200\n\
-             ignore_startup_parameters=extra_float_digits,{ignored}\n",
+             ignore_startup_parameters={ignored}\n",
             server.port(),
             users.display(),
         );

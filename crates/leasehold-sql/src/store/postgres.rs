@@ -364,8 +364,9 @@ impl Postgres {
             Some(_) => options,
         };
         let options = match url.pooler {
-            // It would refuse them, or give them to whoever comes next.
-            true => options,
+            // A pooler refuses startup parameters, or applies them to its next client too. PgBouncer, as it is
+            // installed, refuses even the one that the driver sends by default.
+            true => options.extra_float_digits(None),
             false => options.options(LIMITS).options(PLANS).options([ISOLATION]),
         };
         Ok(Self {

@@ -60,7 +60,8 @@ fn s42_a_pooler_that_nobody_told_us_of() {
         let server = testbed::postgres();
         let database = server.database();
         // One refuses what our sessions are started with, the other drops it.
-        for pooler in [PgBouncer::before(server), PgBouncer::that_ignores(server, "options")] {
+        let ignored = "extra_float_digits,options";
+        for pooler in [PgBouncer::before(server), PgBouncer::that_ignores(server, ignored)] {
             let url = pooler.in_front_of(server, &database);
             let error = leasehold::connect(&url).await.expect_err("it is found out");
             assert_told(&error, ErrorKind::Config, "lh:lh");

@@ -223,7 +223,7 @@ fn s42_behind_a_pooler_in_transaction_mode() {
         let server = testbed::postgres();
         let url = server.database();
         let direct = postgres::prepare(&url).await;
-        let pooler = testbed::PgBouncer::before(server);
+        let pooler = testbed::PgBouncer::that_ignores(server, "extra_float_digits");
         let pooled = pooler.in_front_of(server, &url) + "?statement-cache-capacity=0";
         let pool = postgres::pool(&pooled).await;
         let mut running = tokio::task::JoinSet::new();
