@@ -229,8 +229,8 @@ const ALL: &[Broken] = &[
     in_cells(
         "cells: whoever looks takes for gone what it saw a moment ago",
         "lasting/aging.rs",
-        "seen.max(age.unwrap_or_default()) >= life",
-        "seen.max(age.unwrap_or_default()) >= life / 8",
+        "match life.saturating_sub(seen.max(age.unwrap_or_default())) {",
+        "match (life / 8).saturating_sub(seen.max(age.unwrap_or_default())) {",
     ),
     in_cells(
         "cells: a look that may be behind proves that a session is gone",
