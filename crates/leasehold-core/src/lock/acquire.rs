@@ -125,6 +125,16 @@ impl LockHandle {
         read.map_err(|e| e.during("show").at(self.core.store.url()))
     }
 
+    /// Who holds, without who waits.
+    pub(crate) async fn holders(&self) -> Result<Option<LockInfo>> {
+        let read = async {
+            let name = self.name.as_ref().map_or_else(Name::new, |name| Ok(name.clone()))?;
+            self.core.ours()?.holders(&name, None).await.map_err(|e| e.on(&name))
+        };
+        let read = self.core.background.with_runtime(pin!(read)).await;
+        read.map_err(|e| e.during("show").at(self.core.store.url()))
+    }
+
     #[cold]
     fn not_acquired(&self, operation: &'static str, error: Error) -> Error {
         let core = &self.core;
