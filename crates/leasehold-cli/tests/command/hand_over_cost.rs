@@ -13,10 +13,10 @@ use leasehold::blocking::{Guard, Leasehold};
 
 use crate::common::{LEASEHOLD, PATIENCE, Running, eventually};
 
-/// How many hand-overs are counted. Each waiter has a heartbeat in that time or more, and finds out
-/// that its place has changed.
-const HAND_OVERS: usize = 5;
-const EACH: Duration = Duration::from_secs(1);
+/// How many hand-overs are counted, and how often. A heartbeat comes every 2.2 s: each waiter has
+/// three in that time, and finds out that its place has changed.
+const HAND_OVERS: usize = 6;
+const EACH: Duration = Duration::from_millis(1_100);
 
 /// How the crowd waits.
 #[derive(Clone, Copy, Debug)]
