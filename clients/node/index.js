@@ -45,9 +45,12 @@ class Held extends EventEmitter {
     this.state = 'waiting';
     /** How many claims are ahead in the queue, while it waits. */
     this.ahead = null;
-    /** Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. */
+    /**
+     * Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. null further
+     * back in the queue than the first three waiters, except when the wait begins.
+     */
     this.heldBy = null;
-    /** The holders, as objects like in `leasehold show --json` (host, pid, label, since_seconds, …). */
+    /** The holders, as objects like in `leasehold show --json` (host, pid, label, since_seconds, …); empty if heldBy is null. */
     this.holders = [];
     /**
      * The time until which the lock is guaranteed even if no further renewal succeeds, a Date, as of the last event

@@ -271,9 +271,11 @@ class Held:
         self.state = "waiting"
         #: How many claims are ahead in the queue, while it waits.
         self.ahead = None
-        #: Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed.
+        #: Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. None
+        #: further back in the queue than the first three waiters, except when the wait begins.
         self.held_by = None
         #: The holders, as dictionaries like in ``leasehold show --json`` (host, pid, label, token, since_seconds, …).
+        #: Empty if ``held_by`` is None.
         self.holders = []
         #: The time until which the lock is guaranteed even if no further renewal succeeds, in seconds since 1970, as
         #: of the last event (``held``, ``at_risk``, ``recovered``). None: no limit.

@@ -431,6 +431,7 @@ Example, in bash:
 
 Output, one line each:
   waiting N HOLDER          in the queue, N ahead; HOLDER says who holds the lock or why it is taken
+                            (in the first line, and for the first three waiters in each line)
   held TOKEN SEQUENCER S T  acquired; renewed in the background, valid for S seconds, until T
   at_risk S T               not renewed in time: valid for S more seconds
   recovered S T             renewed after all

@@ -23,6 +23,7 @@
 //! `--max-hold` bounds that.
 
 mod ends;
+mod polls;
 mod told;
 
 use std::pin::pin;
@@ -30,7 +31,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::store::LockInfo;
+use leasehold::store::{LockInfo, Place};
 use leasehold::{Guard, Leasehold, State};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
@@ -41,12 +42,13 @@ use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::inherited;
 use crate::process::Process;
-use crate::progress::Ahead;
+use crate::progress::{self, Ahead};
 use crate::signals;
 use crate::take::{CLOSE_TIMEOUT, Taking, connect_to_take};
 
 pub(crate) use ends::STAY;
 use ends::{End, Ends};
+use polls::Polls;
 use told::{Caller, Certain, Told};
 
 /// How long the store has to say who holds, before we say that we wait without it.
@@ -134,9 +136,9 @@ async fn wait(
 ) -> Result<Guard, Failure> {
     let (news, mut waiting) = unbounded_channel();
     let known = Ahead::default();
-    let on_waiting = Arc::new(move |name: &str, ahead| {
-        if known.learn(name, ahead) {
-            let _ = news.send(ahead);
+    let on_waiting = Arc::new(move |name: &str, place: Place| {
+        if known.learn(name, place.ahead) {
+            let _ = news.send(place);
         }
     });
     let whose = match args.pid {
@@ -147,28 +149,39 @@ async fn wait(
         whose.map_or_else(|| "hold".into(), |of| format!("for {} {}", of.program(), of.pid));
     let taking = Taking { locks, args: &args.take, started, label, on_waiting };
     let mut taking = pin!(taking.one(&args.name));
-    let tell = |ahead, queue: Option<&LockInfo>| {
-        caller.tell(&Told::waiting(&args.name, ahead, queue));
+    let mut polls = Polls::new(&args.take);
+    let tell = |polls: &Polls, place: Place, lock: Option<&LockInfo>| {
+        let number = match lock {
+            Some(lock) => progress::place(lock, place.ahead),
+            None => polls.place(place.ahead),
+        };
+        caller.tell(&Told::waiting(&args.name, place.ahead, number, lock));
     };
     loop {
-        let ahead = tokio::select! {
+        let place = tokio::select! {
             guard = &mut taking => {
                 // Both may have come at once.
-                while let Ok(ahead) = waiting.try_recv() {
-                    tell(ahead, None);
+                while let Ok(place) = waiting.try_recv() {
+                    tell(&polls, place, None);
                 }
                 return guard;
             }
-            Some(ahead) = waiting.recv() => ahead,
+            Some(place) = waiting.recv() => place,
         };
+        if !polls.is_due(place) {
+            tell(&polls, place, None);
+            continue;
+        }
         // Who holds is the store's to say, and no reason to be late where we have it.
         tokio::select! {
             guard = &mut taking => {
-                tell(ahead, None);
+                tell(&polls, place, None);
                 return guard;
             }
-            queue = timeout(ASK, locks.read(&args.name)) => {
-                tell(ahead, queue.ok().and_then(Result::ok).flatten().as_ref());
+            polled = timeout(ASK, locks.holders(&args.name)) => {
+                let lock = polled.ok().and_then(Result::ok).flatten();
+                polls.polled(lock.as_ref());
+                tell(&polls, place, lock.as_ref());
             }
         }
     }

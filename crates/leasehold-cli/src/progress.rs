@@ -1,11 +1,11 @@
 //! The line on the terminal during a wait: who holds the lock, since when, and the place in the queue.
 
-use leasehold::kit::locked;
+use leasehold::kit::{LISTED_HOLDERS, locked};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Leasehold;
-use leasehold::store::{ClaimInfo, LockInfo, Standing};
+use leasehold::store::{LockInfo, Standing};
 
 use crate::take::held_by;
 
@@ -30,7 +30,7 @@ impl Ahead {
     }
 }
 
-/// Shows the line while it is polled. Reads the queue once a second.
+/// Shows the line while it is polled. Reads the holders once a second, not the queue.
 pub(crate) async fn show(
     locks: &Leasehold,
     ahead: &Ahead,
@@ -40,7 +40,7 @@ pub(crate) async fn show(
     loop {
         if let Some((name, ahead)) = ahead.get() {
             // The acquisition reports a store that does not answer.
-            let info = locks.read(&name).await.ok().flatten();
+            let info = locks.holders(&name).await.ok().flatten();
             line(describe(&name, info.as_ref(), ahead));
         }
         tokio::time::sleep(EACH).await;
@@ -48,7 +48,7 @@ pub(crate) async fn show(
 }
 
 fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
-    let place = info.map_or(ahead + 1, |info| place(info, ahead));
+    let place = info.and_then(|info| place(info, ahead)).unwrap_or(ahead + 1);
     waiting(name, place, info.and_then(held_by).as_deref())
 }
 
@@ -59,14 +59,20 @@ pub(crate) fn waiting(name: &str, place: usize, held_by: Option<&str>) -> String
 }
 
 /// The place among the waiters, with this many claims ahead. Holders and cooldowns do not count.
-pub(crate) fn place(info: &LockInfo, ahead: usize) -> usize {
-    let waits = |c: &&ClaimInfo| c.standing == Standing::Waiting;
-    let others = info.claims.iter().filter(|c| !waits(c)).count();
-    ahead.saturating_sub(others) + 1
+/// `None`: there may be more of them than the store lists.
+pub(crate) fn place(info: &LockInfo, ahead: usize) -> Option<usize> {
+    let others = others(info);
+    (others < LISTED_HOLDERS).then(|| ahead.saturating_sub(others) + 1)
+}
+
+/// How many claims hold the lock or are in a cooldown.
+pub(crate) fn others(info: &LockInfo) -> usize {
+    info.claims.iter().filter(|claim| claim.standing != Standing::Waiting).count()
 }
 
 #[cfg(test)]
 mod tests {
+    use leasehold::store::ClaimInfo;
     use leasehold::{Holder, Kind, Name, Token};
 
     use super::*;

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold::store::Place;
 use leasehold::{Leasehold, MIN_LEASE};
 
 use crate::args::RunArgs;
@@ -140,9 +141,9 @@ async fn wait(
     let program = args.command.first().map(std::path::Path::new);
     // Its name without its arguments, which may contain secrets.
     let label = program.and_then(|p| p.file_name()).unwrap_or_default().to_string_lossy();
-    let on_waiting = move |name: &str, ahead| {
-        if learnt.learn(name, ahead) {
-            let _ = news.send((name.to_owned(), ahead));
+    let on_waiting = move |name: &str, place: Place| {
+        if learnt.learn(name, place.ahead) {
+            let _ = news.send((name.to_owned(), place.ahead));
         }
     };
     let (label, on_waiting) = (label.into_owned(), Arc::new(on_waiting));

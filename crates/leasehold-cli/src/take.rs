@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::store::{LockInfo, Standing};
+use leasehold::store::{LockInfo, Place, Standing};
 use leasehold::{Error, ErrorKind, Guard, Guards, Holder, Leasehold, MIN_LEASE, Wanted};
 
 use crate::args::{StoreArgs, TakeArgs};
@@ -133,11 +133,11 @@ pub(crate) struct Taking<'a> {
     pub(crate) started: Instant,
     /// The label, unless `--label` was given.
     pub(crate) label: String,
-    /// Called with the name of the lock and the number of claims ahead.
+    /// Called with the name of the lock and the queue position.
     pub(crate) on_waiting: OnWaiting,
 }
 
-pub(crate) type OnWaiting = Arc<dyn Fn(&str, usize) + Send + Sync>;
+pub(crate) type OnWaiting = Arc<dyn Fn(&str, Place) + Send + Sync>;
 
 impl Taking<'_> {
     /// The lock of this name.
@@ -226,7 +226,7 @@ impl Taking<'_> {
                     .lease(wanted_lease(args))
                     .min_validity(least(lease(locks, args), args))
                     .label(args.label.as_ref().unwrap_or(label))
-                    .on_waiting(move |place| tell(&named, place.ahead));
+                    .on_waiting(move |place| tell(&named, place));
                 if let Some(longest) = args.max_hold {
                     lock = lock.max_hold(longest);
                 }
@@ -290,7 +290,7 @@ impl Taking<'_> {
         }
         let name = error.name().map(leasehold::Name::as_str).or(names.first().map(String::as_str));
         let name = name.unwrap_or_default();
-        let reading = tokio::time::timeout(READ_LIMIT, self.locks.read(name)).await;
+        let reading = tokio::time::timeout(READ_LIMIT, self.locks.holders(name)).await;
         let info = reading.ok().and_then(Result::ok).flatten();
         let by = info.as_ref().and_then(held_by).or_else(|| {
             let [first, others @ ..] = error.holders() else { return None };

@@ -62,7 +62,8 @@ async fn poll(
 ) -> Result<(), Failure> {
     let started = Instant::now();
     loop {
-        let lock = locks.read(&args.name).await?;
+        // Without the waiters: it is free if it has neither a holder nor a cooldown.
+        let lock = locks.holders(&args.name).await?;
         let holder = lock.as_ref().and_then(|lock| lock.holders().next());
         let is_free = lock.as_ref().is_none_or(|lock| lock.claims.is_empty());
         let is_so = if args.held { holder.is_some() } else { is_free };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::reference::{Dice, compare};
 use super::{Fault, Op, PATIENCE, Subject};
 use leasehold_core::store::{
-    Evict, Joined, Liveness, Mode, Renew, Renewal, Signal, Standing, Wakeup,
+    Evict, Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Standing, Wakeup,
 };
 use leasehold_core::{
     Became, Builder, Change, Changes, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason,
@@ -1890,6 +1890,41 @@ pub async fn people_see_and_evict(subject: &Subject) {
     assert!(next.token() > guard.token());
     assert!(must("read", locks.read(subject.name("nobody")).await).is_none());
     assert_eq!(must("evict", locks.evict(subject.name("nobody"), Evict::Holders).await), 0);
+}
+
+/// Who asks for the holders alone sees those that the whole queue shows, by their tokens as well.
+pub async fn holders_are_those_that_the_whole_queue_shows(subject: &Subject) {
+    let locks = subject.client().await;
+    let store = locks.store();
+    for (i, shape @ (kind, _, capacity)) in shapes(subject).into_iter().enumerate() {
+        let name = named(subject, &format!("holders-{i}"));
+        let mut claims: Vec<Claim> =
+            (0..subject.many(20)).map(|_| claim_of(&name, shape, PATIENCE)).collect();
+        // Somebody waits, be it behind readers.
+        claims.push(claim_of(&name, (kind, capacity, capacity), PATIENCE));
+        for claim in &claims {
+            must("join", store.join(claim, Mode::Wait).await);
+        }
+        let Some(whole) = must("read", store.read(&name).await) else { panic!("not shown") };
+        let shown = |info: &LockInfo| -> Vec<_> {
+            info.holders().map(|c| (c.token, c.weight, c.holder.clone())).collect()
+        };
+        let Some(info) = must("holders", store.holders(&name, None).await) else {
+            panic!("no holder shown")
+        };
+        assert_eq!((info.kind, info.capacity), (whole.kind, whole.capacity));
+        assert_eq!(shown(&info), shown(&whole), "{shape:?}");
+        for (token, ..) in shown(&whole) {
+            let info = must("holders", store.holders(&name, token).await);
+            let is_shown = info.is_some_and(|info| info.holders().any(|c| c.token == token));
+            assert!(is_shown, "{shape:?}: the holder with the token {token:?}");
+        }
+        for claim in claims.iter().rev() {
+            must("leave", store.leave(claim, None).await);
+        }
+        let info = must("holders", store.holders(&name, None).await);
+        assert_eq!(info.map_or(0, |info| info.claims.len()), 0, "{shape:?}: all have left");
+    }
 }
 
 /// The way to use a lock: for work that is done, that fails by itself, and that never ends.

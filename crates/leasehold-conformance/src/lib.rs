@@ -253,6 +253,7 @@ list_cases![
     threads_lock_as_tasks_do,
     a_namespace_is_its_clients_own,
     people_see_and_evict,
+    holders_are_those_that_the_whole_queue_shows,
     people_evict_a_waiter_by_its_token,
     permits_wake_everybody_who_fits,
     replies_delayed_and_doubled_change_nothing,

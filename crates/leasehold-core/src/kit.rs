@@ -27,7 +27,7 @@ pub use crate::store::url::parts::{Host, UrlParts};
 pub use crate::store::url::redacted;
 pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};
 pub use crate::store::waiters::Waiters;
-pub use crate::words::limits::{drift, request_timeout};
+pub use crate::words::limits::{LISTED_HOLDERS, drift, request_timeout};
 
 /// Returns the key of this hold at the store, which a caller's own transaction in the same store
 /// can check.

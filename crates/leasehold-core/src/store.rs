@@ -118,11 +118,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the queue of one lock, or `None` if it is empty.
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>>;
 
-    /// Returns the holders of a lock: the one with this token, or the first ones, as many as people
-    /// read. Waiters may be left out.
+    /// Returns the holders of a lock: the one with this token, or at least the first
+    /// [100](crate::kit::LISTED_HOLDERS), and a cooldown. Waiters may be left out.
     ///
-    /// It is called for errors and checks, by many unsuccessful clients at once. So a store with
-    /// long queues should answer it without reading them.
+    /// It is called for errors, checks and progress, by many waiting or unsuccessful clients at
+    /// once. So a store with long queues should answer it without reading them.
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
         let _ = token;
         self.read(name).await

@@ -9,13 +9,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::Shared;
-use super::ask::{OPERATIONS, delete, range, still};
+use super::ask::{OPERATIONS, delete, oldest, range, still};
 use super::client::Client;
 use super::fault::Failure;
 use super::proto::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, TxnRequest};
-use super::queue::{Entry, Queue, end_of, name_of};
+use super::queue::{Entry, Queue, end_of, is_place, name_of};
+use leasehold_core::kit::LISTED_HOLDERS;
 use leasehold_core::store::{Evict, LockInfo, Standing};
-use leasehold_core::{Error, ErrorKind, Name};
+use leasehold_core::{Error, ErrorKind, Name, Token};
 
 /// How many keys one reading shows.
 const PAGE: i64 = 10_000;
@@ -39,12 +40,62 @@ impl Shared {
         let Some((kind, capacity)) = queue.kind().filter(|_| wanted(&queue)) else {
             return Ok(None);
         };
-        let mut remaining = self.remaining(&queue).await?;
+        let all: Vec<usize> = (0..queue.entries.len()).collect();
+        let mut remaining = self.remaining(&queue, &all).await?;
         for (at, left) in remaining.iter_mut().enumerate() {
             queue.tell_delay(at, left);
         }
         let claims = queue.claims(&remaining);
         Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
+    }
+
+    /// [`Store::holders`](leasehold_core::store::Store::holders): reads the oldest places, and the
+    /// lease of each holder. The cost does not grow with the queue, since many waiters ask.
+    ///
+    /// Which of the oldest places hold does not depend on the places behind them.
+    pub(super) async fn show_holders(
+        self: &Arc<Self>,
+        name: &Name,
+        token: Option<Token>,
+    ) -> Result<Option<LockInfo>, Failure> {
+        let mut queue = self.oldest(name).await?;
+        let holds = |queue: &Queue, at| queue.standing(at) != Standing::Waiting;
+        let has = |queue: &Queue, token| {
+            let at = queue.entries.iter().position(|entry| entry.token == token);
+            at.is_some_and(|at| holds(queue, at))
+        };
+        if token.is_some_and(|token| !has(&queue, token)) {
+            // It may be one of very many holders.
+            queue = self.queue(name).await?;
+        }
+        let Some((kind, capacity)) = queue.kind() else { return Ok(None) };
+        let wanted = |queue: &Queue, at: usize| {
+            let entry = queue.entries.get(at);
+            holds(queue, at) && token.is_none_or(|token| entry.is_some_and(|e| e.token == token))
+        };
+        let asked: Vec<usize> = (0..queue.entries.len()).filter(|at| wanted(&queue, *at)).collect();
+        let mut remaining = self.remaining(&queue, &asked).await?;
+        for at in &asked {
+            if let Some(left) = remaining.get_mut(*at) {
+                queue.tell_delay(*at, left);
+            }
+        }
+        let claims = queue.claims(&remaining).into_iter().enumerate();
+        let claims = claims.filter(|(at, _)| asked.contains(at)).map(|(_, claim)| claim).collect();
+        Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
+    }
+
+    /// The first places of a queue, as many as a list of holders has at least, or more.
+    async fn oldest(&self, name: &Name) -> Result<Queue, Failure> {
+        let prefix = self.prefix(name);
+        let most = i64::try_from(LISTED_HOLDERS).unwrap_or(i64::MAX);
+        let found = self.client.range(oldest(prefix.clone(), end_of(&prefix), most)).await?;
+        let is_cut = found.count > found.kvs.len();
+        // Keys that are not places of this lock may be in the way of those that are.
+        if is_cut && !found.kvs.iter().all(|kv| is_place(&prefix, kv)) {
+            return self.queue(name).await;
+        }
+        Ok(Queue::of(&prefix, &found.kvs))
     }
 
     async fn queue(&self, name: &Name) -> Result<Queue, Failure> {
@@ -53,11 +104,15 @@ impl Shared {
         Ok(Queue::of(&prefix, &found.kvs))
     }
 
-    /// What is left of each lease, in whole seconds, rounded down.
-    async fn remaining(self: &Arc<Self>, queue: &Queue) -> Result<Vec<Option<Duration>>, Failure> {
+    /// What is left of the leases of these places, in whole seconds, rounded down; by place.
+    async fn remaining(
+        self: &Arc<Self>,
+        queue: &Queue,
+        of: &[usize],
+    ) -> Result<Vec<Option<Duration>>, Failure> {
         let mut all = vec![None; queue.entries.len()];
         let mut asking = JoinSet::new();
-        let mut entries = queue.entries.iter().map(|e| e.lease).enumerate();
+        let mut entries = of.iter().filter_map(|at| Some((*at, queue.entries.get(*at)?.lease)));
         loop {
             while asking.len() < AT_ONCE
                 && let Some((at, id)) = entries.next()

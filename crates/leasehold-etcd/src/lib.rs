@@ -98,7 +98,7 @@ use leasehold_core::store::{
     LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo,
     Survival, Wakeup,
 };
-use leasehold_core::{Claim, Name, Result};
+use leasehold_core::{Claim, Name, Result, Token};
 
 /// Locks in etcd. See the module's documentation.
 pub struct EtcdStore {
@@ -244,6 +244,10 @@ impl Store for EtcdStore {
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         self.told_of(name, self.shared.show(name).await)
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        self.told_of(name, self.shared.show_holders(name, token).await)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -53,9 +53,15 @@
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
 //! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and all).
-//! One connection of each client listens while somebody waits, and a while longer, for a notification wakes
-//! all who listen in the database, whomever it is for; it serves for calls too (`store/ear.rs`); if nothing
-//! is heard on it for a while, it is asked whether it still leads anywhere. MySQL: who grants ends the sleep
+//! One connection of each client listens while somebody waits, and a while longer; it serves for
+//! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still
+//! leads anywhere. Up to PostgreSQL 18, a notification wakes all sessions that listen in the
+//! database, and the server runs a transaction in each of them. Their clients are sent nothing, and
+//! send nothing. If only the clients near the front listened, the others would need another signal
+//! when they come near: the server makes hundreds of hand-overs between two heartbeats. PostgreSQL
+//! 19 wakes those that listen to the channel.
+//!
+//! MySQL: who grants ends the sleep
 //! of the client's session, likewise right after the transaction (`store/wake.rs`). SQLite: who grants rings
 //! the client's doorbell, a FIFO beside the database file (`store/doorbell.rs`), and each client looks now
 //! and then for what nobody rang for (`store/listen.rs`). PostgreSQL behind a pooler, SQLite where no file
@@ -185,7 +191,7 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
     Ear, Ears, Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, ClaimId, Name, Result};
+use leasehold_core::{Claim, ClaimId, Name, Result, Token};
 
 /// How many connections there are for renewals and heartbeats.
 const BEATS: usize = 2;
@@ -369,6 +375,14 @@ impl SqlStore {
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
+    async fn read_by(&self, name: &Name, call: Call) -> Result<Option<LockInfo>> {
+        match self.call(call).await {
+            Ok(Answer::Read(read)) => Ok(read),
+            Ok(_) => out_of_step(),
+            Err(error) => Err(error.on(name).at(&self.info.url)),
+        }
+    }
+
     /// A leave, or the answer to one that is under way. It is owed, whether anybody waits for it or not.
     async fn leave_once(
         &self,
@@ -548,11 +562,11 @@ impl Store for SqlStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        match self.call(Call::Read(name.clone())).await {
-            Ok(Answer::Read(read)) => Ok(read),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(name).at(&self.info.url)),
-        }
+        self.read_by(name, Call::Read(name.clone())).await
+    }
+
+    async fn holders(&self, name: &Name, _: Option<Token>) -> Result<Option<LockInfo>> {
+        self.read_by(name, Call::Holders(name.clone())).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

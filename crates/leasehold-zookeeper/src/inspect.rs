@@ -14,9 +14,9 @@ use super::queue::foreign_child;
 use super::session::Session;
 use super::shared::Shared;
 use super::together::{READ_TOGETHER, all_of};
-use leasehold_core::kit::wall_micros;
+use leasehold_core::kit::{LISTED_HOLDERS, wall_micros};
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing as Shown};
-use leasehold_core::{Error, ErrorKind, Holder, Kind, Name, Result};
+use leasehold_core::{Error, ErrorKind, Holder, Kind, Name, Result, Token};
 
 /// Who made a child: as we write it, or whatever another client wrote.
 pub(super) fn holder(data: &[u8]) -> Holder {
@@ -121,13 +121,33 @@ impl Shared {
 
     pub(super) async fn read_on(&self, session: &Session, name: &Name) -> Result<Option<LockInfo>> {
         let lock = self.lock_path(name);
-        let Some(names) = self.list_synced(session, &lock).await? else { return Ok(None) };
-        let children = match Children::order(self.naming(), names) {
-            Ok(children) => children,
-            Err(foreign) => return Err(foreign_child(self.naming(), &lock, foreign)),
-        };
+        let Some(children) = self.children(session, &lock).await? else { return Ok(None) };
         let seen = self.look_at(session, &lock, children.nodes()).await?;
         let info = self.describe(name, &children, children.nodes().iter().zip(seen));
+        Ok((!info.claims.is_empty()).then_some(info))
+    }
+
+    /// The children of a lock in their order, as they were committed.
+    async fn children(&self, session: &Session, lock: &str) -> Result<Option<Children>> {
+        let Some(names) = self.list_synced(session, lock).await? else { return Ok(None) };
+        let ordered = Children::order(self.naming(), names);
+        ordered.map(Some).map_err(|foreign| foreign_child(self.naming(), lock, foreign))
+    }
+
+    /// The first holders, or all if one with a token is looked for: one list of names, and one
+    /// request for each holder. The waiters are not read.
+    pub(super) async fn holders(
+        self: Arc<Self>,
+        name: Name,
+        token: Option<Token>,
+    ) -> Result<Option<LockInfo>> {
+        let session = self.session().await?;
+        let lock = self.lock_path(&name);
+        let Some(children) = self.children(&session, &lock).await? else { return Ok(None) };
+        let most = if token.is_some() { usize::MAX } else { LISTED_HOLDERS };
+        let (holding, _) = children.nodes().split_at(children.holding().min(most));
+        let seen = self.look_at(&session, &lock, holding).await?;
+        let info = self.describe(&name, &children, holding.iter().zip(seen));
         Ok((!info.claims.is_empty()).then_some(info))
     }
 
@@ -158,11 +178,7 @@ impl Shared {
     pub(super) async fn evict(self: Arc<Self>, name: Name, which: Evict) -> Result<usize> {
         let session = self.session().await?;
         let lock = self.lock_path(&name);
-        let Some(names) = self.list_synced(&session, &lock).await? else { return Ok(0) };
-        let children = match Children::order(self.naming(), names) {
-            Ok(children) => children,
-            Err(foreign) => return Err(foreign_child(self.naming(), &lock, foreign)),
-        };
+        let Some(children) = self.children(&session, &lock).await? else { return Ok(0) };
         let nodes = match which {
             Evict::Holders => &children.nodes()[..children.holding()],
             Evict::Token(_) => children.nodes(),

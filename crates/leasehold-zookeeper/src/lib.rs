@@ -115,7 +115,7 @@ use leasehold_core::store::{
     LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
     Wakeup,
 };
-use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result, Token};
 
 /// Locks on a ZooKeeper ensemble. See the module's documentation.
 pub struct ZooKeeperStore {
@@ -272,6 +272,12 @@ impl Store for ZooKeeperStore {
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(|shared| shared.read(wanted)).await;
+        read.map_err(|e| e.on(name).at(&self.info.url))
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        let wanted = name.clone();
+        let read = self.shared.run(move |shared| shared.holders(wanted, token)).await;
         read.map_err(|e| e.on(name).at(&self.info.url))
     }
 

@@ -214,6 +214,14 @@ impl Etcd {
         line.rsplit(' ').next()?.parse().ok()
     }
 
+    /// How many messages a member has received from clients: calls, and those in streams.
+    pub fn received(&self, member: usize) -> f64 {
+        let text = get(self.members[member].ports.metrics, "/metrics").unwrap_or_default();
+        let received =
+            text.lines().filter(|line| line.starts_with("grpc_server_msg_received_total{"));
+        received.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
     /// The member that leads, once there is one.
     pub fn leader(&self) -> usize {
         let end = Instant::now() + PATIENCE;

@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::events::timed;
 use crate::place::Place;
-use crate::progress;
 use crate::take::held_by;
 
 /// One line. Its fields are what is documented, and only grow.
@@ -24,11 +23,11 @@ pub(super) enum Told<'a> {
         name: &'a str,
         /// How many are before it, holders included.
         ahead: usize,
-        /// Its number among those who wait: the first is 1.
+        /// Its number among those who wait: the first is 1. `None`: it is not known how many hold.
         place: Option<usize>,
-        /// Who holds, or why nobody may, in words; as far as the store has said so yet.
+        /// Who holds, or why nobody may, in words; `None` if the store was not polled for it.
         held_by: Option<String>,
-        /// Who holds.
+        /// Who holds; empty if the store was not polled for it.
         holders: Vec<Place<'a>>,
     },
     /// The lock is the caller's, for so long at least if it is not renewed; without a time, until it ends.
@@ -89,14 +88,19 @@ impl Certain {
 }
 
 impl<'a> Told<'a> {
-    /// With what the store says of the queue, as far as it has.
-    pub(super) fn waiting(name: &'a str, ahead: usize, queue: Option<&'a LockInfo>) -> Self {
+    /// With what the store returned, if it was polled.
+    pub(super) fn waiting(
+        name: &'a str,
+        ahead: usize,
+        place: Option<usize>,
+        lock: Option<&'a LockInfo>,
+    ) -> Self {
         Self::Waiting {
             name,
             ahead,
-            place: queue.map(|queue| progress::place(queue, ahead)),
-            held_by: queue.and_then(held_by),
-            holders: queue.into_iter().flat_map(LockInfo::holders).map(Place::of).collect(),
+            place,
+            held_by: lock.and_then(held_by),
+            holders: lock.into_iter().flat_map(LockInfo::holders).map(Place::of).collect(),
         }
     }
 
@@ -173,12 +177,16 @@ mod tests {
         let since = Duration::from_secs(12);
         let claim = ClaimInfo::new(Standing::Holding, holder, Token::new(5), 1, since, None);
         let queue = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
-        let told = Told::waiting("x", 3, Some(&queue));
+        let told = Told::waiting("x", 3, Some(3), Some(&queue));
         assert_eq!(told.words(), "waiting 3 held by web-1 pid 7 (a\\nb) for 12s");
         let read: serde_json::Value = serde_json::from_str(&timed(&told)).unwrap();
         assert_eq!((&read["ahead"], &read["place"]), (&3.into(), &3.into()));
         assert_eq!(read["holders"][0]["label"], "a\nb");
         assert_eq!(read["holders"][0]["state"], "held");
-        assert_eq!(Told::waiting("x", 3, None).words(), "waiting 3");
+        let far = Told::waiting("x", 3, Some(3), None);
+        assert_eq!(far.words(), "waiting 3");
+        let read: serde_json::Value = serde_json::from_str(&timed(&far)).unwrap();
+        assert_eq!((&read["place"], &read["held_by"]), (&3.into(), &serde_json::Value::Null));
+        assert_eq!(read["holders"], serde_json::json!([]));
     }
 }

@@ -16,6 +16,7 @@ mod elect;
 mod every_store;
 mod file_store;
 mod follow;
+mod hand_over_cost;
 mod hold;
 #[cfg(feature = "lab")]
 mod lab;

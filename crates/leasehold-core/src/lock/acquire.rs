@@ -117,9 +117,23 @@ impl LockHandle {
 
     /// Who holds and who waits.
     pub(crate) async fn read(&self) -> Result<Option<LockInfo>> {
+        self.show(true).await
+    }
+
+    /// Who holds, without who waits.
+    pub(crate) async fn holders(&self) -> Result<Option<LockInfo>> {
+        self.show(false).await
+    }
+
+    async fn show(&self, whole: bool) -> Result<Option<LockInfo>> {
         let read = async {
             let name = self.name.as_ref().map_or_else(Name::new, |name| Ok(name.clone()))?;
-            self.core.ours()?.read(&name).await.map_err(|e| e.on(&name))
+            let store = self.core.ours()?;
+            let read = match whole {
+                true => store.read(&name).await,
+                false => store.holders(&name, None).await,
+            };
+            read.map_err(|e| e.on(&name))
         };
         let read = self.core.background.with_runtime(pin!(read)).await;
         read.map_err(|e| e.during("show").at(self.core.store.url()))

@@ -157,6 +157,14 @@ impl Leasehold {
         block_on(self.0.background(), self.0.read(name))
     }
 
+    /// Returns the first holders of one lock; see [`crate::Leasehold::holders`].
+    ///
+    /// # Errors
+    /// The same as [`crate::Leasehold::holders`].
+    pub fn holders(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        block_on(self.0.background(), self.0.holders(name))
+    }
+
     /// Returns all locks in use whose names begin with `prefix`; see [`crate::Leasehold::list`].
     ///
     /// # Errors

@@ -256,7 +256,7 @@ impl Election {
     /// # Errors
     /// The same as [`Leasehold::read`](crate::Leasehold::read).
     pub async fn leader(&self) -> Result<Option<ClaimInfo>> {
-        let lock = self.handle.read().await?;
+        let lock = self.handle.holders().await?;
         Ok(lock.and_then(|lock| lock.holders().next().cloned()))
     }
 

@@ -276,6 +276,30 @@ impl Leasehold {
         LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1).read().await
     }
 
+    /// Returns at least the first 100 holders of one lock, or `None` if it is free.
+    ///
+    /// The result contains a cooldown too, but waiters may be left out. Use it instead of
+    /// [`read`](Self::read) if many clients poll a lock with a long queue: Redis, etcd and
+    /// ZooKeeper answer it without reading the queue.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").label("the nightly job").lock().await?;
+    /// let lock = locks.holders("order:42").await?.expect("it is held");
+    /// assert_eq!(lock.holders().next().unwrap().holder.label, "the nightly job");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future changes nothing.
+    ///
+    /// # Errors
+    /// The same as [`read`](Self::read).
+    pub async fn holders(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1).holders().await
+    }
+
     /// Returns all locks in use whose names begin with `prefix`, sorted by name.
     ///
     /// ```

@@ -160,3 +160,32 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         assert!(store.leave(&third, None).await.unwrap());
     });
 }
+
+/// One reading and one lease, whoever else waits; and the names below this one are in nobody's way.
+#[test]
+fn reading_the_holders_costs_the_same_however_many_wait() {
+    run(async {
+        let server = testbed::etcd();
+        let (locks, store) = with_store(&server.url()).await;
+        let _below = locks.mutex("asked/below").lock().await.unwrap();
+        let _guard = locks.mutex("asked").lock().await.unwrap();
+        for wanted in [0, 130] {
+            let (others, other) = with_store(&server.url()).await;
+            let waiting: Vec<_> = (0..wanted).map(|_| patient("asked")).collect();
+            for claim in &waiting {
+                other.join(claim, Mode::Wait).await.unwrap();
+            }
+            quiet(&store).await;
+            let before = store.requests();
+            let lock = locks.holders("asked").await.unwrap().unwrap();
+            let sent = store.requests() - before;
+            assert_eq!(lock.holders().count(), 1);
+            // Where the names below fill the reading, all is read.
+            assert!(sent <= 3, "{sent} requests with {wanted} waiters");
+            for claim in &waiting {
+                other.leave(claim, None).await.unwrap();
+            }
+            drop(others);
+        }
+    });
+}

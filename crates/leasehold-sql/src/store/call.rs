@@ -40,6 +40,8 @@ pub(super) enum Call {
     Leave(Claim, Option<Duration>, Told),
     Reweigh(Claim),
     Read(Name),
+    /// The same, but waiters may be left out.
+    Holders(Name),
     List(String),
     Evict(Name, Evict),
     /// Removes what is over.
@@ -228,10 +230,8 @@ impl Shared {
                 });
                 Answer::Reweighed(reweighed.await?.unwrap_or(Reweighed::Lost))
             }
-            Call::Read(name) => {
-                let mut loaded = self.snapshot(wire, name).await?;
-                Answer::Read(loaded.as_mut().and_then(|loaded| describe(name, loaded)))
-            }
+            Call::Read(name) => Answer::Read(self.read_all(wire, name).await?),
+            Call::Holders(name) => Answer::Read(self.read_holders(wire, name).await?),
             Call::List(prefix) => {
                 let rows = wire.rows(&self.sql.list, vec![Arg::Name(prefix.clone())]).await?;
                 let mut all = loaded::snapshots(rows)?;
@@ -258,6 +258,31 @@ impl Shared {
                 Answer::Settled
             }
         })
+    }
+
+    async fn read_all(
+        &self,
+        wire: &mut dyn Wire,
+        name: &Name,
+    ) -> Result<Option<LockInfo>, Failure> {
+        let mut loaded = self.snapshot(wire, name).await?;
+        Ok(loaded.as_mut().and_then(|loaded| describe(name, loaded)))
+    }
+
+    /// The front of the queue, if a claim in it still waits: those behind it do so, too.
+    async fn read_holders(
+        &self,
+        wire: &mut dyn Wire,
+        name: &Name,
+    ) -> Result<Option<LockInfo>, Failure> {
+        // No claim has this id.
+        let no_claim = ClaimId::from_u128(0);
+        let mut front = loaded::look(wire, &self.sql, name, no_claim).await?;
+        let lock = front.as_mut().and_then(|loaded| describe(name, loaded));
+        match front.is_none_or(|loaded| loaded.is_enough()) {
+            true => Ok(lock),
+            false => self.read_all(wire, name).await,
+        }
     }
 
     pub(super) async fn snapshot(

@@ -158,6 +158,8 @@ mutants! {
     AllBehindAreEvicted => people_evict_a_waiter_by_its_token,
     /// Nobody is told what a holder says of itself.
     LabelsAreForgotten => people_see_and_evict,
+    /// Of several holders one is shown.
+    OneHolderIsShown => holders_are_those_that_the_whole_queue_shows,
     /// `%` and `_` in a prefix stand for others.
     ListTakesPatterns => list_is_by_prefix_and_in_order,
     /// `*` and `?` in a prefix stand for others.
@@ -649,6 +651,14 @@ impl Store for Mutant {
         let (mut state, now) = (locked(&self.state), self.now());
         self.with(&mut state, name, |lock| lock.queue.settle(now));
         Ok(state.locks.get(&self.key(name)).map(|lock| describe(name, &lock.queue, now)))
+    }
+
+    async fn holders(&self, name: &Name, _: Option<Token>) -> Result<Option<LockInfo>> {
+        let mut info = self.read(name).await?;
+        if self.is(Wrong::OneHolderIsShown) {
+            info.iter_mut().for_each(|info| info.claims.truncate(1));
+        }
+        Ok(info)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
