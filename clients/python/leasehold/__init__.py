@@ -133,8 +133,9 @@ class Election:
         return not self._stopped and term is not None and not term.lost.is_set()
 
     def _sleep(self, pause):
+        endless = pause is None or pause > _CENTURY
         try:
-            self._wakeups.get(timeout=pause)
+            self._wakeups.get(timeout=None if endless else max(pause, 0))
             # For other threads, and for the next call.
             self._wakeups.put(None)
         except queue.Empty:
