@@ -6,8 +6,8 @@
 // lost: check `held.lost` before critical steps, listen to 'lost', or send `held.token` to a resource that rejects smaller
 // tokens than it has seen.
 //
-// A lock belongs to the process that acquired it. Children of that process do not keep it. A lock that no variable refers
-// to stays held until it is released or the process ends.
+// A lock belongs to the process that acquired it. Children of that process do not keep it. A lock that no variable
+// refers to stays held until it is released or the process ends.
 
 const { spawn } = require('node:child_process');
 const { EventEmitter } = require('node:events');

@@ -173,7 +173,8 @@ test('an interrupted acquire leaves nothing held', async (t) => {
   for (const delay of [0, 1, 2, 5, 10, 15, 20, 30, 50, 100]) {
     const cancels = new AbortController();
     setTimeout(() => cancels.abort(new Error('enough')), delay);
-    const held = await lock('x y', { store, signal: cancels.signal }).catch((error) => assert.match(error.message, /enough/));
+    const { signal } = cancels;
+    const held = await lock('x y', { store, signal }).catch((error) => assert.match(error.message, /enough/));
     await held?.release();
     await eventually(() => claims(store) === 0);
   }
@@ -288,7 +289,8 @@ test('errors do not depend on the exit status', async (t) => {
   // In a process that was started with SIGCHLD ignored.
   const store = files(t);
   const held = await lock('x y', { store });
-  const script = `require(${JSON.stringify(__dirname)}).lock('x y', { wait: 0 }).catch((e) => console.log(e.name, e.code))`;
+  const client = `require(${JSON.stringify(__dirname)})`;
+  const script = `${client}.lock('x y', { wait: 0 }).catch((e) => console.log(e.name, e.code))`;
   const words = ['-c', "trap '' CHLD; exec \"$0\" -e \"$1\"", process.execPath, script];
   const said = spawnSync('sh', words, { env: { ...process.env, LEASEHOLD_STORE: store }, encoding: 'utf8' });
   assert.equal(said.stdout, 'NotAcquired 75\n', said.stderr);
@@ -306,7 +308,8 @@ test('invalid options are rejected', async (t) => {
   await assert.rejects(lock('x', { store, command: '/nowhere' }), /cannot start \/nowhere/);
   for (const name of ['of', 'permits']) {
     for (const [value, kind] of [[0, RangeError], [-1, RangeError], [2.5, TypeError], ['2', TypeError]]) {
-      await assert.rejects(lock('x', { store, [name]: value }), (e) => e instanceof kind && e.message.startsWith(`${name} must be `));
+      const wanted = (e) => e instanceof kind && e.message.startsWith(`${name} must be `);
+      await assert.rejects(lock('x', { store, [name]: value }), wanted);
     }
   }
   await assert.rejects(lock('x', { store: UNREACHABLE, wait: 0 }), Unavailable);
@@ -334,15 +337,20 @@ test('infinity means no limit', async (t) => {
 
 test('invalid times are rejected by name', async (t) => {
   const store = files(t);
-  const rejects = (name, value, kind, text) =>
-    assert.rejects(lock('x', { store, [name]: value }), (e) => e instanceof kind && e.message.startsWith(`${name} must be ${text}`));
+  const rejects = (name, value, kind, text) => {
+    const wanted = (e) => e instanceof kind && e.message.startsWith(`${name} must be ${text}, not `);
+    return assert.rejects(lock('x', { store, [name]: value }), wanted);
+  };
+  const range = 'between 0 milliseconds and 100 years';
   const names = ['wait', 'lease', 'maxHold', 'atLeast', 'lockDelay'];
   for (const name of names) {
-    for (const value of [-1, -1e-9, NaN, -Infinity, -5n]) await rejects(name, value, RangeError, 'between 0 milliseconds and 100 years, not ');
-    for (const value of ['5s', '5', true, [], {}, Symbol('x')]) await rejects(name, value, TypeError, 'a number of milliseconds, not ');
+    for (const value of [-1, -1e-9, NaN, -Infinity, -5n]) await rejects(name, value, RangeError, range);
+    for (const value of ['5s', '5', true, [], {}, Symbol('x')]) {
+      await rejects(name, value, TypeError, 'a number of milliseconds');
+    }
   }
   for (const name of ['lease', 'atLeast', 'lockDelay']) {
-    for (const value of [Infinity, 1e300]) await rejects(name, value, RangeError, 'between ');
+    for (const value of [Infinity, 1e300]) await rejects(name, value, RangeError, range);
   }
 });
 
@@ -372,7 +380,8 @@ function startHolder(t, name) {
     const held = await lock(${JSON.stringify(name)}, { lease: 4000 });
     console.log(held._process.pid);
     process.stdin.once('data', async (time) => {
-      for (let left = Number(time); left > 0 && !held.lost; left -= 10) await new Promise((done) => setTimeout(done, 10));
+      const pause = () => new Promise((done) => setTimeout(done, 10));
+      for (let left = Number(time); left > 0 && !held.lost; left -= 10) await pause();
       console.log(held.lost ? 'lost' : 'held');
       await held.release().catch((error) => console.log(error.name));
       process.exit();
