@@ -5,13 +5,19 @@
 // releases the lock on request, and when this process ends for whatever reason. Nothing stops a program when its lock is
 // lost: check `held.lost` before critical steps, listen to 'lost', or send `held.token` to a resource that rejects smaller
 // tokens than it has seen.
+//
+// A lock belongs to the process that acquired it. Children of that process do not keep it. A lock that no variable
+// refers to stays held until it is released or the process ends.
 
 const { spawn } = require('node:child_process');
 const { EventEmitter } = require('node:events');
 const { createInterface } = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
+const { inspect } = require('node:util');
 
-/** The command failed. `code` is its exit code. */
+/**
+ * The command failed. `code` is its exit code; null: a signal killed the command; undefined: it could not be started.
+ */
 class LeaseholdError extends Error {
   constructor(message, code) {
     super(message);
@@ -27,10 +33,15 @@ class Unavailable extends LeaseholdError {}
 class Lost extends LeaseholdError {}
 
 const ERRORS = { 69: Unavailable, 74: Lost, 75: NotAcquired };
+// The exit code when the system has no more processes, files or memory, and the errors that say so.
+const SYSTEM = 71;
+const SHORTAGES = ['EAGAIN', 'EMFILE', 'ENFILE', 'ENOMEM'];
 // Milliseconds that the command has to release. It gives up earlier on a store that does not answer.
 const FAREWELL = 30_000;
 // The first and the longest pause before a candidate rejoins the queue, in milliseconds.
 const PAUSE = [100, 10_000];
+// The longest time in milliseconds. The command counts nanoseconds in 64 bits.
+const CENTURY = 100 * 365 * 86_400_000;
 
 /** An acquired lock, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
 class Held extends EventEmitter {
@@ -86,14 +97,38 @@ class Held extends EventEmitter {
   }
 }
 
+/** A time for the command, in whole milliseconds, or nothing if there is no limit. */
+function milliseconds(name, value, isEndless = false) {
+  if (value == null) return null;
+  if (typeof value !== 'number' && typeof value !== 'bigint') {
+    throw new TypeError(`${name} must be a number of milliseconds, not ${inspect(value)}`);
+  }
+  const time = Number(value);
+  if (isEndless && time > CENTURY) return null;
+  if (!(time >= 0 && time <= CENTURY)) {
+    throw new RangeError(`${name} must be between 0 milliseconds and 100 years, not ${inspect(value)}`);
+  }
+  // 0 has a meaning of its own, so a shorter time than a millisecond does not become 0.
+  return `${Math.round(time) || (time > 0 ? 1 : 0)}ms`;
+}
+
+/** A whole number from 1, or nothing. */
+function whole(name, value) {
+  if (value == null) return null;
+  const isWhole = typeof value === 'bigint' || Number.isSafeInteger(value);
+  if (!isWhole) throw new TypeError(`${name} must be a whole number, not ${inspect(value)}`);
+  if (value < 1) throw new RangeError(`${name} must be at least 1, not ${inspect(value)}`);
+  return value;
+}
+
 /**
  * Acquires a lock and resolves with a `Held`.
  *
- * Options, with times in milliseconds:
+ * Options, with times in milliseconds, which are rounded to whole ones:
  * - `store`: the URL of the store
- * - `wait`: the longest wait; 0: do not wait; default: no limit
+ * - `wait`: the longest wait; 0: do not wait; Infinity: no limit, the default
  * - `lease`: the time until the lock of a crashed machine is freed
- * - `maxHold`: the longest hold
+ * - `maxHold`: the longest hold; Infinity: no limit, the default
  * - `atLeast`: the shortest hold: the lock stays taken for this long even if it is released earlier
  * - `lockDelay`: how long the lock stays unavailable after a crash
  * - `shared`, `exclusive`: the two sides of a read-write lock
@@ -103,38 +138,51 @@ class Held extends EventEmitter {
  * - `signal`: an AbortSignal that ends the wait
  * - `command`: the path of the `leasehold` program
  */
-function lock(name, options = {}) {
-  const { store, shared, exclusive, signal, command = process.env.LEASEHOLD_COMMAND ?? 'leasehold' } = options;
-  const times = { wait: options.wait, lease: options.lease, 'max-hold': options.maxHold };
-  Object.assign(times, { 'min-hold': options.atLeast, 'lock-delay': options.lockDelay });
-  const values = { max: options.of, permits: options.permits, label: options.label };
-  const wordsOf = (all, unit) =>
-    Object.entries(all).flatMap(([word, value]) => (value == null ? [] : [`--${word}=${value}${unit}`]));
-  const words = ['hold', '--json', ...wordsOf(times, 'ms'), ...wordsOf(values, '')];
+async function lock(name, options = {}) {
+  const { store, shared, exclusive, signal, onWaiting } = options;
+  const command = options.command ?? process.env.LEASEHOLD_COMMAND ?? 'leasehold';
+  const values = {
+    wait: milliseconds('wait', options.wait, true),
+    lease: milliseconds('lease', options.lease),
+    'max-hold': milliseconds('maxHold', options.maxHold, true),
+    'min-hold': milliseconds('atLeast', options.atLeast),
+    'lock-delay': milliseconds('lockDelay', options.lockDelay),
+    max: whole('of', options.of),
+    permits: whole('permits', options.permits),
+    label: options.label,
+  };
+  // A child process may have the same pipes open, so the command also watches this process.
+  const words = ['hold', '--json', `--caller=${process.pid}`];
+  for (const [word, value] of Object.entries(values)) if (value != null) words.push(`--${word}=${value}`);
   if (shared) words.push('--shared');
   if (exclusive) words.push('--exclusive');
   words.push('--', name);
   // In the environment, because all users can read command lines, and a URL may contain a password.
   const env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
-  if (signal?.aborted) return Promise.reject(signal.reason);
-  const { onWaiting } = options;
+  signal?.throwIfAborted();
   const how = { command, words, env, signal, onWaiting };
   return new Promise((resolve, reject) => follow(new Held(name), how, resolve, reject));
+}
+
+/** The error for a command that cannot be started. */
+function cannotStart(command, error) {
+  const code = SHORTAGES.includes(error.code) ? SYSTEM : undefined;
+  return new LeaseholdError(`cannot start ${command}: ${error.message}`, code);
 }
 
 function follow(held, { command, words, env, signal, onWaiting }, resolve, reject) {
   // In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
   const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
-  const cannot = (error) => `cannot start ${command}: ${error.message}`;
   if (!child.stdin) {
     // Out of processes or files.
-    child.on('error', (error) => reject(new LeaseholdError(cannot(error))));
+    child.on('error', (error) => reject(cannotStart(command, error)));
     return;
   }
   held._process = child;
   let last = {};
   let errors = '';
   const abort = () => {
+    held._leaving = true;
     child.stdin.end('release\n');
     reject(signal.reason);
   };
@@ -149,7 +197,8 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
       last = {};
     }
     if (!last.event) {
-      errors = `unexpected output from ${command}: it is not the leasehold command`;
+      last = { event: 'failed', message: `unexpected output from ${command}: it is not the leasehold command` };
+      lines.removeAllListeners('line');
       child.kill('SIGKILL');
       return;
     }
@@ -158,20 +207,25 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
     if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
   });
   held._ended = new Promise((ended) => {
-    const end = (message, code) => {
+    const end = (failure) => {
       signal?.removeEventListener('abort', abort);
-      ended();
       if (held.state === 'waiting') {
-        reject(new (ERRORS[code] ?? LeaseholdError)(last.message ?? message, code));
+        reject(failure);
       } else if (last.event === 'released') {
         held.state = 'released';
       } else {
         // No last line: the command was killed, and the lock is no longer renewed.
-        lose(held, message);
+        lose(held, failure.message);
       }
+      ended();
     };
-    child.on('error', (error) => end(cannot(error)));
-    child.on('close', (code, by) => end(errors.trim() || `leasehold exited with ${code ?? by}`, code));
+    child.on('error', (error) => end(cannotStart(command, error)));
+    child.on('close', (status, by) => {
+      // The last line says why, and the exit status only if there is none.
+      const code = last.event === 'failed' ? last.code : status;
+      const message = last.message ?? (errors.trim() || `the leasehold process ended with ${status ?? by}`);
+      end(new (ERRORS[code] ?? LeaseholdError)(message, code));
+    });
   });
 }
 
@@ -203,7 +257,8 @@ function lose(held, reason) {
   if (held.lost) return;
   held.reason = reason;
   held.state = 'lost';
-  if (!held._leaving) held.emit('lost', held._loss());
+  // After the caller of `lock` had the chance to listen: the lock may be lost as soon as it is held.
+  if (!held._leaving) setImmediate(() => held.emit('lost', held._loss()));
 }
 
 /** Acquires the lock, calls `work` with the `Held`, and releases it. Rejects with `Lost` if the lock was lost meanwhile. */
@@ -240,7 +295,7 @@ async function* elect(name, options = {}) {
     } catch (error) {
       if (signal?.aborted) return;
       // A command that was killed can be restarted. One that does not exist, or rejects its options, cannot.
-      if (error.code !== null && !(error.code in ERRORS)) throw error;
+      if (error.code !== null && error.code !== SYSTEM && !(error.code in ERRORS)) throw error;
     }
     if (term) {
       try {

@@ -1,48 +1,228 @@
 'use strict';
 // Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases.
+//
+// The tests are named after the rows of the table in docs/guide/other-languages.md, as in ../python/tests.py.
 
 const assert = require('node:assert');
 const { spawn, spawnSync } = require('node:child_process');
 const { randomUUID } = require('node:crypto');
 const { once } = require('node:events');
-const { chmodSync, mkdtempSync, rmSync, writeFileSync } = require('node:fs');
+const { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } = require('node:fs');
 const { tmpdir } = require('node:os');
 const { join } = require('node:path');
+const { createInterface } = require('node:readline');
 const { test } = require('node:test');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { elect, lock, withLock, LeaseholdError, Lost, NotAcquired, Unavailable } = require('./index.js');
 
-const withLeases = { skip: process.env.LEASEHOLD_STORE ? false : 'no store with leases' };
+const STORE = process.env.LEASEHOLD_STORE;
+const withLeases = { skip: STORE ? false : 'no store with leases' };
+const UNREACHABLE = 'redis://127.0.0.1:1/';
 
 function command(words, store) {
   const env = store ? { ...process.env, LEASEHOLD_STORE: store } : process.env;
   return spawnSync(process.env.LEASEHOLD_COMMAND, words, { env, encoding: 'utf8' });
 }
 
-function files(t) {
-  const directory = mkdtempSync(join(tmpdir(), 'leasehold-node-'));
-  t.after(() => rmSync(directory, { recursive: true }));
-  return `file:${directory}/store`;
+function directory(t) {
+  const path = mkdtempSync(join(tmpdir(), 'leasehold-node-'));
+  t.after(() => rmSync(path, { recursive: true }));
+  return path;
 }
 
-const claims = (name, store) => JSON.parse(command(['show', '--json', name], store).stdout).claims.length;
+const files = (t) => `file:${directory(t)}/store`;
 
-test('it is held and given back', async (t) => {
+/** A program that is used as the command. */
+function standIn(t, script) {
+  const path = join(directory(t), 'stand-in');
+  writeFileSync(path, `#!/bin/sh\n${script}\n`);
+  chmodSync(path, 0o700);
+  return path;
+}
+
+const prints = (line) => `echo '${JSON.stringify(line)}'`;
+
+const claims = (store, name = 'x y') => JSON.parse(command(['show', '--json', name], store).stdout).claims.length;
+
+async function eventually(what) {
+  const end = Date.now() + 60_000;
+  while (!what()) {
+    assert(Date.now() < end, 'never');
+    await sleep(10);
+  }
+}
+
+/** Another Node with this store, and a function that returns its next line. */
+function start(t, script, store, words = []) {
+  const code = `const { lock } = require(${JSON.stringify(__dirname)});\n(async () => {\n${script}\n})();`;
+  const env = { ...process.env, LEASEHOLD_STORE: store };
+  const child = spawn(process.execPath, [...words, '-e', code], { env, stdio: ['pipe', 'pipe', 'inherit'] });
+  t.after(() => child.kill('SIGKILL'));
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  return [child, async () => (await lines.next()).value];
+}
+
+test('a lock is held and released', async (t) => {
   const store = files(t);
   const first = await lock('x y', { store, label: 'the first' });
   assert.equal(first.state, 'held');
-  assert.equal(command(['check', first.sequencer], store).status, 0);
+  assert.equal(command(['verify', first.sequencer], store).status, 0);
   first.check();
   await assert.rejects(lock('x y', { store, wait: 0 }), (e) => e instanceof NotAcquired && /the first/.test(e.message));
   await first.release();
   await first.release();
   assert.equal(first.state, 'released');
-  assert.equal(claims('x y', store), 0);
+  assert.equal(claims(store), 0);
   const later = await withLock('x y', { store }, (held) => held.token);
   assert(later > first.token);
 });
 
-test('one leads, and another takes over', async (t) => {
+test('a waiter sees the holders', async (t) => {
+  const store = files(t);
+  const first = await lock('x', { store, label: 'the first' });
+  assert.equal(first.deadline, null);
+  const seen = [];
+  const onWaiting = (held) => {
+    seen.push([held.state, held.ahead, held.heldBy, held.holders]);
+    first.release();
+  };
+  const second = await lock('x', { store, onWaiting });
+  await second.release();
+  const [state, ahead, heldBy, holders] = seen[0];
+  assert.deepEqual([state, ahead], ['waiting', 1]);
+  assert.match(heldBy, /\(the first\) for /);
+  assert.deepEqual(holders.map((one) => [one.label, one.pid]), [['the first', first._process.pid]]);
+});
+
+test('an error in the body releases the lock', async (t) => {
+  const store = files(t);
+  await assert.rejects(withLock('x y', { store }, () => Promise.reject(new Error('inside'))), /inside/);
+  assert.equal(claims(store), 0);
+});
+
+test('holders take turns', async (t) => {
+  const store = files(t);
+  let inside = 0;
+  const turn = () =>
+    withLock('x', { store }, async () => {
+      assert.equal(++inside, 1);
+      await sleep(1);
+      inside--;
+    });
+  await Promise.all(Array.from({ length: 10 }, turn));
+});
+
+test('a cancelled wait leaves the queue', async (t) => {
+  const store = files(t);
+  const held = await lock('x y', { store });
+  const cancels = new AbortController();
+  const waiting = lock('x y', { store, signal: cancels.signal });
+  await eventually(() => claims(store) === 2);
+  cancels.abort(new Error('enough'));
+  await assert.rejects(waiting, /enough/);
+  await eventually(() => claims(store) === 1);
+  held.check();
+  await held.release();
+});
+
+test('a killed caller releases the lock', async (t) => {
+  const store = files(t);
+  const [child, line] = start(t, "await lock('x y'); console.log('in');", store);
+  assert.equal(await line(), 'in');
+  assert.equal(claims(store), 1);
+  child.kill('SIGKILL');
+  await withLock('x y', { store, wait: 60_000 }, () => {});
+});
+
+test('children of a killed caller do not keep the lock', async (t) => {
+  const store = files(t);
+  const script = `
+    const { spawn } = require('node:child_process');
+    const { _process: hold } = await lock('x y');
+    // Node closes the pipes in its children. Some other code in the process may not.
+    const stdio = [hold.stdin, hold.stdout, 'ignore'];
+    console.log(spawn('sleep', ['1000'], { stdio, detached: true }).pid);`;
+  const [child, line] = start(t, script, store);
+  const pid = Number(await line());
+  try {
+    child.kill('SIGKILL');
+    // It is still there.
+    await withLock('x y', { store, wait: 60_000 }, () => process.kill(pid, 0));
+  } finally {
+    process.kill(pid, 'SIGKILL');
+  }
+});
+
+test('a child process cannot release the lock', async (t) => {
+  const store = files(t);
+  const held = await lock('x y', { store });
+  for (const signal of ['SIGTERM', 'SIGKILL']) {
+    const [child, line] = start(t, "console.log('in'); setInterval(() => {}, 1e6);", store);
+    assert.equal(await line(), 'in');
+    child.kill(signal);
+    await once(child, 'exit');
+  }
+  held.check();
+  assert.equal(claims(store), 1);
+  await held.release();
+});
+
+test('an interrupted acquire leaves nothing held', async (t) => {
+  const store = files(t);
+  await withLock('x y', { store }, () => {});
+  for (const delay of [0, 1, 2, 5, 10, 15, 20, 30, 50, 100]) {
+    const cancels = new AbortController();
+    setTimeout(() => cancels.abort(new Error('enough')), delay);
+    const { signal } = cancels;
+    const held = await lock('x y', { store, signal }).catch((error) => assert.match(error.message, /enough/));
+    await held?.release();
+    await eventually(() => claims(store) === 0);
+  }
+  await assert.rejects(lock('x y', { store, signal: AbortSignal.abort(new Error('enough')) }), /enough/);
+});
+
+test('an interrupted release can be repeated', async (t) => {
+  const store = files(t);
+  const held = await lock('x y', { store });
+  const first = held.release();
+  await held.release();
+  assert.deepEqual([held.state, claims(store)], ['released', 0]);
+  await first;
+  // The process ends in the middle of it.
+  const [child] = start(t, "const held = await lock('x y'); held.release(); process.exit();", store);
+  await once(child, 'exit');
+  await eventually(() => claims(store) === 0);
+});
+
+test('a release at exit releases the lock', async (t) => {
+  const store = files(t);
+  const ways = [
+    "process.on('exit', () => held.release()); process.exit();",
+    'process.exit();',
+    "process.on('exit', () => held.release()); process.kill(process.pid, 'SIGTERM');",
+  ];
+  for (const way of ways) {
+    const [child] = start(t, `const held = await lock('x y'); ${way}`, store);
+    await once(child, 'exit');
+    await eventually(() => claims(store) === 0);
+  }
+});
+
+test('an unreferenced lock stays held', async (t) => {
+  const store = files(t);
+  const script = `
+    await lock('x y');
+    setInterval(() => { gc(); console.log('collected'); }, 10);`;
+  const [child, line] = start(t, script, store, ['--expose-gc']);
+  for (let i = 0; i < 5; i++) {
+    assert.equal(await line(), 'collected');
+    assert.equal(claims(store), 1);
+  }
+  child.kill();
+  await eventually(() => claims(store) === 0);
+});
+
+test('a candidate takes over when the leader is gone', async (t) => {
   const store = files(t);
   const ends = [new AbortController(), new AbortController()];
   const led = [];
@@ -53,126 +233,207 @@ test('one leads, and another takes over', async (t) => {
       while (!term.lost && !signal.aborted) await sleep(10);
     }
   };
-  const until = async (what) => {
-    while (!what()) await sleep(10);
-  };
   const one = stand(0);
-  await until(() => led.length === 1);
+  await eventually(() => led.length === 1);
   const two = stand(1);
-  await until(() => claims('x y', store) === 2);
-  assert.equal(command(['release', 'x y', '--force'], store).status, 0);
-  // Deposed, it stands again, behind the other.
-  await until(() => led.length === 2 && claims('x y', store) === 2);
+  await eventually(() => claims(store) === 2);
+  assert.equal(command(['evict', 'x y'], store).status, 0);
+  // Evicted, it rejoins the queue, behind the other.
+  await eventually(() => led.length === 2 && claims(store) === 2);
   assert.deepEqual(led.map(([who]) => who), [0, 1]);
   assert(led[1][1] > led[0][1]);
   for (const end of ends) end.abort();
   await Promise.all([one, two]);
-  await until(() => claims('x y', store) === 0);
-  // What no waiting mends.
-  await assert.rejects(elect('x'.repeat(999), { store }).next(), (e) => e.code === 2);
-  await assert.rejects(elect('x', { command: '/nowhere' }).next(), LeaseholdError);
-});
-
-test('who waits learns who holds', async (t) => {
-  const store = files(t);
-  const first = await lock('x', { store, label: 'the first' });
-  assert.equal(first.deadline, null);
-  const heard = [];
-  const onWaiting = (held) => {
-    heard.push([held.state, held.ahead, held.heldBy, held.holders]);
-    first.release();
+  await eventually(() => claims(store) === 0);
+  // An error in the body ends the loop, and the term.
+  const fails = async () => {
+    for await (const _ of elect('x y', { store })) throw new Error('inside');
   };
-  const second = await lock('x', { store, onWaiting });
-  await second.release();
-  const [state, ahead, heldBy, holders] = heard[0];
-  assert.deepEqual([state, ahead], ['waiting', 1]);
-  assert.match(heldBy, /\(the first\) for /);
-  assert.deepEqual(holders.map((one) => [one.label, one.pid]), [['the first', first._process.pid]]);
+  await assert.rejects(fails(), /inside/);
+  assert.equal(claims(store), 0);
 });
 
-test('one after the other is inside', async (t) => {
-  const store = files(t);
-  let inside = 0;
-  const turn = () =>
-    withLock('x', { store }, async () => {
-      assert.equal(++inside, 1);
-      await sleep(1);
-      inside--;
-    });
-  await Promise.all(Array.from({ length: 10 }, turn));
-  await assert.rejects(withLock('x', { store }, () => Promise.reject(new Error('inside'))), /inside/);
-  assert.equal(claims('x', store), 0);
+test('candidates survive an unreachable store', async () => {
+  const cancels = new AbortController();
+  const term = elect('x y', { store: UNREACHABLE, wait: 0, signal: cancels.signal }).next();
+  // Longer than several attempts.
+  assert.equal(await Promise.race([term, sleep(2000, 'waits')]), 'waits');
+  cancels.abort();
+  assert.deepEqual(await term, { value: undefined, done: true });
 });
 
-test('who does not want to wait any more leaves the queue', async (t) => {
+test('candidates survive a killed command', async (t) => {
+  const starts = join(directory(t), 'starts');
+  const path = standIn(t, `echo >> ${starts}\nkill -9 $$`);
+  const cancels = new AbortController();
+  const term = elect('x y', { command: path, signal: cancels.signal }).next();
+  await eventually(() => existsSync(starts) && readFileSync(starts).length > 2);
+  cancels.abort();
+  assert.deepEqual(await term, { value: undefined, done: true });
+});
+
+test('an election ends for invalid options', async (t) => {
   const store = files(t);
-  const held = await lock('x', { store });
-  const gives = new AbortController();
-  const waiting = lock('x', { store, signal: gives.signal });
-  while (claims('x', store) < 2) await sleep(10);
-  gives.abort(new Error('enough'));
-  await assert.rejects(waiting, /enough/);
-  while (claims('x', store) > 1) await sleep(10);
+  await assert.rejects(elect('x'.repeat(999), { store }).next(), (e) => e.code === 2);
+  await assert.rejects(elect('x', { command: 'echo' }).next(), /not the leasehold command/);
+  await assert.rejects(elect('x', { command: '/nowhere' }).next(), /cannot start \/nowhere/);
+  await assert.rejects(elect('x', { wait: -1 }).next(), RangeError);
+});
+
+test('errors do not depend on the exit status', async (t) => {
+  for (const [code, kind] of [[75, NotAcquired], [69, Unavailable], [2, LeaseholdError]]) {
+    const path = standIn(t, prints({ event: 'failed', code, message: 'so it is' }));
+    const wanted = (e) => e.constructor === kind && e.code === code && e.message === 'so it is';
+    await assert.rejects(lock('x', { command: path }), wanted);
+  }
+  // In a process that was started with SIGCHLD ignored.
+  const store = files(t);
+  const held = await lock('x y', { store });
+  const client = `require(${JSON.stringify(__dirname)})`;
+  const script = `${client}.lock('x y', { wait: 0 }).catch((e) => console.log(e.name, e.code))`;
+  const words = ['-c', "trap '' CHLD; exec \"$0\" -e \"$1\"", process.execPath, script];
+  const said = spawnSync('sh', words, { env: { ...process.env, LEASEHOLD_STORE: store }, encoding: 'utf8' });
+  assert.equal(said.stdout, 'NotAcquired 75\n', said.stderr);
   await held.release();
 });
 
-test('a caller that is killed holds nothing', async (t) => {
-  const store = files(t);
-  const script = `require(${JSON.stringify(__dirname)}).lock('x').then(() => console.log('in')); setTimeout(() => {}, 1e6)`;
-  const child = spawn(process.execPath, ['-e', script], { env: { ...process.env, LEASEHOLD_STORE: store } });
-  const [said] = await once(child.stdout, 'data');
-  assert.equal(String(said), 'in\n');
-  assert.equal(claims('x', store), 1);
-  child.kill('SIGKILL');
-  const held = await lock('x', { store, wait: 60_000 });
-  await held.release();
-});
-
-test('a loss is believed before the command has ended', async (t) => {
-  const directory = mkdtempSync(join(tmpdir(), 'leasehold-node-'));
-  t.after(() => rmSync(directory, { recursive: true }));
-  const script = join(directory, 'stand-in');
-  const says = (line) => `echo '${JSON.stringify(line)}'\n`;
-  const lines = [{ event: 'held', token: 7, sequencer: 's' }, { event: 'at_risk' }, { event: 'lost', reason: 'expired' }];
-  writeFileSync(script, `#!/bin/sh\n${says(lines[0])}sleep 0.3\n${says(lines[1])}${says(lines[2])}exec sleep 1000\n`);
-  chmodSync(script, 0o700);
-  const held = await lock('x', { command: script });
-  const [loss] = await once(held, 'lost');
-  assert(loss instanceof Lost && /expired/.test(loss.message));
-  assert.throws(() => held.check(), Lost);
-  held._process.kill('SIGKILL');
-  await assert.rejects(held.release(), Lost);
-});
-
-test('what is said wrong is told', async (t) => {
+test('invalid options are rejected', async (t) => {
   const store = files(t);
   const code = (wanted) => (e) => e instanceof LeaseholdError && e.code === wanted;
   await assert.rejects(lock('x', { store, shared: true, exclusive: true }), code(2));
-  await assert.rejects(lock('x', { store, command: 'echo' }), /not the leasehold command/);
+  await assert.rejects(lock('x', { store, permits: 2 }), code(2));
+  for (const path of ['echo', standIn(t, 'echo 5'), standIn(t, "echo '{}'")]) {
+    await assert.rejects(lock('x', { store, command: path }), /not the leasehold command/);
+  }
   await assert.rejects(lock('x', { store, command: '/nowhere' }), /cannot start \/nowhere/);
-  await assert.rejects(lock('x', { store: 'redis://127.0.0.1:1', wait: 0 }), Unavailable);
+  for (const name of ['of', 'permits']) {
+    for (const [value, kind] of [[0, RangeError], [-1, RangeError], [2.5, TypeError], ['2', TypeError]]) {
+      const wanted = (e) => e instanceof kind && e.message.startsWith(`${name} must be `);
+      await assert.rejects(lock('x', { store, [name]: value }), wanted);
+    }
+  }
+  await assert.rejects(lock('x', { store: UNREACHABLE, wait: 0 }), Unavailable);
 });
 
-test('a lock that is taken away is lost', withLeases, async () => {
+test('times are rounded to milliseconds', async (t) => {
+  const store = files(t);
+  const path = standIn(t, `echo "{\\"event\\":\\"failed\\",\\"code\\":2,\\"message\\":\\"$4\\"}"`);
+  const times = [[0, 0], [1, 1], [1000.4, 1000], [10_000 / 3, 3333], [0.1 + 0.2, 1], [1e-9, 1], [-0, 0], [5000n, 5000]];
+  for (const [wait, milliseconds] of times) {
+    await assert.rejects(lock('x', { command: path, wait }), { message: `--wait=${milliseconds}ms` });
+  }
+  for (let i = 0; i < 3; i++) {
+    const wait = 1000 * (5 + Math.random());
+    await withLock('x', { store, wait, lease: 10_000 / 3, maxHold: 1e5 / 3, atLeast: 1 / 3, lockDelay: 0 }, () => {});
+  }
+});
+
+test('infinity means no limit', async (t) => {
+  const store = files(t);
+  for (const endless of [Infinity, 1e300, 10n ** 400n]) {
+    await withLock('x y', { store, wait: endless, maxHold: endless }, () => assert.equal(claims(store), 1));
+  }
+});
+
+test('invalid times are rejected by name', async (t) => {
+  const store = files(t);
+  const rejects = (name, value, kind, text) => {
+    const wanted = (e) => e instanceof kind && e.message.startsWith(`${name} must be ${text}, not `);
+    return assert.rejects(lock('x', { store, [name]: value }), wanted);
+  };
+  const range = 'between 0 milliseconds and 100 years';
+  const names = ['wait', 'lease', 'maxHold', 'atLeast', 'lockDelay'];
+  for (const name of names) {
+    for (const value of [-1, -1e-9, NaN, -Infinity, -5n]) await rejects(name, value, RangeError, range);
+    for (const value of ['5s', '5', true, [], {}, Symbol('x')]) {
+      await rejects(name, value, TypeError, 'a number of milliseconds');
+    }
+  }
+  for (const name of ['lease', 'atLeast', 'lockDelay']) {
+    for (const value of [Infinity, 1e300]) await rejects(name, value, RangeError, range);
+  }
+});
+
+test('a loss is reported before the command ends', async (t) => {
+  const held = { event: 'held', token: 7, sequencer: 's' };
+  const lines = [prints(held), 'sleep 0.3', prints({ event: 'at_risk' }), prints({ event: 'lost', reason: 'expired' })];
+  const path = standIn(t, [...lines, 'exec sleep 1000'].join('\n'));
+  const lost = await lock('x', { command: path });
+  const [loss] = await once(lost, 'lost');
+  assert(loss instanceof Lost && /expired/.test(loss.message));
+  assert.throws(() => lost.check(), Lost);
+  lost._process.kill('SIGKILL');
+  await assert.rejects(lost.release(), Lost);
+  // In one piece with the line that says that it is held.
+  const both = [held, { event: 'lost', reason: 'expired' }].map((line) => JSON.stringify(line)).join('\\n');
+  const brief = await lock('x', { command: standIn(t, `printf '${both}\\n'\nexec sleep 1000`) });
+  const [again] = await once(brief, 'lost');
+  assert(again instanceof Lost);
+  brief._process.kill('SIGKILL');
+});
+
+// A store with leases.
+
+/** Another Node that holds this for a lease of 4 s, and prints its command's pid. */
+function startHolder(t, name) {
+  const script = `
+    const held = await lock(${JSON.stringify(name)}, { lease: 4000 });
+    console.log(held._process.pid);
+    process.stdin.once('data', async (time) => {
+      const pause = () => new Promise((done) => setTimeout(done, 10));
+      for (let left = Number(time); left > 0 && !held.lost; left -= 10) await pause();
+      console.log(held.lost ? 'lost' : 'held');
+      await held.release().catch((error) => console.log(error.name));
+      process.exit();
+    });`;
+  return start(t, script, STORE);
+}
+
+test('a paused caller keeps its lock', withLeases, async (t) => {
+  const name = `node ${randomUUID()}`;
+  const [child, line] = startHolder(t, name);
+  await line();
+  child.kill('SIGSTOP');
+  // Longer than the lease.
+  await sleep(7000);
+  assert.equal(command(['run', '--try', name, '--', 'true']).status, 75);
+  child.kill('SIGCONT');
+  child.stdin.write('0\n');
+  assert.deepEqual([await line(), await line()], ['held', undefined]);
+});
+
+test('a loss during a pause is reported after it', withLeases, async (t) => {
+  const name = `node ${randomUUID()}`;
+  const [child, line] = startHolder(t, name);
+  const both = [Number(await line()), child.pid];
+  for (const pid of both) process.kill(pid, 'SIGSTOP');
+  await withLock(name, { wait: 60_000 }, async () => {
+    for (const pid of both) process.kill(pid, 'SIGCONT');
+    child.stdin.write('60000\n');
+    assert.deepEqual([await line(), await line()], ['lost', 'Lost']);
+  });
+});
+
+test('an evicted lock is lost', withLeases, async () => {
   const name = `node ${randomUUID()}`;
   const held = await lock(name, { lease: 2000 });
   const left = held.deadline - Date.now();
   assert(left > 0 && left <= 2000, `${left} ms`);
-  const told = once(held, 'lost');
-  assert.equal(command(['release', '--force', name]).status, 0);
-  const [loss] = await told;
+  const lost = once(held, 'lost');
+  assert.equal(command(['evict', name]).status, 0);
+  const [loss] = await lost;
   assert(loss instanceof Lost && held.lost);
   assert.throws(() => held.check(), Lost);
   await assert.rejects(held.release(), Lost);
 });
 
-test('its leasehold is killed', withLeases, async () => {
+test('a lock is lost when its command is killed', withLeases, async () => {
   const name = `node ${randomUUID()}`;
   const held = await lock(name, { lease: 1000 });
-  const told = once(held, 'lost');
+  const lost = once(held, 'lost');
   held._process.kill('SIGKILL');
-  await told;
-  // Nobody gave it back: its lease did.
+  await lost;
+  // Its lease ended it.
   const later = await withLock(name, { wait: 60_000 }, (next) => next.token);
   assert(later > held.token);
 });

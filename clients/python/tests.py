@@ -1,7 +1,11 @@
-"""Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases."""
+"""Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases.
+
+The tests of `Behavior` are named after the rows of the table in docs/guide/other-languages.md, as in ../node/test.js.
+"""
 
 import asyncio
 import contextvars
+import gc
 import json
 import os
 import signal
@@ -16,6 +20,8 @@ import uuid
 
 import leasehold
 
+UNREACHABLE = "redis://127.0.0.1:1/"
+
 
 def command(*words, store=None):
     environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store else {})}
@@ -23,10 +29,19 @@ def command(*words, store=None):
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
-class OnFiles(unittest.TestCase):
+def eventually(what):
+    end = time.monotonic() + 60
+    while not what():
+        if time.monotonic() > end:
+            raise AssertionError("never")
+        time.sleep(0.01)
+
+
+class Case(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
+        self.directory = directory.name
         self.store = f"file:{directory.name}/store"
 
     def lock(self, **options):
@@ -38,10 +53,60 @@ class OnFiles(unittest.TestCase):
     def is_held(self):
         return self.claims() > 0
 
-    def test_it_is_held_and_given_back(self):
+    def stand_in(self, script):
+        """A program that is used as the command."""
+        path = f"{self.directory}/stand-in"
+        with open(path, "w", encoding="utf8") as file:
+            file.write(f"#!/bin/sh\n{script}\n")
+        os.chmod(path, 0o700)
+        return path
+
+    def start(self, script, **options):
+        """Another Python, with this store."""
+        environment = {**os.environ, "LEASEHOLD_STORE": options.pop("store", self.store)}
+        words = [sys.executable, "-c", script]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True, **options)
+        self.addCleanup(child.stdout.close)
+        self.addCleanup(child.wait)
+        self.addCleanup(child.kill)
+        return child
+
+    def output(self, script):
+        """The lines that a script prints. It must end well, and print nothing on stderr."""
+        child = self.start(script, stderr=subprocess.STDOUT)
+        said = child.stdout.read()
+        self.assertEqual(child.wait(), 0, said)
+        return said.splitlines()
+
+    def interrupted(self, number, work):
+        """Runs this until line `number` of the module, and interrupts it there. Returns whether there is one."""
+        seen = set()
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename != leasehold.__file__:
+                return None
+            # A line is seen again at the end of a `with` block, where Python handles no signals.
+            if event == "line" and (frame, frame.f_lineno) not in seen:
+                seen.add((frame, frame.f_lineno))
+                if len(seen) == number:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+
+class Behavior(Case):
+    def test_a_lock_is_held_and_released(self):
         with self.lock(label="the first") as held:
             self.assertEqual(held.state, "held")
-            self.assertEqual(command("check", held.sequencer, store=self.store).returncode, 0)
+            self.assertEqual(command("verify", held.sequencer, store=self.store).returncode, 0)
             held.check()
             with self.assertRaises(leasehold.NotAcquired) as refused, self.lock(wait=0):
                 pass
@@ -53,30 +118,30 @@ class OnFiles(unittest.TestCase):
         with self.lock() as held:
             self.assertGreater(held.token, first)
 
-    def test_who_waits_learns_who_holds(self):
-        heard = []
+    def test_a_waiter_sees_the_holders(self):
+        seen = []
         with self.lock(label="the first") as first:
             self.assertIsNone(first.deadline)
 
             def on_waiting(held):
-                heard.append((held.state, held.ahead, held.held_by, held.holders))
-                first._leave()
-                raise KeyError("its own matter")
+                seen.append((held.state, held.ahead, held.held_by, held.holders))
+                first._abandon()
+                raise KeyError("reported like that of a thread")
 
-            with unittest.mock.patch("threading.excepthook") as told, self.lock(on_waiting=on_waiting) as second:
+            with unittest.mock.patch("threading.excepthook") as hook, self.lock(on_waiting=on_waiting) as second:
                 self.assertEqual(second.state, "held")
-            self.assertEqual(told.call_count, len(heard))
-        state, ahead, held_by, holders = heard[0]
+            self.assertEqual(hook.call_count, len(seen))
+        state, ahead, held_by, holders = seen[0]
         self.assertEqual((state, ahead), ("waiting", 1))
         self.assertIn("(the first) for ", held_by)
         self.assertEqual([(one["label"], one["pid"]) for one in holders], [("the first", first._process.pid)])
 
-    def test_what_went_wrong_inside_is_told_and_the_lock_given_back(self):
+    def test_an_error_in_the_body_releases_the_lock(self):
         with self.assertRaisesRegex(ValueError, "inside"), self.lock():
             raise ValueError("inside")
         self.assertFalse(self.is_held())
 
-    def test_many_threads_are_inside_one_after_the_other(self):
+    def test_holders_take_turns(self):
         inside, most = [], []
         lock = self.lock()
 
@@ -92,9 +157,11 @@ class OnFiles(unittest.TestCase):
         [thread.join() for thread in threads]
         self.assertEqual((len(most), max(most)), (30, 1))
 
-    def test_tasks_wait_and_are_cancelled(self):
+    def test_a_cancelled_wait_leaves_the_queue(self):
+        lost = []
+
         async def work():
-            lock = self.lock()
+            lock = self.lock(on_lost=lost.append)
             async with lock as held:
                 waiting = asyncio.create_task(lock.acquire_async())
                 while self.claims() < 2:
@@ -102,72 +169,126 @@ class OnFiles(unittest.TestCase):
                 waiting.cancel()
                 with self.assertRaises(asyncio.CancelledError):
                     await waiting
+                while self.claims() > 1:
+                    await asyncio.sleep(0.01)
                 self.assertEqual(held.state, "held")
-            turns = []
-
-            async def turn():
-                async with lock:
-                    turns.append(1)
-                    await asyncio.sleep(0.001)
-
-            await asyncio.gather(*(turn() for _ in range(8)))
-            self.assertEqual(len(turns), 8)
 
         asyncio.run(work())
-        while self.claims():
-            time.sleep(0.01)
+        self.assertEqual((lost, self.claims()), ([], 0))
 
-    def test_a_caller_that_is_killed_holds_nothing(self):
-        script = "import leasehold, sys, time\nwith leasehold.lock('x y'):\n print('in', flush=True)\n time.sleep(1000)"
-        environment = {**os.environ, "LEASEHOLD_STORE": self.store}
-        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
-        self.assertEqual(child.stdout.readline(), b"in\n")
+    def test_a_killed_caller_releases_the_lock(self):
+        child = self.start(
+            "import leasehold, time\nwith leasehold.lock('x y'):\n print('in', flush=True)\n time.sleep(1000)"
+        )
+        self.assertEqual(child.stdout.readline(), "in\n")
         self.assertTrue(self.is_held())
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+        child.kill()
         with self.lock(wait=60):
             pass
 
-    def test_ctrl_c_leaves_the_lock_to_whoever_cleans_up(self):
-        script = (
-            "import leasehold, time\n"
-            "with leasehold.lock('x y') as held:\n"
-            " try:\n  print('in', flush=True)\n  time.sleep(1000)\n"
-            " except KeyboardInterrupt:\n  time.sleep(0.3)\n  held.check()\n  print('clean', flush=True)"
-        )
-        environment = {**os.environ, "LEASEHOLD_STORE": self.store}
-        child = subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        self.assertEqual(child.stdout.readline(), b"in\n")
-        # To the whole group, as a terminal does.
-        os.killpg(child.pid, signal.SIGINT)
-        self.assertEqual(child.communicate(timeout=60)[0], b"clean\n")
-        self.assertEqual(child.returncode, 0)
+    def test_children_of_a_killed_caller_do_not_keep_the_lock(self):
+        ways = {
+            # As pools of processes and servers in Python do.
+            "os.fork": "os.fork() or time.sleep(1000)",
+            # As a server in C does: without Python's hooks.
+            "libc": "ctypes.CDLL(None).fork() or ctypes.CDLL(None).sleep(1000)",
+        }
+        for way, fork in ways.items():
+            with self.subTest(way):
+                child = self.start(
+                    "import ctypes, leasehold, os, time\n"
+                    "with leasehold.lock('x y'):\n"
+                    f" child = {fork}\n print(child, flush=True)\n time.sleep(1000)"
+                )
+                fork = int(child.stdout.readline())
+                try:
+                    child.kill()
+                    child.wait()
+                    with self.lock(wait=60):
+                        # It is still there.
+                        os.kill(fork, 0)
+                finally:
+                    os.kill(fork, signal.SIGKILL)
 
-    def test_a_fork_neither_keeps_the_lock_nor_gives_it_back(self):
+    def test_a_child_process_cannot_release_the_lock(self):
         held = self.lock().acquire()
         child = os.fork()
         if child == 0:
-            held.release()
-            time.sleep(60)
-            os._exit(0)
+            failed = 1
+            try:
+                held.release()
+                assert held.state == "lost" and held.lost.is_set()
+                try:
+                    held.check()
+                except leasehold.Lost as error:
+                    failed = 0 if f"it belongs to process {os.getppid()}" in str(error) else 2
+                # It can acquire locks of its own.
+                with leasehold.lock("other", store=self.store):
+                    pass
+            finally:
+                os._exit(failed)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertTrue(self.is_held())
+        held.check()
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
         try:
-            self.assertTrue(self.is_held())
-            began = time.monotonic()
             held.release()
-            self.assertLess(time.monotonic() - began, 25)
             self.assertFalse(self.is_held())
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
-    def test_one_leads_and_another_takes_over(self):
+    def test_an_interrupted_acquire_leaves_nothing_held(self):
+        number, lock = 1, self.lock()
+        with lock:
+            pass
+        while self.interrupted(number, lock.__enter__):
+            eventually(lambda: not self.is_held())
+            number += 1
+        self.assertGreater(number, 20)
+        lock.__exit__(None, None, None)
+
+    def test_an_interrupted_release_can_be_repeated(self):
+        number = 1
+        while True:
+            held = self.lock().acquire()
+            if not self.interrupted(number, held.release):
+                break
+            held.release()
+            self.assertEqual((held.state, self.claims()), ("released", 0))
+            number += 1
+        self.assertGreater(number, 5)
+
+    def test_a_release_at_exit_releases_the_lock(self):
+        inside = "def inside():\n with leasehold.lock('x y'):\n  yield\n"
+        ways = {
+            "atexit": "held = leasehold.lock('x y').acquire()\natexit.register(held.release)",
+            # As in Python 3.12.1.
+            "no more threads": "held = leasehold.lock('x y').acquire()\natexit.register(held.release)\n"
+            "def start(self):\n raise RuntimeError('no more threads')\n"
+            "atexit.register(setattr, threading.Thread, 'start', start)",
+            "weakref": "held = leasehold.lock('x y').acquire()\nclass Owner: pass\nowner = Owner()\n"
+            "weakref.finalize(owner, held.release)",
+            "a generator": f"{inside}generator = inside()\nnext(generator)",
+            "no release": "held = leasehold.lock('x y').acquire()",
+        }
+        for way, script in ways.items():
+            with self.subTest(way):
+                self.assertEqual(self.output(f"import atexit, leasehold, threading, weakref\n{script}"), [])
+                eventually(lambda: not self.is_held())
+
+    def test_an_unreferenced_lock_stays_held(self):
+        self.lock().acquire()
+        for _ in range(3):
+            gc.collect()
+            self.assertTrue(self.is_held())
+        (held,) = leasehold._LIVE
+        held.release()
+        self.assertFalse(self.is_held())
+
+    def test_a_candidate_takes_over_when_the_leader_is_gone(self):
         one, two = (leasehold.elect("x y", store=self.store) for _ in range(2))
         led, begun = [], {one: threading.Event(), two: threading.Event()}
 
@@ -183,17 +304,15 @@ class OnFiles(unittest.TestCase):
         self.assertTrue(begun[one].wait(30))
         self.assertTrue(one.leads())
         threads[two].start()
-        while self.claims() < 2:
-            time.sleep(0.01)
+        eventually(lambda: self.claims() == 2)
         self.assertIsNone(two.term)
-        # Deposed, it stands again, behind the other.
+        # Evicted, it rejoins the queue, behind the other.
         token = one.term.token
-        command("release", "x y", "--force", store=self.store)
+        command("evict", "x y", store=self.store)
         self.assertTrue(begun[two].wait(30))
         self.assertGreater(two.term.token, token)
-        while self.claims() < 2:
-            time.sleep(0.01)
-        # One that waits ends at once, and one that leads gives the lock back.
+        eventually(lambda: self.claims() == 2)
+        # One that waits ends immediately, and one that leads releases the lock.
         for election in (one, two):
             election.stop()
             threads[election].join(30)
@@ -201,52 +320,120 @@ class OnFiles(unittest.TestCase):
             self.assertIsNone(election.term)
         self.assertFalse(self.is_held())
         self.assertEqual(led, sorted(led))
-
-    def test_an_election_outlives_a_store_that_is_away_and_nothing_that_no_waiting_mends(self):
-        with self.assertRaises(leasehold.Error) as refused:
-            next(iter(leasehold.elect("x" * 999, store=self.store)))
-        self.assertEqual(refused.exception.code, 2)
-        away = leasehold.elect("x y", store="redis://127.0.0.1:1/", wait=0)
-        threading.Timer(3, away.stop).start()
-        self.assertEqual(list(away), [])
-        # What the body raises ends the loop, and the term.
+        # An error in the body ends the loop, and the term.
         with self.assertRaises(KeyError):
             for _term in leasehold.elect("x y", store=self.store):
                 raise KeyError
-        while self.is_held():
-            time.sleep(0.01)
+        eventually(lambda: not self.is_held())
 
-    def test_who_leaves_in_another_context_leaves_all_the_same(self):
-        lock = self.lock()
-        contextvars.copy_context().run(lock.__enter__)
-        self.assertTrue(self.is_held())
-        contextvars.copy_context().run(lock.__exit__, None, None, None)
-        self.assertFalse(self.is_held())
+    def test_candidates_survive_an_unreachable_store(self):
+        election = leasehold.elect("x y", store=UNREACHABLE, wait=0)
+        with unittest.mock.patch.object(election._lock, "_claim", wraps=election._lock._claim) as claim:
+            thread = threading.Thread(target=lambda: self.assertEqual(list(election), []))
+            thread.start()
+            eventually(lambda: claim.call_count > 2)
+            election.stop()
+            thread.join(60)
+        self.assertFalse(thread.is_alive())
 
-    def test_a_wait_that_is_cancelled_is_no_loss(self):
-        lost = []
+    def test_candidates_survive_a_killed_command(self):
+        path = self.stand_in(f"echo >> {self.directory}/starts\nkill -9 $$")
+        election = leasehold.elect("x y", command=path)
+        thread = threading.Thread(target=list, args=[election])
+        thread.start()
 
-        async def work():
-            with self.lock():
-                waits = self.lock(on_lost=lost.append).acquire_async()
-                with self.assertRaises(asyncio.TimeoutError):
-                    await asyncio.wait_for(waits, 0.3)
-                while self.claims() > 1:
-                    await asyncio.sleep(0.01)
+        def starts():
+            with open(f"{self.directory}/starts", encoding="utf8") as file:
+                return len(file.readlines())
 
-        asyncio.run(work())
-        self.assertEqual(lost, [])
+        eventually(lambda: os.path.exists(f"{self.directory}/starts") and starts() > 2)
+        election.stop()
+        thread.join(60)
+        self.assertFalse(thread.is_alive())
 
-    def test_a_loss_is_believed_before_the_command_has_ended(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
-            script.write(
-                "#!/bin/sh\n"
-                'echo \'{"event":"held","token":7,"sequencer":"s"}\'\n'
-                'echo \'{"event":"lost","reason":"expired"}\'\nexec sleep 1000\n'
-            )
-        self.addCleanup(os.unlink, script.name)
-        os.chmod(script.name, 0o700)
-        held = self.lock(command=script.name).acquire()
+    def test_an_election_ends_for_invalid_options(self):
+        with self.assertRaises(leasehold.Error) as refused:
+            next(iter(leasehold.elect("x" * 999, store=self.store)))
+        self.assertEqual(refused.exception.code, 2)
+        for path, message in (("echo", "not the leasehold command"), ("/nowhere", "cannot start /nowhere")):
+            with self.assertRaisesRegex(leasehold.Error, message):
+                next(iter(leasehold.elect("x y", command=path)))
+
+    def test_errors_do_not_depend_on_the_exit_status(self):
+        reaped = {
+            "SIGCHLD is ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+            "by another thread": "def reap():\n"
+            " while True:\n"
+            "  try: os.waitpid(-1, 0)\n"
+            "  except ChildProcessError: time.sleep(.001)\n"
+            "threading.Thread(target=reap, daemon=True).start()",
+        }
+        with self.lock():
+            for by, code in reaped.items():
+                with self.subTest(by):
+                    said = self.output(
+                        "import leasehold, os, signal, threading, time\n"
+                        f"{code}\n"
+                        f"away = {{'store': '{UNREACHABLE}', 'wait': 0}}\n"
+                        "for options in {'wait': 0}, {'permits': 2}, {'command': 'false'}, away:\n"
+                        " try: leasehold.lock('x y', **options).acquire()\n"
+                        " except leasehold.Error as e: print(type(e).__name__, e.code, e.status)\n"
+                        "leads = leasehold.elect('x y', wait=0)\n"
+                        "threading.Timer(1, leads.stop).start()\n"
+                        "print(list(leads))"
+                    )
+                    self.assertEqual(said[:2], ["NotAcquired 75 423", "Error 2 500"])
+                    self.assertIn(said[2], ["Error None 500", "Error 1 500"])
+                    self.assertEqual(said[3:], ["Unavailable 69 503", "[]"])
+
+    def test_invalid_options_are_rejected(self):
+        for options in ({"shared": True, "exclusive": True}, {"permits": 2}):
+            with self.assertRaises(leasehold.Error) as refused:
+                self.lock(**options).acquire()
+            self.assertEqual(refused.exception.code, 2)
+        for path in ("echo", self.stand_in("echo 5"), self.stand_in("echo '{}'")):
+            with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
+                self.lock(command=path).acquire()
+        with self.assertRaisesRegex(leasehold.Error, "cannot start /nowhere"):
+            self.lock(command="/nowhere").acquire()
+        for name in ("of", "permits"):
+            for value, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError)):
+                with self.assertRaisesRegex(error, f"{name} must be "):
+                    self.lock(**{name: value})
+        with self.assertRaises(leasehold.Unavailable):
+            leasehold.lock("x", store=UNREACHABLE, wait=0).acquire()
+
+    def test_times_are_rounded_to_milliseconds(self):
+        times = {0: 0, -0.0: 0, 1e-9: 1, 0.0006: 1, 0.1 + 0.2: 300, 1: 1000, 1.5: 1500, 10 / 3: 3333, 1e5: 10**8}
+        for seconds, milliseconds in times.items():
+            self.assertIn(f"--wait={milliseconds}ms", self.lock(wait=seconds)._words)
+        with self.lock(wait=10 / 3, lease=10 / 3, max_hold=100 / 3, at_least=0.001 / 3, lock_delay=0):
+            pass
+
+    def test_infinity_means_no_limit(self):
+        for endless in (float("inf"), 1e300, 10**400):
+            with self.lock(wait=endless, max_hold=endless):
+                self.assertTrue(self.is_held())
+
+    def test_invalid_times_are_rejected_by_name(self):
+        for name in ("wait", "lease", "max_hold", "at_least", "lock_delay"):
+            for value in (-1, -1e-9, float("nan"), float("-inf"), -(10**400)):
+                with self.assertRaisesRegex(ValueError, f"^{name} must be between 0 seconds and 100 years, not -|nan"):
+                    self.lock(**{name: value})
+            for value in ("5s", "5", b"5", True, [], 1j):
+                with self.assertRaisesRegex(TypeError, f"^{name} must be a number of seconds, not "):
+                    self.lock(**{name: value})
+        for name in ("lease", "at_least", "lock_delay"):
+            for value in (float("inf"), 1e300, 10**400):
+                with self.assertRaisesRegex(ValueError, f"^{name} must be "):
+                    self.lock(**{name: value})
+
+    def test_a_loss_is_reported_before_the_command_ends(self):
+        path = self.stand_in(
+            'echo \'{"event":"held","token":7,"sequencer":"s"}\'\n'
+            'echo \'{"event":"lost","reason":"expired"}\'\nexec sleep 1000'
+        )
+        held = self.lock(command=path).acquire()
         self.assertTrue(held.lost.wait(60))
         with self.assertRaisesRegex(leasehold.Lost, "expired"):
             held.check()
@@ -254,59 +441,208 @@ class OnFiles(unittest.TestCase):
             held.release()
         held._process.kill()
 
-    def test_what_is_said_wrong_is_told(self):
-        for options in ({"shared": True, "exclusive": True}, {"permits": 2}):
-            with self.assertRaises(leasehold.Error) as refused:
-                self.lock(**options).acquire()
-            self.assertEqual(refused.exception.code, 2)
-        with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
-            self.lock(command="echo").acquire()
-        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
-            script.write("#!/bin/sh\necho 5\n")
-        self.addCleanup(os.unlink, script.name)
-        os.chmod(script.name, 0o700)
-        with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
-            self.lock(command=script.name).acquire()
-        with self.assertRaisesRegex(leasehold.Error, "cannot start /nowhere"):
-            self.lock(command="/nowhere").acquire()
-        with self.assertRaises(leasehold.Unavailable):
-            leasehold.lock("x", store="redis://127.0.0.1:1", wait=0).acquire()
+    # A store with leases.
 
+    def start_holder(self, name):
+        """Another Python that holds this for a lease of 4 s, and prints its command's pid."""
+        return self.start(
+            "import leasehold, sys\n"
+            f"held = leasehold.lock({name!r}, lease=4).acquire()\n"
+            "print(held._process.pid, flush=True)\n"
+            "sys.stdin.readline()\n"
+            "lost = held.lost.wait(float(sys.stdin.readline()))\n"
+            "print('lost' if lost else 'held', flush=True)\n"
+            "try: held.release()\nexcept leasehold.Lost: print('Lost')",
+            store=STORE,
+            stdin=subprocess.PIPE,
+        )
 
-@unittest.skipUnless(os.environ.get("LEASEHOLD_STORE"), "no store with leases")
-class WithLeases(unittest.TestCase):
-    def setUp(self):
-        self.name = f"python {uuid.uuid4()}"
+    def test_a_paused_caller_keeps_its_lock(self):
+        need_leases(self)
+        name = f"python {uuid.uuid4()}"
+        child = self.start_holder(name)
+        child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)
+        # Longer than the lease.
+        time.sleep(7)
+        self.assertEqual(command("run", "--try", name, "--", "true").returncode, 75)
+        child.send_signal(signal.SIGCONT)
+        self.assertEqual(child.communicate("\n0\n", timeout=60)[0], "held\n")
 
-    def test_a_lock_that_is_taken_away_is_lost(self):
-        heard = threading.Event()
-        with self.assertRaisesRegex(leasehold.Lost, self.name):
-            with leasehold.lock(self.name, lease=2, on_lost=lambda held: heard.set()) as held:
+    def test_a_loss_during_a_pause_is_reported_after_it(self):
+        need_leases(self)
+        name = f"python {uuid.uuid4()}"
+        child = self.start_holder(name)
+        both = (int(child.stdout.readline()), child.pid)
+        [os.kill(pid, signal.SIGSTOP) for pid in both]
+        with leasehold.lock(name, wait=60):
+            [os.kill(pid, signal.SIGCONT) for pid in both]
+            self.assertEqual(child.communicate("\n60\n", timeout=120)[0], "lost\nLost\n")
+
+    def test_an_evicted_lock_is_lost(self):
+        need_leases(self)
+        name = f"python {uuid.uuid4()}"
+        called = threading.Event()
+        with self.assertRaisesRegex(leasehold.Lost, name):
+            with leasehold.lock(name, lease=2, on_lost=lambda held: called.set()) as held:
                 self.assertTrue(0 < held.deadline - time.time() <= 2)
-                self.assertEqual(command("release", "--force", self.name).returncode, 0)
+                self.assertEqual(command("evict", name).returncode, 0)
                 self.assertTrue(held.lost.wait(60))
                 self.assertEqual(held.state, "lost")
                 with self.assertRaises(leasehold.Lost):
                     held.check()
-        self.assertTrue(heard.wait(60))
+        self.assertTrue(called.wait(60))
 
-    def test_its_leasehold_is_killed(self):
+    def test_a_lock_is_lost_when_its_command_is_killed(self):
+        need_leases(self)
+        name = f"python {uuid.uuid4()}"
         with self.assertRaises(leasehold.Lost):
-            with leasehold.lock(self.name, lease=1) as held:
+            with leasehold.lock(name, lease=1) as held:
                 os.kill(held._process.pid, signal.SIGKILL)
                 self.assertTrue(held.lost.wait(60))
-        # Nobody gave it back: its lease did.
-        with leasehold.lock(self.name, wait=60) as later:
+        # Its lease ended it.
+        with leasehold.lock(name, wait=60) as later:
             self.assertGreater(later.token, held.token)
 
-    def test_a_task_hears_of_the_loss(self):
+
+STORE = os.environ.get("LEASEHOLD_STORE")
+
+
+def need_leases(test):
+    if not STORE:
+        test.skipTest("no store with leases")
+
+
+class OnlyPython(Case):
+    def test_tasks_take_turns(self):
         async def work():
-            held = await leasehold.lock(self.name, lease=2).acquire_async()
+            lock, turns = self.lock(), []
+
+            async def turn():
+                async with lock:
+                    turns.append(1)
+                    await asyncio.sleep(0.001)
+
+            await asyncio.gather(*(turn() for _ in range(8)))
+            self.assertEqual(len(turns), 8)
+
+        asyncio.run(work())
+        self.assertEqual(self.claims(), 0)
+
+    def test_a_wait_that_times_out_is_not_a_loss(self):
+        lost = []
+
+        async def work():
+            with self.lock():
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.lock(on_lost=lost.append).acquire_async(), 0.3)
+                while self.claims() > 1:
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(work())
+        self.assertEqual(lost, [])
+
+    def test_a_cancelled_release_continues_after_its_loop_is_closed(self):
+        said = self.output(
+            "import asyncio, leasehold\n"
+            "async def work():\n"
+            " held = await leasehold.lock('x y').acquire_async()\n"
+            " tasks = [asyncio.create_task(one()) for one in (held.until_lost, held.release_async)]\n"
+            " await asyncio.sleep(0)\n"
+            " return held\n"
+            "held = asyncio.run(work())\n"
+            "held.release()\n"
+            "print(held.state)"
+        )
+        self.assertEqual(said, ["released"])
+        self.assertFalse(self.is_held())
+
+    def test_cancelled_tasks_release_their_locks(self):
+        said = self.output(
+            "import asyncio, leasehold\n"
+            "async def work():\n"
+            " async with leasehold.lock('x y') as held:\n"
+            "  asyncio.get_running_loop().held = held\n"
+            "  await asyncio.sleep(1000)\n"
+            "async def main():\n"
+            " task = asyncio.create_task(work())\n"
+            " while not hasattr(asyncio.get_running_loop(), 'held'): await asyncio.sleep(.01)\n"
+            " return asyncio.get_running_loop().held\n"
+            "print(asyncio.run(main()).state)"
+        )
+        self.assertEqual(said, ["released"])
+
+    def test_ctrl_c_reaches_only_the_caller(self):
+        child = self.start(
+            "import leasehold, time\n"
+            "with leasehold.lock('x y') as held:\n"
+            " try:\n  print('in', flush=True)\n  time.sleep(1000)\n"
+            " except KeyboardInterrupt:\n  time.sleep(0.3)\n  held.check()\n  print('clean', flush=True)",
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        self.assertEqual(child.stdout.readline(), "in\n")
+        # To the whole group, as a terminal does.
+        os.killpg(child.pid, signal.SIGINT)
+        self.assertEqual(child.stdout.read(), "clean\n")
+        self.assertEqual(child.wait(60), 0)
+
+    def test_ctrl_c_ends_a_wait(self):
+        with self.lock():
+            child = self.start(
+                "import leasehold\n"
+                "try: leasehold.lock('x y', on_waiting=lambda _: print('waits', flush=True)).acquire()\n"
+                "except KeyboardInterrupt: print('interrupted', flush=True)",
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+            self.assertEqual(child.stdout.readline(), "waits\n")
+            child.send_signal(signal.SIGINT)
+            self.assertEqual(child.stdout.readlines()[-1], "interrupted\n")
+            eventually(lambda: self.claims() == 1)
+
+    def test_a_signal_handler_can_stop_an_election(self):
+        child = self.start(
+            "import leasehold, signal\n"
+            "election = leasehold.elect('x y')\n"
+            "signal.signal(signal.SIGTERM, lambda *_: election.stop())\n"
+            "for term in election:\n"
+            " print('leads', flush=True)\n"
+            " while election.leads(-1) and election.leads(float('inf')): pass"
+        )
+        self.assertEqual(child.stdout.readline(), "leads\n")
+        child.send_signal(signal.SIGTERM)
+        self.assertEqual(child.wait(60), 0)
+        self.assertFalse(self.is_held())
+
+    def test_a_system_without_more_threads_is_reported(self):
+        with self.lock():
+            pass
+        with unittest.mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
+            with self.assertRaisesRegex(leasehold.Error, "cannot start .*: can't start new thread") as refused:
+                self.lock().acquire()
+        self.assertEqual(refused.exception.code, 71)
+        eventually(lambda: not self.is_held())
+
+    def test_a_lock_can_be_released_in_another_context(self):
+        lock = self.lock()
+        contextvars.copy_context().run(lock.__enter__)
+        self.assertTrue(self.is_held())
+        contextvars.copy_context().run(lock.__exit__, None, None, None)
+        self.assertFalse(self.is_held())
+
+    def test_a_task_is_notified_of_a_loss(self):
+        need_leases(self)
+        name = f"python {uuid.uuid4()}"
+
+        async def work():
+            held = await leasehold.lock(name, lease=2).acquire_async()
             lost = asyncio.create_task(held.until_lost())
             await asyncio.sleep(0)
-            self.assertEqual(command("release", "--force", self.name).returncode, 0)
+            self.assertEqual(command("evict", name).returncode, 0)
             await asyncio.wait_for(lost, 60)
             self.assertTrue(held.lost.is_set())
+            with self.assertRaises(leasehold.Lost):
+                await held.release_async()
 
         asyncio.run(work())
 

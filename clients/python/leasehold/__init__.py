@@ -15,15 +15,21 @@ LEASEHOLD_STORE, or ``file:``, a directory on this machine.
 Nothing stops a thread when its lock is lost. Check ``held.lost`` before critical steps, or send ``held.token`` to a
 resource that rejects smaller tokens than it has seen. A ``with`` block raises ``Lost`` at its end if the lock was lost.
 
-A child created by ``os.fork`` (or by ``multiprocessing`` with fork) inherits the lock's pipes. The lock is then
-released when both processes have ended, or when the parent releases it.
+A lock belongs to the process that acquired it. In a child created by ``os.fork`` (or by ``multiprocessing`` with fork)
+the lock counts as lost, ``release`` has no effect, and the child does not keep the lock when its parent ends.
+
+A lock that no variable refers to stays held until it is released or the process ends.
 """
 
 import asyncio
 import concurrent.futures
 import contextvars
+import errno
+import io
 import json
+import operator
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -35,9 +41,14 @@ __all__ = ["Election", "Error", "Held", "Lock", "Lost", "NotAcquired", "Unavaila
 
 
 class Error(Exception):
-    """The command failed. ``code`` is its exit code, ``status`` an HTTP status for web services."""
+    """The command failed. ``code`` is its exit code, ``status`` an HTTP status for web services.
+
+    A negative code is the signal that killed the command. None: it could not be started, or its exit code is unknown.
+    """
 
     status = 500
+    # Whether a candidate retries after it.
+    _passes = False
 
     def __init__(self, message, code=None):
         super().__init__(message)
@@ -48,21 +59,30 @@ class NotAcquired(Error):
     """Another client held the lock during the whole wait (75)."""
 
     status = 423
+    _passes = True
 
 
 class Unavailable(Error):
     """The store is unreachable or unusable (69)."""
 
     status = 503
+    _passes = True
 
 
 class Lost(Error):
     """The lock was held and then lost (74)."""
 
+    _passes = True
+
 
 _ERRORS = {69: Unavailable, 74: Lost, 75: NotAcquired}
+# The exit code when the system has no more processes, files or memory, and the errors that say so.
+_SYSTEM = 71
+_SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Seconds that the command has to release. It gives up earlier on a store that does not answer.
 _FAREWELL = 30
+# The longest time in seconds. The command counts nanoseconds in 64 bits.
+_CENTURY = 100 * 365 * 86400
 # The first and the longest pause before a candidate rejoins the queue, in seconds.
 _PAUSE = (0.1, 10)
 
@@ -93,41 +113,56 @@ class Election:
         self._lock = Lock(name, **options)
         #: The :class:`Held` of the current term, or None.
         self.term = None
-        self._stopped = threading.Event()
+        self._stopped = False
+        # Not an `Event`: a signal handler that sets one may interrupt its wait, and then waits forever for its lock.
+        self._wakeups = queue.SimpleQueue()
         self._candidate = None
 
     def stop(self):
         """Ends the loop. A wait ends immediately, a term when its body calls :meth:`leads`. Safe in any thread and in signal handlers."""
-        self._stopped.set()
+        self._stopped = True
+        self._wakeups.put(None)
         candidate = self._candidate
         if candidate and not self.term:
             candidate._abandon()
 
     def leads(self, pause=0):
         """Sleeps this many seconds and returns whether the term continues. Returns earlier if `stop` is called."""
-        self._stopped.wait(pause)
-        return not self._stopped.is_set() and self.term is not None and not self.term.lost.is_set()
+        self._sleep(pause)
+        term = self.term
+        return not self._stopped and term is not None and not term.lost.is_set()
+
+    def _sleep(self, pause):
+        endless = pause is None or pause > _CENTURY
+        try:
+            self._wakeups.get(timeout=None if endless else max(pause, 0))
+            # For other threads, and for the next call.
+            self._wakeups.put(None)
+        except queue.Empty:
+            pass
 
     def __iter__(self):
         pause, longest = _PAUSE
-        while not self._stopped.is_set():
+        while not self._stopped:
             began = time.monotonic()
             try:
                 yield from self._one_term()
             except Error as error:
                 # A command that was killed can be restarted. One that does not exist, or rejects its options, cannot.
-                may_pass = error.code in _ERRORS or (error.code or 0) < 0
-                if not may_pass and not self._stopped.is_set():
+                if not error._passes and not self._stopped:
                     raise
             if time.monotonic() - began > longest:
                 pause = _PAUSE[0]
-            self._stopped.wait(pause)
+            self._sleep(pause)
             pause = min(2 * pause, longest)
 
     def _one_term(self):
-        candidate = self._candidate = self._lock._start()
+        candidate = self._candidate = self._lock._claim()
         try:
-            if self._stopped.is_set():
+            if self._stopped:
+                return
+            candidate._start()
+            if self._stopped:
                 return
             self.term = candidate._granted.result()
             yield self.term
@@ -141,12 +176,12 @@ class Election:
 class Lock:
     """A lock with its options. It can be acquired repeatedly, and by several threads at once.
 
-    All times are in seconds.
+    All times are in seconds. They are rounded to milliseconds.
 
     - ``store``: the URL of the store
-    - ``wait``: the longest wait; None: no limit; 0: do not wait
+    - ``wait``: the longest wait; None or infinity: no limit; 0: do not wait
     - ``lease``: the time until the lock of a crashed machine is freed
-    - ``max_hold``: the longest hold
+    - ``max_hold``: the longest hold; None or infinity: no limit
     - ``at_least``: the shortest hold: the lock stays taken for this long even if it is released earlier
     - ``lock_delay``: how long the lock stays unavailable after a crash
     - ``shared``, ``exclusive``: the two sides of a read-write lock
@@ -178,74 +213,93 @@ class Lock:
         on_lost=None,
         command=None,
     ):
-        seconds = {"wait": wait, "lease": lease, "max-hold": max_hold, "min-hold": at_least, "lock-delay": lock_delay}
-        # The command reads durations to the millisecond.
-        words = [f"--{option}={round(value * 1000)}ms" for option, value in seconds.items() if value is not None]
+        options = {
+            "wait": _milliseconds("wait", wait, endless=True),
+            "lease": _milliseconds("lease", lease),
+            "max-hold": _milliseconds("max_hold", max_hold, endless=True),
+            "min-hold": _milliseconds("at_least", at_least),
+            "lock-delay": _milliseconds("lock_delay", lock_delay),
+            "max": _whole("of", of),
+            "permits": _whole("permits", permits),
+            "label": label,
+        }
+        words = [f"--{option}={value}" for option, value in options.items() if value is not None]
         words += ["--shared"] if shared else []
         words += ["--exclusive"] if exclusive else []
-        numbers = {"max": of, "permits": permits, "label": label}
-        words += [f"--{option}={value}" for option, value in numbers.items() if value is not None]
         self.name = name
-        self._words = [command or _command(), "hold", "--json", *words, "--", name]
+        self._command = command or _command()
+        self._words = [*words, "--", name]
         # In the environment, because all users can read command lines, and a URL may contain a password.
         self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
         self._on_waiting = on_waiting
         self._on_lost = on_lost
         # Entered and not yet left, for code that leaves in another context than it entered in.
         self._entries = []
-        self._entries_lock = threading.Lock()
 
     def acquire(self):
-        """Acquires the lock and returns a :class:`Held`."""
-        held = self._start()
-        try:
-            return held._granted.result()
-        except BaseException:
-            held._abandon()
-            raise
+        """Acquires the lock and returns a :class:`Held`. If an exception interrupts it, no lock is taken."""
+        return self._acquire(lambda held: held)
 
     async def acquire_async(self):
         """Like :meth:`acquire`, for asyncio. If it is cancelled, no lock is taken."""
-        held = self._start()
+        return await self._acquire_async(lambda held: held)
+
+    def _acquire(self, then):
+        held = self._claim()
         try:
-            return await asyncio.wrap_future(held._granted)
+            held._start()
+            return then(held._granted.result())
         except BaseException:
             held._abandon()
             raise
 
-    def _start(self):
-        return Held(self.name, self._words, self._environment, self._on_waiting, self._on_lost)
+    async def _acquire_async(self, then):
+        held = self._claim()
+        try:
+            held._start()
+            await _done(held._granted)
+            return then(held._granted.result())
+        except BaseException:
+            held._abandon()
+            raise
+
+    def _claim(self):
+        return Held(self.name, self._command, self._words, self._environment, self._on_waiting, self._on_lost)
 
     def __enter__(self):
-        return self._entered(self.acquire())
+        return self._acquire(self._entered)
 
     def __exit__(self, kind, error, trace):
+        held = self._left()
         try:
-            self._left().release()
+            held.release()
         except Lost:
             # An exception from the body is more useful.
             if kind is None:
                 raise
+        except BaseException:
+            # It may have interrupted the release at its beginning.
+            held._abandon()
+            raise
 
     async def __aenter__(self):
-        return self._entered(await self.acquire_async())
+        return await self._acquire_async(self._entered)
 
     async def __aexit__(self, kind, error, trace):
         try:
-            # The release continues if the task is cancelled again.
-            await asyncio.shield(asyncio.wrap_future(self._left()._leave()))
+            await self._left().release_async()
         except Lost:
             if kind is None:
                 raise
 
     def _entered(self, held):
         _ENTERED.set((*_ENTERED.get(), held))
-        with self._entries_lock:
+        with _ENTRIES:
             self._entries.append(held)
         return held
 
     def _left(self):
-        with self._entries_lock:
+        with _ENTRIES:
             ours = [held for held in _ENTERED.get() if held in self._entries]
             held = (ours or self._entries)[-1]
             self._entries.remove(held)
@@ -256,12 +310,14 @@ class Lock:
 # The locks that this thread or task has entered: several may enter one lock at once. (A generator that leaves in another
 # context than it entered in finds its own lock only if no other has entered: give each its own `Lock`.)
 _ENTERED = contextvars.ContextVar("leasehold", default=())
+# Guards the entries of all locks.
+_ENTRIES = threading.Lock()
 
 
 class Held:
     """An acquired lock, until it is released or lost."""
 
-    def __init__(self, name, words, environment, on_waiting, on_lost):
+    def __init__(self, name, command, words, environment, on_waiting, on_lost):
         self.name = name
         #: The fencing token: each holder gets a higher one.
         self.token = None
@@ -290,79 +346,133 @@ class Held:
         self._ended = concurrent.futures.Future()
         self._leaving = False
         self._owner = os.getpid()
+        # A fork has the same pipes open, so the command also watches the process.
+        self._words = [command, "hold", "--json", f"--caller={self._owner}", *words]
+        self._environment = environment
+        self._process = None
+        # Guards stdin: its number may belong to another file once it is closed. Reentrant, for signal handlers.
+        self._stdin = threading.RLock()
+
+    def _start(self):
+        """Starts the command. After any exception, also one of a signal handler, the caller calls :meth:`_abandon`."""
         try:
             # In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
+            # Without buffers, which have locks that another thread may hold during a fork.
             self._process = subprocess.Popen(
-                words,
-                env=environment,
+                self._words,
+                bufsize=0,
+                env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise Error(f"cannot start {words[0]}: {error}") from error
-        threading.Thread(target=self._follow, name=f"leasehold {name}", daemon=True).start()
+            threading.Thread(target=self._follow, name=f"leasehold {self.name}", daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            # RuntimeError: no more threads, or the interpreter shuts down.
+            lacks = isinstance(error, RuntimeError) or error.errno in _SHORTAGES
+            raise _error(f"cannot start {self._words[0]}: {error}", _SYSTEM if lacks else None) from error
 
     def check(self):
-        """Raises ``Lost`` if the lock was lost. Does not contact the store."""
-        if self.lost.is_set():
+        """Raises ``Lost`` if the lock was lost, or if this process is a fork. Does not contact the store."""
+        if self.lost.is_set() or self._is_forked():
             raise self._loss()
 
     def release(self):
-        """Releases the lock. Raises ``Lost`` if it was lost before. A second call has the same result."""
-        if os.getpid() != self._owner:
-            # A fork of the process that acquired it must not release it.
-            return self._abandon()
-        return self._leave().result()
+        """Releases the lock. Raises ``Lost`` if it was lost before. A second call has the same result.
+
+        It has no effect in a fork of the process that acquired the lock. At interpreter shutdown, after the `atexit`
+        handlers, it does not wait for the result.
+        """
+        self._abandon()
+        if self._is_forked() or sys.is_finalizing():
+            return
+        try:
+            self._ended.result(_FAREWELL)
+        except concurrent.futures.TimeoutError:
+            self._kill()
+            self._ended.result()
+        self.check()
+
+    async def release_async(self):
+        """Like :meth:`release`, for asyncio. If it is cancelled, the release continues in the background."""
+        self._abandon()
+        if self._is_forked():
+            return
+        try:
+            await asyncio.wait_for(_done(self._ended), _FAREWELL)
+        except asyncio.TimeoutError:
+            self._kill()
+            await _done(self._ended)
+        self.check()
 
     async def until_lost(self):
         """Returns when the lock is lost or released."""
-        try:
-            await asyncio.shield(asyncio.wrap_future(self._ended))
-        except Lost:
-            pass
+        await _done(self._ended)
+
+    def _is_forked(self):
+        return os.getpid() != self._owner
 
     def _loss(self):
+        if self._is_forked():
+            self.reason = f"it belongs to process {self._owner}, and this process is a fork of it"
         return Lost(f"lost {self.name!r}: {self.reason}", 74)
 
-    def _leave(self):
-        self._abandon()
-        # If the command hangs, it is killed, and the lease ends its hold.
-        timer = threading.Timer(_FAREWELL, self._process.kill)
-        timer.daemon = True
-        timer.start()
-        self._ended.add_done_callback(lambda _: timer.cancel())
-        return self._ended
+    def _kill(self):
+        """Ends a command that hangs. The lease ends its hold."""
+        self._process.kill()
 
     def _abandon(self):
-        """Makes the command release the lock or leave the queue."""
+        """Makes the command release the lock or leave the queue. Safe in signal handlers. No effect in a fork."""
         self._leaving = True
+        if self._process is None or self._is_forked():
+            return
+        with self._stdin:
+            self._ask_for_release()
+
+    def _ask_for_release(self):
         try:
-            if os.getpid() == self._owner:
-                # A fork may have the command's stdin open as well, so closing it is not enough.
-                self._process.stdin.write(b"release\n")
-            self._process.stdin.close()
+            # A fork may have the command's stdin open as well, so closing it is not enough.
+            self._process.stdin.write(b"release\n")
         except (OSError, ValueError):
             pass
+        finally:
+            self._process.stdin.close()
+
+    def _disown(self):
+        """In a fork, which has none of the threads that follow the commands: the lock is not this process's."""
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            pipe.close()
+        # New ones: another thread may have had the locks of the old ones.
+        self.lost, self._ended = threading.Event(), concurrent.futures.Future()
+        self.state = "lost"
+        self._loss()
+        self.lost.set()
+        self._ended.set_result(None)
 
     def _follow(self):
+        _LIVE.add(self)
         last, said = {}, ""
+        process = self._process
         try:
-            for line in self._process.stdout:
-                last = json.loads(line)
-                if not isinstance(last, dict):
-                    last = {}
-                    raise ValueError(line)
-                self._apply(last)
-            said = self._process.stderr.read().decode(errors="replace").strip()
+            with io.BufferedReader(process.stdout) as lines:
+                for line in lines:
+                    last = json.loads(line)
+                    if not isinstance(last, dict):
+                        raise ValueError(line)
+                    self._apply(last)
+            said = process.stderr.read().decode(errors="replace").strip()
         except (ValueError, KeyError, TypeError):
-            said = f"unexpected output from {self._process.args[0]}: it is not the leasehold command"
-            self._process.kill()
+            message = f"unexpected output from {self._words[0]}: it is not the leasehold command"
+            last = {"event": "failed", "code": None, "message": message}
+            process.kill()
         finally:
-            code = self._process.wait()
-            self._process.stdout.close()
-            self._process.stderr.close()
+            code = process.wait()
+            with self._stdin:
+                process.stdin.close()
+            process.stdout.close()
+            process.stderr.close()
+            _LIVE.discard(self)
             self._end(last, code, said)
 
     def _apply(self, line):
@@ -374,8 +484,8 @@ class Held:
         elif event == "held":
             self.token, self.sequencer, self.state = line["token"], line["sequencer"], "held"
             self.deadline = line.get("deadline")
-            # If the wait was cancelled, stdin is closed already, and the command releases the lock.
-            if self._granted.set_running_or_notify_cancel():
+            # If the wait was cancelled, the command has been asked to release the lock.
+            if not self._granted.done():
                 self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
             self.state = "at_risk" if event == "at_risk" else "held"
@@ -385,30 +495,106 @@ class Held:
             self._lose(line["reason"])
 
     def _end(self, last, code, said):
+        event = last.get("event")
         if self.token is None:
-            # It was never held.
-            message = last.get("message") or said or f"leasehold exited with {code}"
-            if not self._granted.cancelled() and self._granted.set_running_or_notify_cancel():
-                self._granted.set_exception(_ERRORS.get(code, Error)(message, code))
+            # It was never held. The last line says why, and the exit code only if there is none: it does not reach a
+            # process that ignores SIGCHLD or whose children are reaped by others (then it is 0).
+            failed = event == "failed"
+            code = last.get("code") if failed else code or None
+            message = last.get("message") or said or f"the leasehold process ended without a result (exit code {code})"
+            was_killed = not failed and (code is None or code < 0)
+            self._granted.set_exception(_error(message, code, was_killed))
             self._ended.set_result(None)
-        elif last.get("event") == "released":
+        elif event == "released":
             self.state = "released"
             self._ended.set_result(None)
         else:
             # No last line: the command was killed, and the lock is no longer renewed.
-            self._lose(said or f"the leasehold process exited with {code}")
+            self._lose(last.get("message") or said or "the leasehold process was killed")
 
     def _lose(self, reason):
         if self.state == "lost":
             return
         self.state, self.reason = "lost", reason
         self.lost.set()
-        self._ended.set_exception(self._loss())
+        self._ended.set_result(None)
         if self._on_lost and not self._leaving:
             _call(self._on_lost, self)
 
     def __repr__(self):
         return f"<leasehold.Held {self.name!r} {self.state} token={self.token}>"
+
+
+# All whose command runs.
+_LIVE = set()
+
+
+def _forked():
+    """In a fork: closes the copies of the pipes, and disowns the locks."""
+    global _ENTRIES
+    # Another thread may have had it.
+    _ENTRIES = threading.Lock()
+    for held in tuple(_LIVE):
+        held._disown()
+    _LIVE.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _error(message, code, was_killed=False):
+    error = _ERRORS.get(code, Error)(message, code)
+    error._passes |= was_killed or code == _SYSTEM
+    return error
+
+
+async def _done(future):
+    """Waits for another thread's future. Not with `asyncio.wrap_future`, which logs an error if the loop is closed."""
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+
+    def wake(_):
+        try:
+            loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+        except RuntimeError:
+            # The loop is closed.
+            pass
+
+    future.add_done_callback(wake)
+    await waiter
+
+
+def _milliseconds(name, value, endless=False):
+    """A time for the command, in whole milliseconds. None: not given, or no limit."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, (bool, bytes, str)):
+            raise TypeError
+        seconds = float(value)
+    except OverflowError:
+        seconds = float("inf") if value > 0 else float("-inf")
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+    if endless and seconds > _CENTURY:
+        return None
+    if not 0 <= seconds <= _CENTURY:
+        raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
+    # 0 has a meaning of its own, so a shorter time than a millisecond does not become 0.
+    return f"{round(seconds * 1000) or (1 if seconds else 0)}ms"
+
+
+def _whole(name, value):
+    """A whole number, or None."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {value!r}")
+    return number
 
 
 def _call(callback, held):

@@ -136,10 +136,9 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Test your setup", &["stress", "demo"]),
 ];
 
-/// Parses the command line of this process. Prints help or a usage error, and exits, if that is
-/// what it amounts to.
-pub(crate) fn parse() -> Args {
-    parse_from(std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
+/// Parses the command line of this process. The error is help or a usage error.
+pub(crate) fn parse() -> Result<Args, clap::Error> {
+    parse_from(std::env::args_os().collect())
 }
 
 fn parse_from(words: Vec<OsString>) -> Result<Args, clap::Error> {
@@ -414,6 +413,15 @@ pub(crate) struct HoldArgs {
         help_heading = heading::LEASE,
     )]
     pub(crate) pid: Option<i32>,
+    /// Release the lock when this process exits, too, even if its forks live
+    #[arg(
+        long,
+        value_name = "PID",
+        value_parser = clap::value_parser!(i32).range(1..),
+        conflicts_with = "pid",
+        help_heading = heading::LEASE,
+    )]
+    pub(crate) caller: Option<i32>,
     /// Print one JSON object per line
     #[arg(long, help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
@@ -447,8 +455,12 @@ The lock is released when
 - `release` is written to stdin, or stdin is closed (if stdin is a pipe or a socket)
 - the reader of stdout is gone
 - a signal ends `hold`
+- the process given by --caller exits
 So a caller that crashes releases its lock. If stdout ends without a last line, `hold` was killed:
 treat the lock as lost.
+
+Pass --caller with your own pid if your program forks: a fork has the same stdin and stdout open,
+so they do not show that your program is gone.
 
 With --pid the lock is released when that process exits, whether or not stdout is read, and by
 `leasehold release --token`. After `stay` was written to stdin, stdin may be closed.

@@ -8,7 +8,11 @@
 //! It gives the lock back and ends when
 //! - stdin says `release`, or ends;
 //! - nobody reads stdout any more: whoever started us is gone, however that came, and its pipes with it;
+//! - the process of `--caller` ends;
 //! - a signal ends it.
+//!
+//! **A fork of the caller does not keep the lock.** A fork inherits both pipes, so a caller that is killed leaves them
+//! open for as long as a fork lives. The kernel reports the end of the caller itself through a pidfd.
 //!
 //! With `--pid` the process of that number takes the reader's place, stdin's end means nothing any more once `stay` was
 //! written there, and `leasehold release NAME --token T` ends it too, through [a door](crate::door), and learns
@@ -26,6 +30,7 @@ mod ends;
 mod polls;
 mod told;
 
+use std::io::{Write, stdout};
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -39,6 +44,7 @@ use tokio::time::timeout;
 use crate::args::HoldArgs;
 use crate::door::Door;
 use crate::drive::drive;
+use crate::events::timed;
 use crate::exit::{self, Failure};
 use crate::inherited;
 use crate::process::Process;
@@ -63,6 +69,22 @@ pub(crate) fn main(args: &HoldArgs) -> ExitCode {
         Err(failure) if args.json => ExitCode::from(failure.code),
         Err(failure) => failure.report(),
     }
+}
+
+/// Prints a usage error as the last line too, for a caller that reads JSON. The exit status alone does not reach
+/// a caller whose children are reaped by others.
+pub(crate) fn report_usage(error: &clap::Error) {
+    let words: Vec<_> = std::env::args_os().skip(1).take_while(|word| word != "--").collect();
+    let subcommand = words.iter().find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    let is_ours = subcommand.is_some_and(|word| word == "hold");
+    if !is_ours || !error.use_stderr() || !words.iter().any(|word| word == "--json") {
+        return;
+    }
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let message = first.strip_prefix("error: ").unwrap_or(first);
+    let failed = Told::Failed { code: exit::USAGE, message, hint: None };
+    let _ = writeln!(stdout(), "{}", timed(&failed));
 }
 
 /// The signal that we are to end by, if any.
@@ -141,7 +163,7 @@ async fn wait(
             let _ = news.send(place);
         }
     });
-    let whose = match args.pid {
+    let whose = match args.pid.or(args.caller) {
         Some(pid) => Process::with_pid(pid).ok(),
         None => Process::parent(),
     };

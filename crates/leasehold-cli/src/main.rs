@@ -51,7 +51,10 @@ use std::process::ExitCode;
 use crate::args::Command;
 
 fn main() -> ExitCode {
-    let args = args::parse();
+    let args = args::parse().unwrap_or_else(|error| {
+        hold::report_usage(&error);
+        error.exit()
+    });
     events::set_verbose(args.verbose);
     match args.command {
         Command::Run(args) => run::main(args),

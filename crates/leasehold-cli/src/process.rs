@@ -13,6 +13,7 @@
 
 use std::fs::{read_dir, read_link, read_to_string};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 
@@ -82,24 +83,49 @@ impl Process {
 
     /// Calls `ended` when the process ends. An error if it has ended already.
     pub(crate) fn watch(self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let pid = Pid::from_raw(self.pid).ok_or_else(gone)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| match e {
-            Errno::SRCH => gone(),
-            other => other.into(),
-        })?;
+        let pidfd = open(self.pid)?;
         // The descriptor is of whoever has the number now; if that one was started when ours was,
         // it is ours.
         if !self.is_there() {
             return Err(gone());
         }
-        let watch = move || {
-            let mut end = [PollFd::new(&pidfd, PollFlags::IN)];
-            while poll(&mut end, None) == Err(Errno::INTR) {}
-            ended();
-        };
-        std::thread::Builder::new().name("process".into()).spawn(watch).map(drop)
+        when_ended(pidfd, ended)
     }
+}
+
+/// Calls `ended` when the process that started this one, directly or not, ends. An error if it has ended already.
+///
+/// It may have ended, and its pid been reused, before we look. Then the process that has the pid now started after
+/// this one. Where /proc does not say when, the pid alone decides.
+pub(crate) fn watch_caller(pid: i32, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let pidfd = open(pid)?;
+    let started = |pid| Stat::of(pid).map(|stat| stat.started());
+    let ours = i32::try_from(std::process::id()).ok().and_then(started);
+    if started(pid).zip(ours).is_some_and(|(caller, ours)| caller > ours) {
+        return Err(gone());
+    }
+    when_ended(pidfd, ended)
+}
+
+fn gone() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+fn open(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or_else(gone)?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|e| match e {
+        Errno::SRCH => gone(),
+        other => other.into(),
+    })
+}
+
+fn when_ended(pidfd: OwnedFd, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let watch = move || {
+        let mut end = [PollFd::new(&pidfd, PollFlags::IN)];
+        while poll(&mut end, None) == Err(Errno::INTR) {}
+        ended();
+    };
+    std::thread::Builder::new().name("process".into()).spawn(watch).map(drop)
 }
 
 /// Whether the process has this pipe open to read from it.

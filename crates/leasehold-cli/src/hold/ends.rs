@@ -4,6 +4,9 @@
 //! stdout are its life. With `--pid` it is that process's: nobody has to read our stdout, and stdin's end
 //! means nothing any more once `stay` was written there. Until then it does, so that a caller which dies
 //! before it has handed the lock on leaves nothing held.
+//!
+//! With `--caller` the end of that process ends the hold as well as the end of the pipes. The kernel may have no
+//! pidfd, or a sandbox may refuse it: then the pipes alone decide, as without the option.
 
 use std::fs::File;
 use std::io::{self, BufRead, stdin};
@@ -16,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::args::HoldArgs;
 use crate::door::{Asker, Door};
 use crate::exit::{Failure, SYSTEM};
-use crate::process::Process;
+use crate::process::{Process, watch_caller};
 use crate::reader;
 use crate::signals::Signals;
 
@@ -63,15 +66,21 @@ impl Ends {
         let cannot = |e| Failure::system("cannot watch stdin and stdout", e);
         listen(tell.clone(), args.pid.is_some()).map_err(cannot)?;
         let (says, gone) = (tell.clone(), || News::End(End::Gone));
+        if let Some(pid) = args.caller {
+            let says = tell.clone();
+            match watch_caller(pid, move || _ = says.send(gone())) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    return Err(is_gone("--caller", pid));
+                }
+                _ => {}
+            }
+        }
         match args.pid {
             None => reader::watch(move || _ = says.send(gone())).map_err(cannot)?,
             Some(pid) => {
                 let watched = Process::with_pid(pid)?.watch(move || _ = says.send(gone()));
                 watched.map_err(|e| match e.kind() {
-                    io::ErrorKind::NotFound => Failure::new(
-                        SYSTEM,
-                        format!("--pid {pid}: the process is gone; the lock was not taken"),
-                    ),
+                    io::ErrorKind::NotFound => is_gone("--pid", pid),
                     _ => Failure::system("cannot watch the process given by --pid", e),
                 })?;
             }
@@ -102,6 +111,11 @@ impl Ends {
     pub(super) async fn gone(&mut self) {
         while matches!(self.next().await, End::Asked) {}
     }
+}
+
+/// The process of this option exited before the lock was requested.
+fn is_gone(option: &str, pid: i32) -> Failure {
+    Failure::new(SYSTEM, format!("{option} {pid}: the process is gone; the lock was not taken"))
 }
 
 /// Reads what the caller says, where it is ours to read.

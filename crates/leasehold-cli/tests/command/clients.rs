@@ -21,6 +21,29 @@ fn passes(client: &str, command: &str, words: &[&str], store: &str) {
     assert!(!format!("{said}{errors}").contains("no store with leases"), "{said}\n{errors}");
 }
 
+/// The table in the documentation is the list of their tests.
+#[test]
+fn both_clients_have_a_test_for_each_documented_behavior() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let page = read("docs/guide/other-languages.md");
+    let (_, table) = page.split_once("| Behavior | Details |\n").unwrap();
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let mut documented: Vec<_> =
+        rows.filter_map(|row| row.split('|').nth(1)).map(|row| row.trim().to_lowercase()).collect();
+    let names = |text: &str, before: &str, after: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(before)?.split_once(after));
+        let mut names: Vec<_> = lines.map(|(name, _)| name.replace('_', " ")).collect();
+        names.sort();
+        names
+    };
+    documented.sort();
+    let python = read("clients/python/tests.py");
+    let behavior = python.split("\nclass ").find(|class| class.starts_with("Behavior")).unwrap();
+    assert_eq!(names(behavior, "    def test_", "("), documented);
+    assert_eq!(names(&read("clients/node/test.js"), "test('", "'"), documented);
+}
+
 fn python(store: &str) {
     passes("python", "python3", &["tests.py"], store);
 }

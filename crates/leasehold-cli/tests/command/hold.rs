@@ -213,6 +213,65 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     assert_eq!(refused.code(), 2);
 }
 
+/// A fork has the pipes of its parent: here this test keeps them open.
+#[test]
+fn hold_ends_with_its_caller_even_if_the_pipes_stay_open() {
+    let place = Place::new();
+    let mut caller = Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = caller.id().to_string();
+    let mut holder = hold(&place, &["--json", "--caller", &pid, "x"]);
+    assert_eq!(told(&mut holder)["event"], "held");
+    let mut waiter = hold(&place, &["--json", "--caller", &pid, "x"]);
+    let waiting = told(&mut waiter);
+    assert_eq!(waiting["event"], "waiting");
+    let label = waiting["holders"][0]["label"].as_str().unwrap();
+    assert_eq!(label, format!("for sleep {pid}"));
+    caller.kill().unwrap();
+    caller.wait().unwrap();
+    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+    while !waiter.line().is_empty() {}
+    assert_eq!((waiter.code(), place.claims("x")), (0, 0));
+}
+
+#[test]
+fn hold_for_a_caller_that_is_gone_takes_no_lock() {
+    let place = Place::new();
+    let refused = |mut running: Running| {
+        let failed = told(&mut running);
+        assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &71.into()), "{failed}");
+        assert!(failed["message"].as_str().unwrap().starts_with("--caller "), "{failed}");
+        assert_eq!(running.code(), 71);
+    };
+    refused(hold(&place, &["--json", "--caller", "999999999", "x"]));
+    // The caller is gone, and a process that started after `hold` has its pid.
+    let mut script = Command::new("sh");
+    script.args(["-c", "read -r pid; exec \"$1\" hold --json --caller $pid x", "sh", LEASEHOLD]);
+    script.env("LEASEHOLD_STORE", place.store()).stdin(Stdio::piped());
+    let mut early = Running::start(script);
+    // Start times are counted in hundredths of a second.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let mut late = Command::new("sleep").arg("1000").spawn().unwrap();
+    writeln!(early.child.stdin.as_mut().unwrap(), "{}", late.id()).unwrap();
+    refused(early);
+    late.kill().unwrap();
+    late.wait().unwrap();
+}
+
+/// The exit status does not reach a caller whose children are reaped by others.
+#[test]
+fn hold_reports_usage_errors_on_stdout_too() {
+    let place = Place::new();
+    let mut refused = hold(&place, &["--json", "--shared", "--exclusive", "x"]);
+    let failed = told(&mut refused);
+    assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &2.into()), "{failed}");
+    let message = "the argument '--shared' cannot be used with '--exclusive'";
+    assert_eq!((failed["message"].as_str(), refused.code()), (Some(message), 2));
+    assert!(refused.errors().starts_with(&format!("error: {message}\n")));
+    let mut refused = hold(&place, &["--shared", "--exclusive", "x"]);
+    assert_eq!((refused.line(), refused.code()), (String::new(), 2));
+    assert!(place.output(&["hold", "--json", "--help"]).stdout.starts_with(b"Hold"));
+}
+
 /// On a store with leases: lost while nobody reads, and asked about later.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 fn says_later_that_it_was_lost(store: &str) {
