@@ -272,3 +272,48 @@ fn companions_of_the_dead_expire() {
         }
     });
 }
+
+/// Dragonfly refuses what was not declared. Here a server says which keys a script was told.
+#[test]
+fn scripts_declare_every_key_that_they_touch() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let other = connect(&server.url()).await;
+        let monitor = redis::Client::open(server.url()).unwrap();
+        let mut monitor = monitor.get_connection().unwrap();
+        monitor.send_packed_command(&redis::cmd("MONITOR").get_packed_command()).unwrap();
+        let guard = locks.mutex("job").lock().await.unwrap();
+        let waiter = tokio::spawn(async move { other.mutex("job").lease(PATIENCE).lock().await });
+        until_waiting(&locks, "job", 1).await;
+        release(guard).await;
+        release(waiter.await.unwrap().unwrap()).await;
+        release(locks.semaphore("permits", 2).acquire().await.unwrap()).await;
+        server.command(&["ECHO", "no more of it"]);
+        let mut declared = Vec::new();
+        let mut touched = 0;
+        loop {
+            let redis::Value::SimpleString(line) = monitor.recv_response().unwrap() else {
+                continue;
+            };
+            if line.contains("no more of it") {
+                break;
+            }
+            // In quotes, as it was sent; a script's own commands follow it.
+            let Some((_, words)) = line.split_once('"') else { continue };
+            let words: Vec<&str> =
+                words.strip_suffix('"').unwrap_or(words).split("\" \"").collect();
+            if !line.contains(" lua] ") {
+                let keys = words.get(2).and_then(|n| n.parse().ok()).unwrap_or(0);
+                declared = words.iter().skip(3).take(keys).map(ToString::to_string).collect();
+            } else if !["TIME", "PUBLISH"].contains(&words[0]) {
+                touched += 1;
+                let last = if matches!(words[0], "EXISTS" | "DEL") { words.len() } else { 2 };
+                for key in &words[1..last] {
+                    assert!(declared.iter().any(|known| known == key), "{line}: {declared:?}");
+                }
+            }
+        }
+        assert!(touched > 10, "{touched}");
+    });
+}
