@@ -79,6 +79,8 @@ pub(crate) mod connection;
 mod doctor;
 pub(crate) mod fault;
 mod follow;
+mod identity;
+mod info;
 pub(crate) mod keys;
 mod probe;
 mod replicas;
