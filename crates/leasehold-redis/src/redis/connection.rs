@@ -634,7 +634,11 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
             // The program may have chosen a provider; then that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let root_cert = tls.ca()?.map(|ca| ca.bytes);
-            Client::build_with_tls(info, redis::TlsCertificates { client_tls: None, root_cert })
+            let client_tls = tls.identity()?.map(|(cert, key)| redis::ClientTlsConfig {
+                client_cert: cert.bytes,
+                client_key: key.bytes,
+            });
+            Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert })
         }
         #[cfg(not(feature = "tls"))]
         Some(_) => return Err(leasehold_core::kit::no_tls()),

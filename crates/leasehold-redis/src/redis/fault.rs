@@ -147,6 +147,13 @@ pub(crate) fn explain(error: &RedisError) -> Error {
             "cannot connect with the settings in the URL",
             "check host, port and TLS in the URL",
         ),
+        // An alert of TLS, which the driver has as text only.
+        None if is_gone(error) && shown(error).contains("CertificateRequired") => (
+            ErrorKind::Denied,
+            "the Redis server requires a client certificate",
+            "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
+             trusts, or set `tls-auth-clients no` in redis.conf",
+        ),
         None if is_gone(error) => (
             ErrorKind::Unreachable,
             "cannot reach the Redis server",

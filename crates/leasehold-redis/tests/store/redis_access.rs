@@ -196,6 +196,26 @@ fn tls_is_verified() {
     });
 }
 
+/// As Redis with TLS does by default.
+#[test]
+fn a_server_may_require_a_client_certificate() {
+    run(async {
+        let setup = Setup::new().fast().tls().arg("--tls-auth-clients").arg("yes");
+        let server = Redis::with(setup);
+        let certificates = server.certificates();
+        let authority = certificates.authority().display();
+        let (cert, key) = certificates.client();
+        let url = format!("{}?tls_ca={authority}", server.url());
+        let both = format!("&cert={}&key={}", cert.display(), key.display());
+        works(&format!("{url}{both}")).await;
+        assert_says(&refusal(&url).await, ErrorKind::Denied, "requires a client certificate");
+        let half = format!("{url}&cert={}", cert.display());
+        assert_says(&refusal(&half).await, ErrorKind::Config, "given together");
+        let missing = format!("{url}&cert=/no/such/file&key={}", key.display());
+        assert_says(&refusal(&missing).await, ErrorKind::Config, "cert");
+    });
+}
+
 #[test]
 fn a_unix_socket() {
     run(async {
