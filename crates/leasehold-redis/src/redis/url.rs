@@ -246,8 +246,8 @@ impl RedisUrl {
         let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
         let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
         parts.done(
-            "prefix, tls_ca, cert, key, replicas, replicas_ms, replicas_short, restart_delay_ms; \
-                         with redis+sentinel: sentinel_user and sentinel_password; with \
+            "prefix, tls_ca, cert, key, password_file, replicas, replicas_ms, replicas_short, restart_delay_ms; \
+                         with redis+sentinel: sentinel_user, sentinel_password and sentinel_password_file; with \
                          redis+unix: db, user and password",
         )?;
         Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })

@@ -15,7 +15,7 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(50);
 const MAX_LEASE: Duration = Duration::from_secs(30);
 
 const KNOWN: &str =
-    "prefix, node_timeout_ms, max_lease_ms, restart_delay_ms, tls_ca, cert and key";
+    "prefix, node_timeout_ms, max_lease_ms, restart_delay_ms, tls_ca, cert, key and password_file";
 
 /// A URL, taken apart.
 #[derive(Clone, Debug)]
