@@ -55,6 +55,11 @@ Examples:
   leasehold run --max 3 convert ./convert.sh    at most three at once
   leasehold show nightly-report                 who holds it, who waits
 
+Environment:
+  LEASEHOLD_STORE       the store, if there is no --store
+  LEASEHOLD_STORE_FILE  file that contains the store's URL, if LEASEHOLD_STORE is not set
+  LEASEHOLD_NAMESPACE   prefix of all lock names, if there is no --namespace
+
 Details and examples: leasehold run --help";
 
 #[derive(Debug, Subcommand)]

@@ -8,6 +8,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use leasehold::doctor::{Finding, Severity};
+use leasehold::kit::public_secrets;
 use leasehold::store::Guarantees;
 use leasehold::{Error, ErrorKind};
 use serde::Serialize;
@@ -52,11 +53,12 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
     let diagnosed = locks.diagnose().await;
     // Nothing is held, so a failure to close has no effect.
     let _ = locks.close().await;
-    let findings = match diagnosed {
+    let mut findings = match diagnosed {
         Ok(findings) => findings,
         Err(error) if is_refusal(&error) => vec![refused(&error)],
         Err(error) => return Err(error.into()),
     };
+    findings.extend(public_secrets(url));
     Ok(Seen { store, guarantees, findings })
 }
 

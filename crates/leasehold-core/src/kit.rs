@@ -23,6 +23,9 @@ pub use crate::base::similar::did_you_mean;
 pub use crate::base::world::spawn_on;
 pub use crate::store::inbox::Inbox;
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};
+pub use crate::store::secrets::{
+    default_store, public_secrets, store_of_environment, store_url, with_passwords,
+};
 pub use crate::store::url::parts::{Host, UrlParts};
 pub use crate::store::url::redacted;
 pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};

@@ -35,6 +35,7 @@ mod memory;
 pub(crate) mod namespaced;
 pub(crate) mod open;
 pub(crate) mod registry;
+pub(crate) mod secrets;
 pub(crate) mod url;
 pub(crate) mod waiters;
 

@@ -25,8 +25,8 @@
 //!   reads and does no more;
 //! - *our own claim in it, without a lock-delay*, to release: the first in the queue has it if it lives.
 //!
-//! A script is told the main key and calls the companions after it, but in a cluster: a node must see in
-//! the request whether all keys are there, when their slot moves.
+//! A script is told all keys that it may touch: a node of a cluster must see in the request whether all
+//! are there, when their slot moves, and some servers refuse to touch others.
 //!
 //! *A reply is lost*: the claim's id is found again in the value or the queue, and answered the same.
 //! *A caller is dropped*: the script ran or did not. *We die*: the lease is the key's own expiry; a
@@ -79,6 +79,8 @@ pub(crate) mod connection;
 mod doctor;
 pub(crate) mod fault;
 mod follow;
+mod identity;
+mod info;
 pub(crate) mod keys;
 mod probe;
 mod replicas;
@@ -421,7 +423,7 @@ impl RedisStore {
         for (slot, locks) in slots {
             let mut call = self.scripts.beat.call(locks.len() * 6);
             for (name, _) in locks.keys() {
-                self.keyspace.keys(name)?.write_all(&mut call);
+                self.keyspace.keys(name)?.write(&mut call);
             }
             let mut order = Vec::new();
             for (n, some) in locks.values().enumerate() {

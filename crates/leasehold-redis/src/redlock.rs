@@ -312,7 +312,18 @@ impl Store for RedlockStore {
         self.shared.check(claim)?;
         let entry = self.shared.claims.enter(claim);
         let (shared, id, claim) = (self.shared.clone(), claim.id, claim.clone());
-        let stood = self.shared.spawned(async move { shared.stand(&claim, &entry, mode).await });
+        let stood = self.shared.spawned(async move {
+            let joined = shared.stand(&claim, &entry, mode).await;
+            // Nodes that are taken know it among those who wait.
+            if let Err(error) = &joined
+                && mode == Mode::Wait
+                && !error.is_transient()
+            {
+                shared.claims.leave(claim.id);
+                shared.withdraw(&claim);
+            }
+            joined
+        });
         let joined = stood.await?;
         match &joined {
             Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {}

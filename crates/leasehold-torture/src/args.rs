@@ -14,7 +14,7 @@ use super::ledger;
 use super::reach::applicable;
 use super::relay::shortest_lease;
 use super::served::is_served;
-use leasehold::kit::parse_duration as duration;
+use leasehold::kit::{default_store, parse_duration as duration, store_url, with_passwords};
 
 /// Break clients and servers and verify the guarantees
 ///
@@ -40,13 +40,13 @@ use leasehold::kit::parse_duration as duration;
     leasehold stress --store redis+sentinel://a,b,c/main --html report.html -- ./fail-over\n  \
     leasehold stress --check history.jsonl --html report.html")]
 pub struct Args {
-    /// Store to test
+    /// Store to test [default: $LEASEHOLD_STORE or file:]
     #[arg(
         long,
         value_name = "URL",
-        env = "LEASEHOLD_STORE",
-        hide_env_values = true,
-        default_value = "file:"
+        default_value = default_store(),
+        hide_default_value = true,
+        value_parser = store
     )]
     store: String,
     /// How long to run [default: 10s, or longer if the store recovers slowly]
@@ -140,6 +140,14 @@ enum FenceArg {
 }
 
 /// How long to run, in whole seconds.
+/// The store's URL, with the passwords from the files that it names: servers are relayed, and workers reach
+/// them by it.
+fn store(text: &str) -> Result<String> {
+    let url = store_url(text);
+    let url = if url.is_empty() { "file:" } else { &url };
+    Ok(with_passwords(url)?.into_owned())
+}
+
 fn time(text: &str) -> std::result::Result<u32, String> {
     let time = duration(text)?;
     match (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {

@@ -235,12 +235,13 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 
 /// Connects to the store that the environment names, like the command `leasehold`.
 ///
-/// `LEASEHOLD_STORE` is the URL of the store. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of
-/// all lock names](Builder::namespace).
+/// `LEASEHOLD_STORE` is the URL of the store. If it is not set, `LEASEHOLD_STORE_FILE` names a file that
+/// contains the URL. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of all lock
+/// names](Builder::namespace).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
+/// # if matches!(leasehold::kit::store_of_environment(), Ok(None)) {
 /// let error = leasehold::from_env().await.unwrap_err(); // there is no default store
 /// assert!(error.to_string().contains("LEASEHOLD_STORE"));
 /// # }}) ;
@@ -250,8 +251,8 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 /// Cancel safe: dropping the future changes nothing.
 ///
 /// # Errors
-/// - [`Config`](ErrorKind::Config): `LEASEHOLD_STORE` is not set or empty, or a variable is not
-///   valid UTF-8.
+/// - [`Config`](ErrorKind::Config): neither variable is set, the file cannot be read or is empty, or a
+///   variable is not valid UTF-8.
 /// - All others as for [`connect`].
 pub async fn from_env() -> Result<Leasehold> {
     let (builder, url) = of_the_environment()?;
@@ -265,11 +266,11 @@ fn of_the_environment() -> Result<(Builder, String)> {
         Err(std::env::VarError::NotPresent) => Ok(String::new()),
         Err(_) => Err(refused(&format!("{name} is not valid UTF-8"))),
     };
-    let (url, namespace) = (said("LEASEHOLD_STORE")?, said("LEASEHOLD_NAMESPACE")?);
-    if url.is_empty() {
+    let namespace = said("LEASEHOLD_NAMESPACE")?;
+    let Some(url) = kit::store_of_environment().map_err(|error| error.during("connect"))? else {
         let hint = "set it to the URL of a store, such as file: or redis://host";
         return Err(refused("LEASEHOLD_STORE is not set").with_hint(hint));
-    }
+    };
     Ok((builder().namespace(namespace), url))
 }
 
@@ -321,7 +322,7 @@ pub mod blocking {
     /// [`leasehold::from_env`](crate::from_env).
     ///
     /// ```
-    /// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
+    /// # if matches!(leasehold::kit::store_of_environment(), Ok(None)) {
     /// assert!(leasehold::blocking::from_env().is_err()); // there is no default store
     /// # }
     /// ```

@@ -106,12 +106,15 @@ async fn child_that_looks_at_its_environment() {
 fn a_program_connects_as_its_environment_says() {
     let place = tempfile::tempdir().unwrap();
     let store = format!("file:{}", place.path().display());
-    let ask = |namespace: Option<&str>| {
+    let file = place.path().join("url");
+    std::fs::write(&file, format!("{store}\n")).unwrap();
+    let ask_by = |name: &str, value: &std::ffi::OsStr, namespace: Option<&str>| {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child
             .args(["--exact", "child_that_looks_at_its_environment", "--nocapture"])
             .env("LEASEHOLD_TEST_CHILD", "1")
-            .env("LEASEHOLD_STORE", &store)
+            .env_remove("LEASEHOLD_STORE")
+            .env(name, value)
             .env_remove("LEASEHOLD_NAMESPACE")
             .envs(namespace.map(|prefix| ("LEASEHOLD_NAMESPACE", prefix)));
         let output = child.output().unwrap();
@@ -119,7 +122,10 @@ fn a_program_connects_as_its_environment_says() {
         assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
         said
     };
+    let ask = |namespace| ask_by("LEASEHOLD_STORE", store.as_ref(), namespace);
     let told = |names: &str| format!("told {store} Contended [\"{names}\"]");
     assert!(ask(None).contains(&told("a")), "{}", ask(None));
     assert!(ask(Some("acme/")).contains(&told("acme/a")), "{}", ask(Some("acme/")));
+    let in_file = ask_by("LEASEHOLD_STORE_FILE", file.as_os_str(), None);
+    assert!(in_file.contains(&told("a")), "{in_file}");
 }

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use crate::cert::Certificates;
@@ -19,6 +20,8 @@ pub struct Redis {
     daemon: Daemon,
     directory: PathBuf,
     port: u16,
+    /// Where it listens now.
+    listens: AtomicU16,
     tls_port: Option<u16>,
     password: Option<String>,
     certificates: Option<Certificates>,
@@ -74,7 +77,8 @@ impl Redis {
         let launch = Launch { program: server_program(setup), args, user: None };
         let ready = || is_ready(port);
         let daemon = Daemon::start("redis", directory.clone(), launch, clock, &ready)?;
-        Ok(Self { daemon, directory, port, tls_port, password, certificates })
+        let listens = AtomicU16::new(port);
+        Ok(Self { daemon, directory, port, listens, tls_port, password, certificates })
     }
 
     /// Where it listens, in the clear.
@@ -108,11 +112,20 @@ impl Redis {
     }
 
     fn try_command(&self, args: &[&str]) -> Result<String, String> {
-        let mut line = Line::open(self.port).map_err(|why| why.to_string())?;
+        let port = self.listens.load(Ordering::SeqCst);
+        let mut line = Line::open(port).map_err(|why| why.to_string())?;
         if let Some(password) = &self.password {
             line.command(&["AUTH", password])?;
         }
         line.command(args)
+    }
+
+    /// Has it listen at this port in place of another, which [`command`](Self::command) knows of: its own
+    /// again ends that.
+    pub fn listen_at(&self, port: u16) {
+        self.command(&["CONFIG", "SET", "port", &port.to_string()]);
+        self.listens.store(port, Ordering::SeqCst);
+        crate::wait::wait("it to listen there", &|| is_ready(port));
     }
 
     /// What it tells of replication; nothing while it tells nothing. A sentinel that makes it a master

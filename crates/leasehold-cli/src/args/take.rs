@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold::kit::parse_duration as duration;
+use leasehold::kit::{default_store, parse_duration as duration, store_url};
 
 use super::heading;
 use crate::missing;
@@ -13,6 +13,9 @@ use crate::missing;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Store that keeps the locks [default: $LEASEHOLD_STORE or file:]
+    ///
+    /// Other users can see a command line. Put a URL with a password into LEASEHOLD_STORE, or into a
+    /// file that LEASEHOLD_STORE_FILE names, or add ?password_file=PATH to the URL.
     ///
     /// file:                          this machine, this user
     /// file:/some/directory           this machine, all users of the directory
@@ -34,6 +37,7 @@ pub(crate) struct StoreArgs {
         long,
         value_name = "URL",
         default_value = default_store(),
+        value_parser = given,
         hide_default_value = true,
         global = true,
         help_heading = heading::STORE,
@@ -56,14 +60,12 @@ pub(crate) struct StoreArgs {
     namespace: String,
 }
 
-/// Read here and not by clap: clap treats a variable like an option on the command line, and shows
-/// the option in usage lines as if it were required.
-fn default_store() -> &'static OsStr {
-    static STORE: LazyLock<OsString> =
-        LazyLock::new(|| std::env::var_os("LEASEHOLD_STORE").unwrap_or_default());
-    &STORE
+fn given(store: &str) -> Result<String, std::convert::Infallible> {
+    Ok(store_url(store))
 }
 
+/// Read here and not by clap, as is the store's URL: clap treats a variable like an option on the command
+/// line, and shows the option in usage lines as if it were required.
 fn default_namespace() -> &'static OsStr {
     static NAMESPACE: LazyLock<OsString> =
         LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());

@@ -25,6 +25,7 @@ mod loss;
 mod run;
 mod run_real_use;
 mod script;
+mod secrets;
 mod several;
 mod terminal;
 mod top;

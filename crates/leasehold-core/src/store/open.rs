@@ -8,12 +8,13 @@ use tokio::runtime::Handle;
 use super::Store;
 use super::above::above;
 use super::registry::Registry;
+use super::secrets::with_passwords;
 use super::url::parts::is_word;
 use super::url::redacted;
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// Opens the store that `url` names, with tokens raised by its `token_offset`, which every store
-/// has.
+/// Opens the store that `url` names, with passwords from the files that it names, and with tokens raised
+/// by its `token_offset`, which every store has.
 pub(crate) async fn open(
     url: &str,
     registry: &Registry,
@@ -21,7 +22,8 @@ pub(crate) async fn open(
 ) -> Result<Arc<dyn Store>> {
     let shown = redacted(url);
     let told = |e: Error| e.during("connect").at(&shown);
-    let (url, offset) = token_offset(url).map_err(told)?;
+    let url = with_passwords(url).map_err(told)?;
+    let (url, offset) = token_offset(&url).map_err(told)?;
     let plain = redacted(&url);
     let opened = registry.open(&url, runtime).await;
     let store = opened.map_err(|e| e.during("connect").at(&plain))?;

@@ -4,7 +4,8 @@
 //! `MOVED`: that slot is there from now on. `ASK`: this key is already there, while its slot is on
 //! its way. `TRYAGAIN`: some of the keys are here and some there; that passes in a moment.
 //! A node that does not answer makes us read the map again, since its replica may have its slots by
-//! now.
+//! now. So does one whose address belongs to another cluster by now, which gets no request of ours
+//! (`redis/identity.rs`).
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -14,8 +15,9 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 
-use super::connection::{Node, PushListener, Script};
+use super::connection::{Gate, Node, PushListener, Script};
 use super::fault::{Refusal, refusal};
+use super::identity::Members;
 use super::keys::SLOTS;
 use super::request::{Request, TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
@@ -38,6 +40,7 @@ pub(super) struct Cluster {
     runtime: Handle,
     channel: String,
     hears: Arc<dyn PushListener>,
+    members: Arc<Members>,
     map: Mutex<Map>,
     /// Held by whoever reads the map.
     looking: tokio::sync::Mutex<()>,
@@ -79,6 +82,7 @@ impl Cluster {
             runtime: runtime.clone(),
             channel: channel.to_owned(),
             hears: hears.clone(),
+            members: Arc::default(),
             map: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
         };
@@ -102,7 +106,8 @@ impl Cluster {
         }
         let channel = format!("{}.{}", self.channel, map.nodes.len());
         let listening = Some((channel, self.hears.clone()));
-        let node = Node::new(at.clone(), &self.login, &self.runtime, listening)?;
+        let gate = Some(self.members.clone() as Arc<dyn Gate>);
+        let node = Node::new(at.clone(), &self.login, &self.runtime, listening, gate)?;
         map.nodes.insert(at.clone(), node.clone());
         Ok(node)
     }
@@ -249,7 +254,12 @@ impl Cluster {
                 }
             };
             match answer {
+                // It was moved to another cluster while we were connected.
+                Ok(Value::Array(ranges)) if !self.members.is_same(&ranges) => {
+                    last = Some(Members::stranger(node.address()));
+                }
                 Ok(Value::Array(ranges)) => {
+                    self.members.learn(&ranges);
                     let slots = self.slots_of(&node, &ranges);
                     let mut map = self.map();
                     map.slots = slots;

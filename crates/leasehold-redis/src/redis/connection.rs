@@ -11,6 +11,7 @@
 //! - *An answer does not come*: the caller's deadline ends the call, never the connection's; but a
 //!   connection on which a call was given up after [`SUSPECT`] is not used for new ones, since the
 //!   network may have lost it without a word.
+//! - *The address belongs to another server by now*: the new connection is refused ([`Gate`]).
 //! - *A caller is dropped*: what it sent may be done; its answer is thrown away when it comes.
 //! - *A runtime ends*: its connection ends with it, and is forgotten.
 //! - *A runtime has no I/O driver*: connecting there fails in its own task, and its calls then use
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
@@ -36,7 +38,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::fault::{self, Refusal};
 use super::url::{Address, Login};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Moment, Result};
 
 /// How long connecting and logging in may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -47,6 +49,19 @@ const USER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// A connection on which somebody waited in vain for so long gets no new calls.
 const SUSPECT: Duration = Duration::from_secs(1);
+
+/// Checks that a connection leads to the store that this client has used. One for each server.
+#[async_trait]
+pub(crate) trait Gate: fmt::Debug + Send + Sync + 'static {
+    /// Refuses a new connection to `at` that leads elsewhere. Nothing was sent over it but the login.
+    async fn admit(&self, connection: &mut MultiplexedConnection, at: &Address) -> RedisResult<()>;
+    /// A request that was sent then was answered.
+    fn heard(&self, _sent: Moment) {}
+    /// The time now, for [`heard`](Self::heard).
+    fn now(&self) -> Moment {
+        Moment::from_nanos(0)
+    }
+}
 
 /// Who listens to what a server pushes on a channel of ours.
 pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
@@ -71,6 +86,7 @@ pub(crate) struct Node {
     client: Client,
     runtime: Handle,
     channel: Option<Channel>,
+    gate: Option<Arc<dyn Gate>>,
     links: Mutex<HashMap<Id, Arc<Link>>>,
     /// Channels of connections to other servers that are gone; our own thread's connection to this one
     /// listens to them as well.
@@ -161,7 +177,8 @@ impl fmt::Debug for Node {
 
 impl Node {
     /// A server that is not connected to yet. With a channel, every connection listens to a channel
-    /// of its own, whose name begins so, before anything else is sent over it.
+    /// of its own, whose name begins so, before anything else is sent over it. With a gate, each is
+    /// checked before that.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the certificates of the URL cannot be used.
@@ -170,12 +187,14 @@ impl Node {
         login: &Login,
         runtime: &Handle,
         channel: Option<(String, Arc<dyn PushListener>)>,
+        gate: Option<Arc<dyn Gate>>,
     ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             client: client(&address, login)?,
             address,
             runtime: runtime.clone(),
             channel: channel.map(|(name, hears)| Channel { name, hears }),
+            gate,
             links: Mutex::default(),
             adopted: Mutex::default(),
             doubtful: Arc::default(),
@@ -238,11 +257,13 @@ impl Node {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
         let before = std::mem::replace(doubt, true);
+        let sent = self.gate.as_ref().map(|gate| gate.now());
         let answer = connected.connection.send_packed_command(cmd).await;
         watched.answered();
         let answer = answer.and_then(Value::extract_error);
         if !answer.as_ref().is_err_and(fault::is_gone) {
             *doubt = before;
+            self.heard(sent);
         }
         answer.inspect_err(|error| connected.note(error))
     }
@@ -273,10 +294,11 @@ impl Node {
     pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
-        let sent = connected.connection.send_packed_commands(pipeline, 0, pipeline.len());
-        let answers = sent.await;
+        let sent = self.gate.as_ref().map(|gate| gate.now());
+        let answers = connected.connection.send_packed_commands(pipeline, 0, pipeline.len()).await;
         watched.answered();
         let answers = answers.inspect_err(|error| connected.note(error))?;
+        self.heard(sent);
         for refused in answers.iter().filter(|answer| matches!(answer, Value::ServerError(_))) {
             let _ = refused.clone().extract_error().inspect_err(|error| connected.note(error));
         }
@@ -308,16 +330,27 @@ impl Node {
         for prefix in prefixes.iter().filter(|prefix| !prefix.is_empty()) {
             track.arg("PREFIX").arg(prefix);
         }
-        let client = self.client.clone();
+        let door = self.door();
         // In our own runtime, which has a timer, and drives the connection.
         let begun = self.runtime.spawn(async move {
-            let mut connection =
-                client.get_multiplexed_async_connection_with_config(&config).await?;
+            let mut connection = door.open(&config).await?;
             connection.send_packed_command(&track).await?.extract_error()?;
             Ok(connection)
         });
         let connection = begun.await.unwrap_or_else(|_| Err(ended()))?;
         Ok(Tracking { _connection: connection, broken })
+    }
+
+    fn heard(&self, sent: Option<Moment>) {
+        if let (Some(gate), Some(sent)) = (&self.gate, sent) {
+            gate.heard(sent);
+        }
+    }
+
+    fn door(&self) -> Door {
+        let (client, address, gate) =
+            (self.client.clone(), self.address.clone(), self.gate.clone());
+        Door { client, address, gate }
     }
 
     /// The link of the runtime that polls us.
@@ -380,7 +413,7 @@ impl Node {
         // In a task of the runtime that is to drive the connection; a caller that is dropped leaves
         // it to end by itself.
         let ear = self.channel.as_ref().map(|c| (self.channels(&link), c.hears.clone()));
-        let task = link.runtime.spawn(connect(self.client.clone(), ear));
+        let task = link.runtime.spawn(connect(self.door(), ear));
         let limit = {
             let _context = self.runtime.enter();
             tokio::time::sleep(CONNECT)
@@ -505,9 +538,28 @@ impl Ear {
     }
 }
 
+/// What opens connections to one server.
+struct Door {
+    client: Client,
+    address: Address,
+    gate: Option<Arc<dyn Gate>>,
+}
+
+impl Door {
+    /// Connects, logs in, and checks where the connection leads.
+    async fn open(&self, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
+        let mut connection =
+            self.client.get_multiplexed_async_connection_with_config(config).await?;
+        if let Some(gate) = &self.gate {
+            gate.admit(&mut connection, &self.address).await?;
+        }
+        Ok(connection)
+    }
+}
+
 /// Connects, logs in and listens. Runs in the runtime that is to drive the connection.
 async fn connect(
-    client: Client,
+    door: Door,
     ear: Option<(Vec<String>, Arc<dyn PushListener>)>,
 ) -> RedisResult<Connected> {
     let broken = Arc::new(AtomicBool::new(false));
@@ -523,7 +575,7 @@ async fn connect(
             Ok::<(), ()>(())
         });
     }
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut connection = door.open(&config).await?;
     for channel in channels {
         connection.subscribe(channel).await?;
     }
@@ -582,7 +634,11 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
             // The program may have chosen a provider; then that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let root_cert = tls.ca()?.map(|ca| ca.bytes);
-            Client::build_with_tls(info, redis::TlsCertificates { client_tls: None, root_cert })
+            let client_tls = tls.identity()?.map(|(cert, key)| redis::ClientTlsConfig {
+                client_cert: cert.bytes,
+                client_key: key.bytes,
+            });
+            Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert })
         }
         #[cfg(not(feature = "tls"))]
         Some(_) => return Err(leasehold_core::kit::no_tls()),
@@ -611,7 +667,7 @@ mod tests {
         let ours = ours.worker_threads(1).enable_all().build().unwrap();
         let server = testbed::redis();
         let address = Address::Tcp("127.0.0.1".into(), server.port());
-        let node = Node::new(address, &Login::default(), ours.handle(), None).unwrap();
+        let node = Node::new(address, &Login::default(), ours.handle(), None, None).unwrap();
         let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let pong = || bare.block_on(node.call(redis::cmd("PING").arg("x")));
         for _ in 0..2 {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::RedisError;
 
 use super::fault;
-use super::probe::{Info, is_hidden, setting};
+use super::info::{Info, micros};
+use super::probe::{is_hidden, setting};
 use super::sentinel::Quorum;
 use super::servers::Servers;
 use leasehold_core::doctor::Finding;
@@ -188,14 +189,4 @@ fn quorum(sentinels: &[Quorum]) -> Vec<Finding> {
         ));
     }
     found
-}
-
-/// The answer to TIME.
-fn micros(value: &Value) -> Option<u64> {
-    let Value::Array(parts) = value else { return None };
-    let number = |i: usize| match parts.get(i) {
-        Some(Value::BulkString(text)) => std::str::from_utf8(text).ok()?.parse::<u64>().ok(),
-        _ => None,
-    };
-    number(0)?.checked_mul(1_000_000)?.checked_add(number(1)?)
 }

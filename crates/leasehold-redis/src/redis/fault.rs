@@ -109,14 +109,50 @@ pub(crate) fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
 }
 
+/// What is wrong with a server that is not the one that this client has used.
+pub(crate) const ANOTHER_SERVER: &str = "the URL leads to another Redis server than when this \
+                                         client connected, and locks there exclude no client here";
+/// The same of a node, after its address.
+pub(crate) const ANOTHER_CLUSTER: &str =
+    "does not belong to the Redis Cluster that this client uses";
+
+/// The error of a connection that was refused for that: nothing was sent, and another server may be asked.
+pub(crate) fn elsewhere(what: String) -> RedisError {
+    (Driver::Io, "not the server that was expected", what).into()
+}
+
+/// What [`elsewhere`] said, and the hint.
+fn as_elsewhere(error: &RedisError) -> Option<(&str, &'static str)> {
+    let what = error.detail().filter(|_| error.kind() == Driver::Io)?;
+    let hint = match what {
+        ANOTHER_SERVER => "restart this client to use it",
+        _ if what.ends_with(ANOTHER_CLUSTER) => {
+            "wait until its own cluster has replaced that node, or restart this client to use the \
+             other cluster"
+        }
+        _ => return None,
+    };
+    Some((what, hint))
+}
+
 /// One line for the caller.
 pub(crate) fn explain(error: &RedisError) -> Error {
+    if let Some((what, hint)) = as_elsewhere(error) {
+        return Error::new(ErrorKind::Unreachable, what.to_owned()).with_hint(hint);
+    }
     let (kind, what, hint) = match refusal(error) {
         None if error.kind() == Driver::MasterNameNotFoundBySentinel => return no_master(error),
         None if error.kind() == Driver::InvalidClientConfig => (
             ErrorKind::Config,
             "cannot connect with the settings in the URL",
             "check host, port and TLS in the URL",
+        ),
+        // An alert of TLS, which the driver has as text only.
+        None if is_gone(error) && shown(error).contains("CertificateRequired") => (
+            ErrorKind::Denied,
+            "the Redis server requires a client certificate",
+            "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
+             trusts, or set `tls-auth-clients no` in redis.conf",
         ),
         None if is_gone(error) => (
             ErrorKind::Unreachable,

@@ -40,26 +40,14 @@ pub(super) struct Keys {
 impl Keys {
     /// How many keys [`write`](Self::write) tells, and about how many bytes they have.
     pub(super) fn size(&self) -> (usize, usize) {
-        match self.tag {
-            Some(_) => (ALL, ALL * (self.main.len() + COMPANION)),
-            None => (1, self.main.len()),
-        }
+        (ALL, ALL * (self.main.len() + COMPANION))
     }
 
-    /// Tells a script of one lock its keys. A cluster must be told of each, to see which are on their
-    /// way to another node. A single server need not be, and a key costs it as much as a command, so
-    /// there the scripts call the companions after the main key.
+    /// Tells a script of one lock its keys, all that it may touch: a cluster must see which are on their way to
+    /// another node, and other servers (Dragonfly) refuse to touch those that they were not told. They are, in
+    /// the order in which the scripts take them: the main key, the hybrid clock of the slot, which is never
+    /// deleted, who waits, until when each does, the hash of a lock that has no main key, and who holds that.
     pub(super) fn write(&self, call: &mut Cmd) {
-        match self.tag {
-            Some(_) => self.write_all(call),
-            None => call.write_arg(self.main.as_bytes()),
-        }
-    }
-
-    /// Tells all keys, in the order in which the scripts take them: the main key, the hybrid clock of
-    /// the slot, which is never deleted, who waits, until when each does, the hash of a lock that has no
-    /// main key, and who holds that.
-    pub(super) fn write_all(&self, call: &mut Cmd) {
         call.arg(&self.main);
         call.write_arg_fmt(self.clock());
         for letter in ['w', 'x', 'm', 'h'] {

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult};
 use tokio::runtime::Handle;
 
 use super::connection::Node;
 use super::fault::{self, Refusal};
+use super::info::Info;
 use super::request::sleep;
 use super::servers::Servers;
 use super::url::{Deployment, RedisUrl, Shortfall};
@@ -153,23 +154,7 @@ async fn keeps(node: &Node, info: Option<&Info>) -> Durability {
     if always && !rests { Durability::Disk } else { Durability::Machine }
 }
 
-/// The answer to INFO.
-pub(super) struct Info(String);
-
 impl Info {
-    pub(super) fn of(value: Value) -> Self {
-        Self(match value {
-            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Value::VerbatimString { text, .. } => text,
-            _ => String::new(),
-        })
-    }
-
-    pub(super) fn figure(&self, name: &str) -> Option<&str> {
-        let mut lines = self.0.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-    }
-
     fn check(&self, url: &RedisUrl) -> Result<()> {
         let refused =
             |kind, what: String, hint: &'static str| Err(Error::new(kind, what).with_hint(hint));

@@ -257,7 +257,7 @@ impl Confirm {
         if let Some(group) = groups.get(at) {
             return Ok(group.clone());
         }
-        let node = Node::new(at.clone(), &self.login, &self.runtime, None)?;
+        let node = Node::new(at.clone(), &self.login, &self.runtime, None, None)?;
         let group = Arc::new(Group { node, pending: Mutex::default() });
         groups.insert(at.clone(), group.clone());
         Ok(group)

@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::connection::{Node, PushListener, Script};
+use super::identity::Identity;
 use super::request::{TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
@@ -44,6 +45,7 @@ pub(super) struct Sentinel {
     runtime: Handle,
     channel: String,
     hears: Arc<dyn PushListener>,
+    identity: Arc<Identity>,
     current: Mutex<Option<Arc<Node>>>,
     /// The greatest number of a fail-over that a sentinel has told: who tells of an earlier one has not
     /// heard of it yet.
@@ -63,7 +65,7 @@ impl Sentinel {
         channel: &str,
         hears: &Arc<dyn PushListener>,
     ) -> Result<Self> {
-        let node = |at: &Address| Node::new(at.clone(), &url.sentinel_login, runtime, None);
+        let node = |at: &Address| Node::new(at.clone(), &url.sentinel_login, runtime, None, None);
         Ok(Self {
             sentinels: sentinels.iter().map(node).collect::<Result<_>>()?,
             name: name.to_owned(),
@@ -71,6 +73,7 @@ impl Sentinel {
             runtime: runtime.clone(),
             channel: channel.to_owned(),
             hears: hears.clone(),
+            identity: Arc::default(),
             current: Mutex::default(),
             epoch: AtomicU64::new(0),
             chosen: AtomicU64::new(0),
@@ -174,7 +177,8 @@ impl Sentinel {
             Some(node) => node,
             None => {
                 let listening = Some((self.channel.clone(), self.hears.clone()));
-                Node::new(at, &self.login, &self.runtime, listening)
+                let gate = Some(self.identity.gate());
+                Node::new(at, &self.login, &self.runtime, listening, gate)
                     .map_err(|e| RedisError::from(std::io::Error::other(e.reason())))?
             }
         };

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use super::cluster::Cluster;
 use super::connection::{Node, PushListener};
 use super::fault;
+use super::identity::Identity;
 use super::request::Request;
 use super::sentinel::Sentinel;
 use super::url::{Deployment, RedisUrl};
@@ -45,6 +46,7 @@ impl Servers {
                 &url.login,
                 runtime,
                 Some((channel.to_owned(), hears.clone())),
+                Some(Arc::<Identity>::default().gate()),
             )?),
             Deployment::Sentinel { sentinels, master } => {
                 Self::Sentinel(Sentinel::new(url, sentinels, master, runtime, channel, hears)?)

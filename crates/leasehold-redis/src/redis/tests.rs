@@ -41,7 +41,7 @@ impl Bench {
     fn new(server: &testbed::Redis) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let address = Address::Tcp("127.0.0.1".into(), server.port());
-        let node = Node::new(address, &Login::default(), runtime.handle(), None).unwrap();
+        let node = Node::new(address, &Login::default(), runtime.handle(), None, None).unwrap();
         Self { runtime, node }
     }
 

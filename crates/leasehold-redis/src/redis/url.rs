@@ -18,8 +18,12 @@ const SENTINEL_PORT: u16 = 26_379;
 pub(crate) const RESERVED: &str = "leasehold:";
 /// The longest prefix of lock names.
 const MAX_PREFIX: usize = 100;
-const TLS: TlsWords =
-    TlsWords { scheme: "rediss:", ca: "tls_ca", identity: None, built: cfg!(feature = "tls") };
+const TLS: TlsWords = TlsWords {
+    scheme: "rediss:",
+    ca: "tls_ca",
+    identity: Some(("cert", "key")),
+    built: cfg!(feature = "tls"),
+};
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -242,8 +246,8 @@ impl RedisUrl {
         let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
         let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
         parts.done(
-            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms; \
-                         with redis+sentinel: sentinel_user and sentinel_password; with \
+            "prefix, tls_ca, cert, key, password_file, replicas, replicas_ms, replicas_short, restart_delay_ms; \
+                         with redis+sentinel: sentinel_user, sentinel_password and sentinel_password_file; with \
                          redis+unix: db, user and password",
         )?;
         Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
@@ -355,6 +359,7 @@ mod tests {
             "redis://h/?replicas=1&replicas=1",
             "redis://h/?replicas=1&replicas_short=perhaps",
             "redis://h/?tls_ca=/x",
+            "redis://h/?cert=/x&key=/y",
             "redis+sentinel://a,b",
             "redis+cluster://a/1",
             "redis+unix://h/x",

@@ -231,9 +231,25 @@ impl Shared {
         up_to: u64,
         which: impl Fn(usize) -> bool,
     ) {
+        self.release_on(claim, up_to, false, which);
+    }
+
+    /// Takes a claim that was refused for good from among those who wait, and releases what nodes may still
+    /// give it. Nobody waits for it.
+    pub(super) fn withdraw(self: &Arc<Self>, claim: &Claim) {
+        self.release_on(claim, u64::MAX, true, |_| true);
+    }
+
+    fn release_on(
+        self: &Arc<Self>,
+        claim: &Claim,
+        up_to: u64,
+        waits: bool,
+        which: impl Fn(usize) -> bool,
+    ) {
         let released = Released::new(self, claim);
         for i in (0..self.nodes.len()).filter(|i| which(*i)) {
-            let call = self.release_call(&released, up_to, i, false);
+            let call = self.release_call(&released, up_to, i, waits);
             let release = self.clone().release_at(i, call, claim.lease);
             self.runtime.spawn(async move { drop(release.await) });
         }

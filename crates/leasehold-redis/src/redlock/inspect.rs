@@ -15,6 +15,10 @@ use crate::redis::keys::escaped;
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
 use leasehold_core::{Holder, Kind, Name, Result, Token};
 
+/// How many of those who wait one script looks at, and how many are shown at most.
+const PAGE: u64 = 500;
+const SHOWN: u64 = 10_000;
+
 /// One node's view of a lock.
 #[derive(Debug)]
 struct View {
@@ -23,6 +27,8 @@ struct View {
     token: Option<Token>,
     holder: Option<Holder>,
     since: Duration,
+    /// How many waiters were looked at, those that died included.
+    looked: u64,
     waiting: Vec<Waiting>,
 }
 
@@ -40,6 +46,7 @@ impl View {
         let token = Token::new(answer.natural()?);
         let holder = serde_json::from_str(&answer.text()?).ok();
         let since = Duration::from_millis(answer.natural()?);
+        let looked = answer.natural()?;
         let mut waiting = Vec::new();
         while !answer.is_empty() {
             let who = answer.text()?;
@@ -47,7 +54,7 @@ impl View {
             let left = Duration::from_millis(answer.natural()?);
             waiting.push(Waiting { who, since, left });
         }
-        Some(Self { value, left, token, holder, since, waiting })
+        Some(Self { value, left, token, holder, since, looked, waiting })
     }
 }
 
@@ -70,14 +77,34 @@ impl Shared {
     async fn views(self: &Arc<Self>, name: &Name) -> Result<Vec<View>> {
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
             let (shared, keys) = (self.clone(), self.keys(name));
-            async move {
-                let mut call = shared.scripts.read.call(4);
-                call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
-                let mut answer = shared.nodes[i].ask(&shared.scripts.read, &call).await?;
-                View::read(&mut answer).ok_or(Trouble::Strange)
-            }
+            async move { shared.view(i, &keys).await }
         });
         self.majority_of(&mut answers).await
+    }
+
+    /// One node's view, in pages. Who leaves in between may hide one who comes later; the other nodes know that
+    /// one too.
+    async fn view(&self, node: usize, keys: &[String; 5]) -> Result<View, Trouble> {
+        let (mut view, mut looked) = (None::<View>, 0);
+        loop {
+            let mut call = self.scripts.read.call(4);
+            call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(looked).arg(PAGE);
+            let mut answer = self.nodes[node].ask(&self.scripts.read, &call).await?;
+            let page = View::read(&mut answer).ok_or(Trouble::Strange)?;
+            looked += page.looked;
+            let is_last = page.looked < PAGE || looked >= SHOWN;
+            let whole = match view.take() {
+                None => page,
+                Some(mut whole) => {
+                    whole.waiting.extend(page.waiting);
+                    whole
+                }
+            };
+            if is_last {
+                return Ok(whole);
+            }
+            view = Some(whole);
+        }
     }
 
     /// What all nodes answered that did; an error if that is no majority.
@@ -244,7 +271,7 @@ mod tests {
                 _ => 1,
             };
             if let Some(view) = View::read(&mut Elements::of(answer.clone())) {
-                prop_assert_eq!(5 + 3 * view.waiting.len(), said);
+                prop_assert_eq!(6 + 3 * view.waiting.len(), said);
             }
             if let Some((_, keys)) = page(answer) {
                 prop_assert!(said >= 2 && keys.len() <= 6);

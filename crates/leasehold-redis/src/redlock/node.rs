@@ -271,7 +271,7 @@ impl Node {
             let ear = Arc::new(Ear { node, claims: claims.clone() });
             let channel = Some((format!("{MEMORY_KEY}:{channel}"), ear as Arc<_>));
             Ok(Arc::new(Self {
-                connection: Connection::new(address.clone(), &url.login, runtime, channel)?,
+                connection: Connection::new(address.clone(), &url.login, runtime, channel, None)?,
                 clock: Clock::default(),
                 restart_delay: url.restart_delay,
                 run: Mutex::default(),

@@ -233,7 +233,9 @@ fn a_node_is_kept_for_who_is_told() {
     assert_eq!(evicted.kept_for(), Some(2));
 
     let mut call = bench.scripts.read.call(4);
-    call.arg(&[&evicted.keys[0], &evicted.keys[1], &evicted.keys[3], &evicted.keys[4]]);
+    call.arg(&[&evicted.keys[0], &evicted.keys[1], &evicted.keys[3], &evicted.keys[4]])
+        .arg(0)
+        .arg(9);
     let mut view = bench.runtime.block_on(bench.node.ask(&bench.scripts.read, &call)).unwrap();
     assert_eq!(view.text().as_deref(), Some(""), "nobody holds");
 

@@ -14,6 +14,9 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(50);
 /// The longest lease that anybody may ask for, and so how long a node that restarted does not vote.
 const MAX_LEASE: Duration = Duration::from_secs(30);
 
+const KNOWN: &str =
+    "prefix, node_timeout_ms, max_lease_ms, restart_delay_ms, tls_ca, cert, key and password_file";
+
 /// A URL, taken apart.
 #[derive(Clone, Debug)]
 pub(super) struct RedlockUrl {
@@ -61,7 +64,7 @@ impl RedlockUrl {
         let max_lease = millis("max_lease_ms", 50, MAX_LEASE)?;
         let restart_delay = millis("restart_delay_ms", 0, max_lease)?;
         let prefix = prefix(&mut parts)?;
-        parts.done("prefix, node_timeout_ms, max_lease_ms, restart_delay_ms and tls_ca")?;
+        parts.done(KNOWN)?;
         Ok(Self { nodes, login, prefix, node_timeout, max_lease, restart_delay })
     }
 }

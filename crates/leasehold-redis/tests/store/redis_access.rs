@@ -196,6 +196,46 @@ fn tls_is_verified() {
     });
 }
 
+/// As Redis with TLS does by default.
+#[test]
+fn a_server_may_require_a_client_certificate() {
+    run(async {
+        let setup = Setup::new().fast().tls().arg("--tls-auth-clients").arg("yes");
+        let server = Redis::with(setup);
+        let certificates = server.certificates();
+        let authority = certificates.authority().display();
+        let (cert, key) = certificates.client();
+        let url = format!("{}?tls_ca={authority}", server.url());
+        let both = format!("&cert={}&key={}", cert.display(), key.display());
+        works(&format!("{url}{both}")).await;
+        assert_says(&refusal(&url).await, ErrorKind::Denied, "requires a client certificate");
+        let half = format!("{url}&cert={}", cert.display());
+        assert_says(&refusal(&half).await, ErrorKind::Config, "given together");
+        let missing = format!("{url}&cert=/no/such/file&key={}", key.display());
+        assert_says(&refusal(&missing).await, ErrorKind::Config, "cert");
+    });
+}
+
+#[test]
+fn a_password_is_read_from_a_file() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().arg("--requirepass").arg("s3:cr@t/%"));
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a password");
+        std::fs::write(&file, "s3:cr@t/%\n").unwrap();
+        let path = file.display().to_string().replace(' ', "%20");
+        works(&format!("redis://127.0.0.1:{}/0?password_file={path}", server.port())).await;
+        works(&format!("redis://default@127.0.0.1:{}/0?password_file={path}", server.port())).await;
+        let socket = server.socket().display().to_string();
+        works(&format!("redis+unix://{socket}?password_file={path}")).await;
+        std::fs::write(&file, "").unwrap();
+        let url = format!("redis://127.0.0.1:{}/?password_file={path}", server.port());
+        assert_says(&refusal(&url).await, ErrorKind::Config, "the file is empty");
+        std::fs::write(&file, "wrong").unwrap();
+        assert_says(&refusal(&url).await, ErrorKind::Denied, "password");
+    });
+}
+
 #[test]
 fn a_unix_socket() {
     run(async {

@@ -194,3 +194,38 @@ fn a_cluster_that_is_down_is_told_of() {
         told(&leasehold::connect(&url).await.unwrap_err());
     });
 }
+
+/// The node of another cluster that has the address now is up at once, and has the same slots.
+#[test]
+fn the_address_of_another_clusters_node_grants_nothing() {
+    run(async {
+        let setup = || Setup::new().arg("--cluster-require-full-coverage").arg("no");
+        let (ours, theirs) = (Cluster::with(3, 0, setup()), Cluster::with(3, 0, setup()));
+        let locks = connect(&ours.url()).await;
+        let [node, stranger] = [&ours.nodes()[0], &theirs.nodes()[0]];
+        let is_there = |name: &String| {
+            let slot: usize = node.command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap();
+            slot * 3 / 16_384 == 0
+        };
+        let name = (0..).map(|n| format!("job{n}")).find(is_there).unwrap();
+        release(locks.mutex(&name).lock().await.unwrap()).await;
+        node.kill();
+        stranger.listen_at(node.port());
+        let refused = locks.mutex(&name).lease(PATIENCE).try_lock().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
+        let told = format!("127.0.0.1:{} does not belong to the Redis Cluster", node.port());
+        assert!(format!("{refused:#}").contains(&told), "{refused:#}");
+        // A waiter waits for the node that its own cluster has.
+        let waiter = tokio::spawn({
+            let mutex = locks.mutex(&name).lease(PATIENCE);
+            async move { mutex.lock().await }
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!waiter.is_finished());
+        assert_eq!(stranger.command(&["EXISTS", &name]), "0");
+        stranger.listen_at(stranger.port());
+        node.restart();
+        let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        release(guard.unwrap_or_else(|error| panic!("{error}"))).await;
+    });
+}

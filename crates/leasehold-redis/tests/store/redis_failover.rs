@@ -200,6 +200,52 @@ fn f14_a_demotion_is_waited_for() {
     });
 }
 
+/// A server that is up at once has the address of one that is gone.
+#[test]
+fn the_address_of_another_server_grants_nothing() {
+    run(async {
+        let (ours, theirs) = (fast(), fast());
+        // Its id is older than the last that this client heard of its own server.
+        release(connect(&theirs.url()).await.mutex("job").lock().await.unwrap()).await;
+        let locks = connect(&ours.url()).await;
+        let held = locks.mutex("job").lock().await.unwrap();
+        ours.kill();
+        theirs.listen_at(ours.port());
+        let refused = locks.mutex("other").lease(PATIENCE).try_lock().await.unwrap_err();
+        assert_told(&refused, ErrorKind::Unreachable, "secret");
+        let text = format!("{refused:#}");
+        assert!(text.contains("leads to another Redis server"), "{text}");
+        assert_eq!(theirs.command(&["EXISTS", "other"]), "0");
+        theirs.listen_at(theirs.port());
+        ours.restart();
+        drop(held);
+        release(locks.mutex("other").lock().await.unwrap()).await;
+    });
+}
+
+/// What is lost is not taken for another server.
+#[test]
+fn a_server_that_lost_its_data_goes_on() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        release(locks.mutex("job").lock().await.unwrap()).await;
+        server.command(&["FLUSHALL"]);
+        server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        release(locks.mutex("job").lock().await.unwrap()).await;
+        let id = server.command(&["GET", "leasehold:store"]);
+        for _ in 0..2 {
+            server.restart_empty();
+            release(locks.mutex("job").lock().await.unwrap()).await;
+            assert_eq!(server.command(&["GET", "leasehold:store"]), id);
+        }
+        // Another client is the first to meet it.
+        server.restart_empty();
+        release(connect(&server.url()).await.mutex("job").lock().await.unwrap()).await;
+        release(locks.mutex("job").lock().await.unwrap()).await;
+    });
+}
+
 /// Whether a master was there to renew it, and has it.
 async fn renewed(locks: &Leasehold, claim: &Claim) -> bool {
     let renewal = Renew { claim: claim.clone(), lease: claim.lease };

@@ -123,3 +123,32 @@ async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_mi
         }
     }
 }
+
+/// On a majority the key never ends; the others are free.
+#[tokio::test]
+async fn a_refused_claim_leaves_no_place_in_the_queue() {
+    let servers = servers(5);
+    let nodes = servers.nodes();
+    let locks = connect(&(servers.url() + SOON)).await;
+    for node in &nodes[..3] {
+        node.command(&["SET", "job", "for ever"]);
+    }
+    let mut refused = claim("job", Duration::from_secs(20));
+    // Its places do not expire within the test.
+    refused.waiter_lease = PATIENCE * 2;
+    let error = loop {
+        match locks.store().join(&refused, Mode::Wait).await {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {}
+            Err(error) => break error,
+            Ok(joined) => panic!("{joined:?}"),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let queue = ["leasehold:redlock:waiting:job", "leasehold:redlock:alive:job"];
+    eventually("it waits nowhere", async || {
+        nodes.iter().all(|node| queue.iter().all(|key| !has_key(node, key)))
+    })
+    .await;
+    assert_eq!(locks.evict("job", Evict::Holders).await.unwrap(), 1);
+    locks.mutex("job").try_lock().await.unwrap().release().await.unwrap();
+}

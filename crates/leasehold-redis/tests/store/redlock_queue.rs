@@ -100,3 +100,55 @@ async fn f66_no_ghosts_are_shown() {
     drop(guard);
     let _ = waiting.await.unwrap();
 }
+
+/// One whose place expires soon does not end the places of the others.
+#[tokio::test]
+async fn places_last_as_long_as_the_longest() {
+    let servers = servers(3);
+    let locks = connect(&(servers.url() + SOON)).await;
+    let store = locks.store();
+    let guard = locks.mutex("job").lock().await.unwrap();
+    for waiter_lease in [PATIENCE, Duration::from_secs(1)] {
+        let mut waiting = claim("job", Duration::from_secs(20));
+        waiting.waiter_lease = waiter_lease;
+        let joined = patiently(async || store.join(&waiting, Mode::Wait).await).await;
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+    }
+    for node in servers.nodes() {
+        for set in ["waiting", "alive"] {
+            let left = node.command(&["PTTL", &format!("leasehold:redlock:{set}:job")]);
+            let left: u64 = left.parse().unwrap();
+            assert!(left > 10_000, "{set} ends in {left} ms");
+        }
+    }
+    guard.release().await.unwrap();
+}
+
+/// A script that reads looks at some of a crowd only, and everyone is shown.
+#[tokio::test]
+async fn a_crowd_is_read_in_pages() {
+    const CROWD: usize = 1_201;
+    let servers = servers(3);
+    let locks = connect(&(servers.url() + SOON)).await;
+    let who = |n: usize| format!(r#"{n:032x} inbox {{"host":"a","pid":{n},"label":""}}"#);
+    for node in servers.nodes() {
+        for (set, first) in [("waiting", 1), ("alive", 9_000_000_000_000_000)] {
+            let crowd: Vec<String> =
+                (0..CROWD).flat_map(|n| [(first + n).to_string(), who(n)]).collect();
+            let crowd: Vec<&str> = crowd.iter().map(String::as_str).collect();
+            let key = format!("leasehold:redlock:{set}:crowd");
+            node.command(&[&["ZADD", &key], &crowd[..]].concat());
+        }
+        node.command(&["CONFIG", "RESETSTAT"]);
+    }
+    let info = locks.read("crowd").await.unwrap().unwrap();
+    let shown: std::collections::BTreeSet<u32> =
+        info.waiters().map(|waiter| waiter.holder.pid).collect();
+    assert_eq!(shown.len(), CROWD);
+    for node in servers.nodes() {
+        let calls = node.calls();
+        let scripts: u64 =
+            calls.iter().filter(|(name, _)| name.starts_with("eval")).map(|(_, n)| n).sum();
+        assert!((3..=4).contains(&scripts), "{calls:?}");
+    }
+}

@@ -1,14 +1,9 @@
--- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them. Where
--- there is no cluster, a single main key may stand for its six.
+-- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them.
 local main, clock, W, X, M, H
 
 local function use(n)
   local k = 6 * (n - 1)
   main, clock, W, X, M, H = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4], KEYS[k + 5], KEYS[k + 6]
-  if not clock then
-    local function companion(letter) return 'leasehold:' .. letter .. ':' .. main end
-    clock, W, X, M, H = 'leasehold:clock', companion('w'), companion('x'), companion('m'), companion('h')
-  end
 end
 
 local at = stamp()

@@ -4,9 +4,7 @@
 -- ARGV: id, for how many ms the main key is set (the lease and the lock-delay), seen, `delay who`, and
 -- what few need, `mode lease ms waiter's-lease us inbox`.
 do
-  local main = KEYS[1]
-  local clock, W = KEYS[2] or 'leasehold:clock', KEYS[3] or 'leasehold:w:' .. main
-  local M = KEYS[5] or 'leasehold:m:' .. main
+  local main, clock, W, M = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
   local there = redis.call('EXISTS', main, W, M)
   if there == 0 and RESTART == 0 then
     local at = stamp()
@@ -20,7 +18,7 @@ do
     id, held, since, who = string.match(value, '^(%x+) (%d+) (%d+) 0 (.*)$')
   end
   if id and #id == 32 and id ~= ARGV[1] and (there == 1 or redis.call('EXISTS', M) == 0) then
-    local at, X = stamp(), KEYS[4] or 'leasehold:x:' .. main
+    local at, X = stamp(), KEYS[4]
     local delay, mine = string.match(ARGV[4], '^(%d+) (.*)$')
     local mode, waiter_lease, inbox = string.match(ARGV[5], '^(%a) %d+ (%d+) (%S*)$')
     local member = ARGV[1] .. ' ' .. delay .. ' ' .. inbox .. ' ' .. mine

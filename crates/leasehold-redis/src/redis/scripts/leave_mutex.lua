@@ -3,13 +3,12 @@
 -- this block but this holder, and nobody was granted anything.
 -- ARGV: id; keep ms or 0, and member, where either is needed.
 if not ARGV[2] then
-  local main = KEYS[1]
-  local W = KEYS[3] or 'leasehold:w:' .. main
+  local main, W = KEYS[1], KEYS[3]
   local value = redis.call('GET', main)
   if value and string.find(value, '^' .. ARGV[1] .. ' %d+ %d+ 0 ') then
     if redis.call('EXISTS', W) == 0 then
       return redis.call('DEL', main)
     end
-    if RESTART == 0 and grant_first(main, W, KEYS[4] or 'leasehold:x:' .. main, stamp(), '') then return 1 end
+    if RESTART == 0 and grant_first(main, W, KEYS[4], stamp(), '') then return 1 end
   end
 end

@@ -1,5 +1,6 @@
--- KEYS: main, record, waiting, alive. Who holds, then who waits: entry and for how many ms. A key of
--- another type is no error here: it must not hide the other locks from who lists them.
+-- KEYS: main, record, waiting, alive. ARGV: how many of those who wait to leave out, and how many to look at:
+-- the server serves nobody else meanwhile. Who holds, how many were looked at, then who waits: entry and for how
+-- many ms. A key of another type is no error here: it must not hide the other locks from who lists them.
 local function read(...)
   local r = redis.pcall(...)
   if type(r) ~= 'table' or not r.err then return r end
@@ -15,8 +16,11 @@ local holder = value and r[1] == value
 local out = {value or '', value and redis.call('PTTL', KEYS[1]) or 0,
   holder and tonumber(r[2]) or 0, holder and r[3] or '',
   holder and math.max(0, at - tonumber(r[4])) or 0}
-for _, who in ipairs(read('ZRANGE', KEYS[3], 0, 9999) or {}) do
-  local alive, since = read('ZSCORE', KEYS[4], who), redis.call('ZSCORE', KEYS[3], who)
+local all = read('ZRANGE', KEYS[3], ARGV[1], ARGV[1] + ARGV[2] - 1, 'WITHSCORES') or {}
+out[6] = #all / 2
+for i = 1, #all, 2 do
+  local who, since = all[i], all[i + 1]
+  local alive = read('ZSCORE', KEYS[4], who)
   if alive and tonumber(alive) > at then
     out[#out + 1] = who
     out[#out + 1] = math.max(0, at - tonumber(since))

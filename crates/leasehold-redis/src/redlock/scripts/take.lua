@@ -24,8 +24,10 @@ if value then
       local since = math.floor(at / 1000) - tonumber(ARGV[9])
       redis.call('ZADD', KEYS[4], 'NX', since, ARGV[8])
       redis.call('ZADD', KEYS[5], ms, ARGV[8])
-      redis.call('PEXPIREAT', KEYS[4], ms)
-      redis.call('PEXPIREAT', KEYS[5], ms)
+      -- Only longer: others may count as alive for longer than this one.
+      for _, set in ipairs({KEYS[4], KEYS[5]}) do
+        if redis.call('PTTL', set) < tonumber(ARGV[10]) then redis.call('PEXPIREAT', set, ms) end
+      end
       ahead = redis.call('ZRANK', KEYS[4], ARGV[8]) or 0
     end
     local r = redis.call('HMGET', KEYS[2], 'id', 'token', 'holder', 'since', 'last')

@@ -1,0 +1,86 @@
+//! Stores whose URL or password is in a file, so that no command line shows it.
+
+use std::process::Output;
+
+use crate::common::Place;
+
+/// Runs this with `LEASEHOLD_STORE_FILE`.
+fn in_file(place: &Place, file: &std::path::Path, words: &[&str], store: Option<&str>) -> Output {
+    let mut command = place.leasehold(words);
+    command.env_remove("LEASEHOLD_STORE").env("LEASEHOLD_STORE_FILE", file);
+    command.envs(store.map(|store| ("LEASEHOLD_STORE", store)));
+    command.output().unwrap()
+}
+
+#[test]
+fn the_stores_url_can_be_in_a_file() {
+    let place = Place::new();
+    let file = place.path("url");
+    std::fs::write(&file, place.store() + "\n").unwrap();
+    let words = ["run", "job", "--", "sh", "-c", "echo $LEASEHOLD_STORE"];
+    let told = |output: Output| {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(told(in_file(&place, &file, &words, None)), place.store());
+    // Both are more certain than the file, which need not be there.
+    let missing = place.path("missing");
+    let other = format!("file:{}", place.path("other").display());
+    assert_eq!(told(in_file(&place, &missing, &words, Some(&other))), other);
+    let given = [&["--store", &other][..], &words].concat();
+    assert_eq!(told(in_file(&place, &missing, &given, None)), other);
+    // Help and other words need no store.
+    told(in_file(&place, &missing, &["--help"], None));
+}
+
+#[test]
+fn a_file_without_a_url_is_named() {
+    let place = Place::new();
+    for (text, expected) in [
+        (None, "No such file"),
+        (Some(""), "the file is empty"),
+        (Some("a:\nb:"), "the file has more than one line"),
+    ] {
+        let file = place.path("url");
+        let _ = std::fs::remove_file(&file);
+        if let Some(text) = text {
+            std::fs::write(&file, text).unwrap();
+        }
+        for words in [&["run", "--try", "job", "--", "true"][..], &["ls"], &["doctor"]] {
+            let output = in_file(&place, &file, words, None);
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{words:?}: {told}");
+            let named = told.contains(&format!("LEASEHOLD_STORE_FILE={file:?}: {expected}"));
+            assert!(named, "{words:?}: {told}");
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_password_in_a_file_is_in_no_command_line() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let place = Place::new();
+    let setup = testbed::Setup::new().fast().arg("--requirepass").arg("s3cret");
+    let server = testbed::Redis::with(setup);
+    let file = place.path("password");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let url = format!("redis://127.0.0.1:{}/?password_file={}", server.port(), file.display());
+    let words =
+        ["run", "--store", &url, "job", "--", "sh", "-c", "tr '\\0' ' ' </proc/$PPID/cmdline"];
+    let output = place.output(&words);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("password_file"), "{output:?}");
+    assert!(!told.contains("s3cret"), "{told}");
+    let found = |file: &std::path::Path| {
+        let output = place.output(&["doctor", "--store", &url]);
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!told.contains("s3cret"), "{told}");
+        told.contains(&format!("every user of this machine may read password_file={file:?}"))
+    };
+    assert!(!found(&file));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(found(&file));
+}
