@@ -25,8 +25,8 @@
 //!   reads and does no more;
 //! - *our own claim in it, without a lock-delay*, to release: the first in the queue has it if it lives.
 //!
-//! A script is told all keys that it may touch: a node of a cluster must see in the request whether all
-//! are there, when their slot moves, and some servers refuse to touch others.
+//! A script is told all keys that it may touch: a node of a cluster must see in the request whether
+//! all are there, when their slot moves, and some servers refuse to touch others.
 //!
 //! *A reply is lost*: the claim's id is found again in the value or the queue, and answered the same.
 //! *A caller is dropped*: the script ran or did not. *We die*: the lease is the key's own expiry; a

@@ -140,8 +140,8 @@ enum FenceArg {
 }
 
 /// How long to run, in whole seconds.
-/// The store's URL, with the passwords from the files that it names: servers are relayed, and workers reach
-/// them by it.
+/// The store's URL, with the passwords from the files that it names: servers are relayed, and
+/// workers reach them by it.
 fn store(text: &str) -> Result<String> {
     let url = store_url(text);
     let url = if url.is_empty() { "file:" } else { &url };

@@ -235,8 +235,8 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 
 /// Connects to the store that the environment names, like the command `leasehold`.
 ///
-/// `LEASEHOLD_STORE` is the URL of the store. If it is not set, `LEASEHOLD_STORE_FILE` names a file that
-/// contains the URL. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of all lock
+/// `LEASEHOLD_STORE` is the URL of the store. If it is not set, `LEASEHOLD_STORE_FILE` names a file
+/// that contains the URL. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of all lock
 /// names](Builder::namespace).
 ///
 /// ```
@@ -251,8 +251,8 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 /// Cancel safe: dropping the future changes nothing.
 ///
 /// # Errors
-/// - [`Config`](ErrorKind::Config): neither variable is set, the file cannot be read or is empty, or a
-///   variable is not valid UTF-8.
+/// - [`Config`](ErrorKind::Config): neither variable is set, the file cannot be read or is empty,
+///   or a variable is not valid UTF-8.
 /// - All others as for [`connect`].
 pub async fn from_env() -> Result<Leasehold> {
     let (builder, url) = of_the_environment()?;

@@ -120,8 +120,8 @@ impl Redis {
         line.command(args)
     }
 
-    /// Has it listen at this port in place of another, which [`command`](Self::command) knows of: its own
-    /// again ends that.
+    /// Has it listen at this port in place of another, which [`command`](Self::command) knows of:
+    /// its own again ends that.
     pub fn listen_at(&self, port: u16) {
         self.command(&["CONFIG", "SET", "port", &port.to_string()]);
         self.listens.store(port, Ordering::SeqCst);

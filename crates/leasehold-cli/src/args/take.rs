@@ -14,8 +14,8 @@ use crate::missing;
 pub(crate) struct StoreArgs {
     /// Store that keeps the locks [default: $LEASEHOLD_STORE or file:]
     ///
-    /// Other users can see a command line. Put a URL with a password into LEASEHOLD_STORE, or into a
-    /// file that LEASEHOLD_STORE_FILE names, or add ?password_file=PATH to the URL.
+    /// Other users can see a command line. Put a URL with a password into LEASEHOLD_STORE, or into
+    /// a file that LEASEHOLD_STORE_FILE names, or add ?password_file=PATH to the URL.
     ///
     /// file:                          this machine, this user
     /// file:/some/directory           this machine, all users of the directory
@@ -64,8 +64,8 @@ fn given(store: &str) -> Result<String, std::convert::Infallible> {
     Ok(store_url(store))
 }
 
-/// Read here and not by clap, as is the store's URL: clap treats a variable like an option on the command
-/// line, and shows the option in usage lines as if it were required.
+/// Read here and not by clap, as is the store's URL: clap treats a variable like an option on the
+/// command line, and shows the option in usage lines as if it were required.
 fn default_namespace() -> &'static OsStr {
     static NAMESPACE: LazyLock<OsString> =
         LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());

@@ -13,8 +13,8 @@ use super::url::parts::is_word;
 use super::url::redacted;
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// Opens the store that `url` names, with passwords from the files that it names, and with tokens raised
-/// by its `token_offset`, which every store has.
+/// Opens the store that `url` names, with passwords from the files that it names, and with tokens
+/// raised by its `token_offset`, which every store has.
 pub(crate) async fn open(
     url: &str,
     registry: &Registry,

@@ -1,12 +1,12 @@
-//! Secrets that are in files, so that they are in no command line: the password of a URL, and a whole
-//! URL.
+//! Secrets that are in files, so that they are in no command line: the password of a URL, and a
+//! whole URL.
 //!
-//! `password_file=PATH` is resolved here, before a store sees its URL, so it works for every store whose
-//! URL has a password. The file is read each time that the store is opened. One line end after the secret
-//! is not part of it.
+//! `password_file=PATH` is resolved here, before a store sees its URL, so it works for every store
+//! whose URL has a password. The file is read each time that the store is opened. One line end
+//! after the secret is not part of it.
 //!
-//! A file that all users of the machine may read is used, because secrets that a container is given are
-//! like that. [`public_secrets`] reports it.
+//! A file that all users of the machine may read is used, because secrets that a container is given
+//! are like that. [`public_secrets`] reports it.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -38,8 +38,8 @@ const WITHOUT: [&str; 6] = ["file", "memory", "sqlite", "s3", "gs", "az"];
 /// [`store_url`] could not read is read again.
 ///
 /// # Errors
-/// - [`Config`](ErrorKind::Config): a file cannot be read, is empty or is not text, or the URL has a
-///   password as well.
+/// - [`Config`](ErrorKind::Config): a file cannot be read, is empty or is not text, or the URL has
+///   a password as well.
 pub fn with_passwords(url: &str) -> Result<Cow<'_, str>> {
     if let Some(read) = in_file(url) {
         return Ok(Cow::Owned(with_passwords(&read?)?.into_owned()));
@@ -138,8 +138,8 @@ fn read(named_by: &str, path: &Path) -> Result<String> {
     }
 }
 
-/// Returns the URL of the store that the environment names: `LEASEHOLD_STORE`, or else the contents of the
-/// file that `LEASEHOLD_STORE_FILE` names. `None` if neither is set.
+/// Returns the URL of the store that the environment names: `LEASEHOLD_STORE`, or else the contents
+/// of the file that `LEASEHOLD_STORE_FILE` names. `None` if neither is set.
 ///
 /// # Errors
 /// - [`Config`](ErrorKind::Config): the file cannot be read, is empty or is not text, or
@@ -152,8 +152,8 @@ pub fn store_of_environment() -> Result<Option<String>> {
     }
 }
 
-/// Returns the default of an option `--store`, for [`store_url`]: what the environment says, or an empty
-/// text.
+/// Returns the default of an option `--store`, for [`store_url`]: what the environment says, or an
+/// empty text.
 pub fn default_store() -> &'static OsStr {
     static DEFAULT: LazyLock<OsString> = LazyLock::new(named);
     &DEFAULT
@@ -165,9 +165,9 @@ fn named() -> OsString {
     set(STORE).or_else(|| set(STORE_FILE).map(|_| IN_FILE.into())).unwrap_or_default()
 }
 
-/// Returns the URL that the value of an option `--store` stands for. If it is in a file that cannot be used,
-/// this is the value itself, and opening the store reports why: an option of clap's has its default parsed
-/// where it is given as well.
+/// Returns the URL that the value of an option `--store` stands for. If it is in a file that cannot
+/// be used, this is the value itself, and opening the store reports why: an option of clap's has
+/// its default parsed where it is given as well.
 pub fn store_url(value: &str) -> String {
     in_file(value).and_then(Result::ok).unwrap_or_else(|| value.to_owned())
 }

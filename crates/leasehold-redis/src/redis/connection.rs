@@ -53,7 +53,8 @@ const SUSPECT: Duration = Duration::from_secs(1);
 /// Checks that a connection leads to the store that this client has used. One for each server.
 #[async_trait]
 pub(crate) trait Gate: fmt::Debug + Send + Sync + 'static {
-    /// Refuses a new connection to `at` that leads elsewhere. Nothing was sent over it but the login.
+    /// Refuses a new connection to `at` that leads elsewhere. Nothing was sent over it but the
+    /// login.
     async fn admit(&self, connection: &mut MultiplexedConnection, at: &Address) -> RedisResult<()>;
     /// A request that was sent then was answered.
     fn heard(&self, _sent: Moment) {}

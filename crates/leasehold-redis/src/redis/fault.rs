@@ -116,7 +116,8 @@ pub(crate) const ANOTHER_SERVER: &str = "the URL leads to another Redis server t
 pub(crate) const ANOTHER_CLUSTER: &str =
     "does not belong to the Redis Cluster that this client uses";
 
-/// The error of a connection that was refused for that: nothing was sent, and another server may be asked.
+/// The error of a connection that was refused for that: nothing was sent, and another server may be
+/// asked.
 pub(crate) fn elsewhere(what: String) -> RedisError {
     (Driver::Io, "not the server that was expected", what).into()
 }

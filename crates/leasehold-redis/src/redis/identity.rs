@@ -1,36 +1,40 @@
 //! Which store a new connection leads to, checked before anything else is sent over it.
 //!
 //! # What could go wrong
-//! A connection breaks, and by the time of the next one its address belongs to another server: a pod's address was
-//! used again, a DNS name was changed, a node moved to another cluster. A client that trusts the address takes
-//! locks there, and all other clients take them where it does not look: two holders, without limit.
+//! A connection breaks, and by the time of the next one its address belongs to another server: a
+//! pod's address was used again, a DNS name was changed, a node moved to another cluster. A client
+//! that trusts the address takes locks there, and all other clients take them where it does not
+//! look: two holders, without limit.
 //!
 //! # What is compared
-//! - *A node of a cluster* (`Members`): its map of the slots must name at least one node of the map that this client
-//!   used last. Node ids are random, survive restarts, and are different in each cluster. A new node knows the
-//!   others by the time that anyone is sent to it, and a promoted replica has been in the map as a replica.
-//! - *Any other server* (`Identity`): a key without expiry, [`KEY`], has a random id and the time at which it was
-//!   made. The first client ever makes it; replicas, append-only files and dumps have it as well. So a promoted
-//!   replica and a server that kept its data have the known id.
+//! - *A node of a cluster* (`Members`): its map of the slots must name at least one node of the map
+//!   that this client used last. Node ids are random, survive restarts, and are different in each
+//!   cluster. A new node knows the others by the time that anyone is sent to it, and a promoted
+//!   replica has been in the map as a replica.
+//! - *Any other server* (`Identity`): a key without expiry, [`KEY`], has a random id and the time
+//!   at which it was made. The first client ever makes it; replicas, append-only files and dumps
+//!   have it as well. So a promoted replica and a server that kept its data have the known id.
 //!
 //! # Another id, or none
-//! A server that lost its data is no other server, and goes on as the store's page says. It is known in one of these
-//! ways, and what fits none of them is refused:
+//! A server that lost its data is no other server, and goes on as the store's page says. It is
+//! known in one of these ways, and what fits none of them is refused:
 //! - It is the same process as before (`run_id`): it was emptied, or the key was evicted.
 //! - It has no id, and was started after the last reply that this client got from the store.
-//! - It has another id, which was made after that reply: by a client that met the emptied server earlier.
-//! - It has no id, and the sentinels, asked since the connection broke, name it. (After any failure they are asked,
-//!   and a node is made anew; so its process is not known yet.)
+//! - It has another id, which was made after that reply: by a client that met the emptied server
+//!   earlier.
+//! - It has no id, and the sentinels, asked since the connection broke, name it. (After any failure
+//!   they are asked, and a node is made anew; so its process is not known yet.)
 //!
-//! The last reply counts from when its request was sent: a client that was paused before it read the reply must not
-//! take the restart for older than it was.
+//! The last reply counts from when its request was sent: a client that was paused before it read
+//! the reply must not take the restart for older than it was.
 //!
 //! # What is left
-//! A server that is started at our address after the last reply, with no id in it, is taken for ours after a restart
-//! without data; so is one whose user may neither run `INFO` nor has an id. A node that is moved to another cluster
-//! by `CLUSTER RESET SOFT` keeps its node id.
+//! A server that is started at our address after the last reply, with no id in it, is taken for
+//! ours after a restart without data; so is one whose user may neither run `INFO` nor has an id. A
+//! node that is moved to another cluster by `CLUSTER RESET SOFT` keeps its node id.
 //!
-//! *The connection breaks in between*: it is not used. *We die after the key was written*: the next client finds it.
+//! *The connection breaks in between*: it is not used. *We die after the key was written*: the next
+//! client finds it.
 //! *Two write it at once*: `SET NX`, then both read the same one.
 
 use std::collections::HashSet;
@@ -103,8 +107,8 @@ impl Identity {
 }
 
 impl Report {
-    /// Whether this is the store whose id is `known`. `run` is the process that was at this address, and `silent`
-    /// the time since the last reply.
+    /// Whether this is the store whose id is `known`. `run` is the process that was at this
+    /// address, and `silent` the time since the last reply.
     fn is_of(&self, known: &Id, run: Option<&str>, silent: Duration) -> bool {
         if run.is_some() && self.run.as_deref() == run {
             return true;
@@ -130,7 +134,8 @@ impl Gate for Server {
         let (known, run) = (locked(&self.identity.known).clone(), locked(&self.run).clone());
         let report = match ask(connection).await {
             Ok(report) => report,
-            // Not known yet: whatever is wrong, calls are refused for the same reason, with more to say.
+            // Not known yet: whatever is wrong, calls are refused for the same reason, with more to
+            // say.
             Err(error) if known.is_none() && fault::refusal(&error).is_some() => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -178,7 +183,8 @@ async fn ask(connection: &mut MultiplexedConnection) -> RedisResult<Report> {
     Ok(Report { id, now, run: figure("run_id"), uptime: uptime.map(Duration::from_secs) })
 }
 
-/// Makes the id of a server that has none: the known one again, or a new one. `None` if it may not be written.
+/// Makes the id of a server that has none: the known one again, or a new one. `None` if it may not
+/// be written.
 async fn mark(
     connection: &mut MultiplexedConnection,
     known: Option<Id>,
@@ -255,8 +261,8 @@ impl Gate for Members {
     }
 }
 
-/// The ids of all nodes of a map, replicas too: in each range, from the third part on, each node is its host, its port
-/// and its id.
+/// The ids of all nodes of a map, replicas too: in each range, from the third part on, each node is
+/// its host, its port and its id.
 fn ids(ranges: &[Value]) -> HashSet<&str> {
     let nodes = ranges.iter().filter_map(|range| match range {
         Value::Array(parts) => parts.get(2..),

@@ -43,10 +43,11 @@ impl Keys {
         (ALL, ALL * (self.main.len() + COMPANION))
     }
 
-    /// Tells a script of one lock its keys, all that it may touch: a cluster must see which are on their way to
-    /// another node, and other servers (Dragonfly) refuse to touch those that they were not told. They are, in
-    /// the order in which the scripts take them: the main key, the hybrid clock of the slot, which is never
-    /// deleted, who waits, until when each does, the hash of a lock that has no main key, and who holds that.
+    /// Tells a script of one lock its keys, all that it may touch: a cluster must see which are on
+    /// their way to another node, and other servers (Dragonfly) refuse to touch those that they
+    /// were not told. They are, in the order in which the scripts take them: the main key, the
+    /// hybrid clock of the slot, which is never deleted, who waits, until when each does, the hash
+    /// of a lock that has no main key, and who holds that.
     pub(super) fn write(&self, call: &mut Cmd) {
         call.arg(&self.main);
         call.write_arg_fmt(self.clock());

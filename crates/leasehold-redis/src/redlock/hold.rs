@@ -234,8 +234,8 @@ impl Shared {
         self.release_on(claim, up_to, false, which);
     }
 
-    /// Takes a claim that was refused for good from among those who wait, and releases what nodes may still
-    /// give it. Nobody waits for it.
+    /// Takes a claim that was refused for good from among those who wait, and releases what nodes
+    /// may still give it. Nobody waits for it.
     pub(super) fn withdraw(self: &Arc<Self>, claim: &Claim) {
         self.release_on(claim, u64::MAX, true, |_| true);
     }

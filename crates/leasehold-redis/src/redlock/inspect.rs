@@ -82,8 +82,8 @@ impl Shared {
         self.majority_of(&mut answers).await
     }
 
-    /// One node's view, in pages. Who leaves in between may hide one who comes later; the other nodes know that
-    /// one too.
+    /// One node's view, in pages. Who leaves in between may hide one who comes later; the other
+    /// nodes know that one too.
     async fn view(&self, node: usize, keys: &[String; 5]) -> Result<View, Trouble> {
         let (mut view, mut looked) = (None::<View>, 0);
         loop {
