@@ -9,6 +9,7 @@
 //! - it makes itself the terminal's foreground group ([`crate::terminal`]);
 //! - it keeps the store's lifeline open over exec, if CMD is to keep the lock alive;
 //! - it gets its own pid in [`LISTEN_PID`](crate::activation), if we had ours there;
+//! - it takes back the [priority](crate::priority) that we were started with;
 //! - it puts SIGPIPE back to what [we were given](crate::inherited). (Until then it is ignored: a
 //!   watchdog that was killed is an error to be told, and no death.)
 //!
@@ -33,7 +34,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::activation::Activated;
 use crate::exit::{self, Failure, NOT_EXECUTABLE, NOT_FOUND};
-use crate::{boottime, inherited, signals, terminal};
+use crate::{boottime, inherited, priority, signals, terminal};
 
 /// CMD, running.
 #[derive(Debug)]
@@ -88,6 +89,7 @@ impl Child {
             let before = signals::set(Signal::SIGPIPE, SigHandler::SigIgn)?;
             check_in_time(deadline)?;
             let group = getpid();
+            priority::restore();
             tell_group(&mut watchdog, group)?;
             if let Some(tty) = &tty {
                 terminal::hand_over(tty, group);
@@ -103,7 +105,7 @@ impl Child {
         };
         // SAFETY: runs in the forked child before exec, where only async-signal-safe calls are
         // allowed: `prepare` makes system calls (getpid, write, sigaction, sigprocmask, tcsetpgrp,
-        // fcntl, clock_gettime, execve) on descriptors that it owns and formats a number into a
+        // fcntl, clock_gettime, setpriority, execve) on descriptors that it owns and formats a number into a
         // buffer on its stack; it takes no lock and allocates nothing.
         unsafe { cmd.pre_exec(prepare) };
         let process = cmd.spawn().map_err(|e| not_started(program, &e))?;

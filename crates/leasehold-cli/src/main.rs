@@ -28,6 +28,7 @@ mod nested;
 mod on_lost;
 mod orphans;
 mod place;
+mod priority;
 mod proc;
 mod process;
 mod progress;

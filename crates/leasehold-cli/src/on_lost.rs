@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::events::{Event, Events};
 use crate::mark::{DETACHED, RUN};
+use crate::priority;
 
 /// What is to be started, once.
 pub(crate) struct OnLost<'a> {
@@ -25,6 +26,13 @@ impl OnLost<'_> {
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.env("LEASEHOLD_REASON", why).env(RUN, DETACHED);
         command.stdin(Stdio::null()).process_group(0);
+        // SAFETY: one system call, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                priority::restore();
+                Ok(())
+            });
+        }
         match command.spawn() {
             Ok(child) => i32::try_from(child.id()).ok(),
             Err(error) => {

@@ -192,6 +192,25 @@ fn a_survivor_is_named_and_keeps_the_lock_while_it_runs() {
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
 }
 
+#[test]
+fn leasehold_has_priority_over_its_command() {
+    let place = Place::new();
+    let niceness = "nice; ps -o ni= -p $PPID; ps -o ni= --ppid $PPID | sort -n | head -1";
+    let script = format!("nice; exec nice -n 3 {LEASEHOLD} run x -- sh -c '{niceness}'");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_STORE", place.store());
+    let output = command.output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let all: Vec<i32> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    let [ours, of_command, of_leasehold, of_watchdog] = all[..] else { panic!("{output:?}") };
+    assert_eq!(of_command, (ours + 3).min(19));
+    // Not where it may not be raised.
+    let raised = Command::new("nice").args(["-n", "-20", "nice"]).output().unwrap();
+    if raised.stdout == b"-20\n" {
+        assert_eq!([of_leasehold, of_watchdog], [-15; 2]);
+    }
+}
+
 /// This script as the first process of a PID namespace of its own, with `leasehold` as `$0`.
 fn first_process(place: &Place, script: &str) -> Option<Command> {
     let unshare = ["-p", "-f", "--mount-proc"];
