@@ -135,10 +135,12 @@ impl Descendants {
             stat.started() >= m.started
                 && proc::variable(stat.pid(), RUN).is_some_and(|value| m.is_in(&value))
         };
+        // What leasehold has forked to be its watchdog or --on-lost, and not executed yet.
+        let is_fork = |m: Mark| proc::words(stat.pid()) == proc::words(m.pid);
         Some(stat.group()) == self.group
             || self.known.get(&stat.pid()) == Some(&stat.started())
             || self.mark.is_some_and(|m| {
-                is_led && stat.parent() == m.pid && (m.is_alone || is_marked(m))
+                is_led && stat.parent() == m.pid && (m.is_alone || is_marked(m)) && !is_fork(m)
                     || self.is_orphaned && is_marked(m)
             })
     }

@@ -352,6 +352,8 @@ impl Supervisor<'_> {
         }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
         let reaped = self.child.reap();
+        // What was killed with it, for a first process that reaps nothing.
+        orphans::reap(&[]);
         let status =
             reaped.map_err(|e| Failure::system("cannot read the exit status of the command", e))?;
         let (code, number) =
