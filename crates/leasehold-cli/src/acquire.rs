@@ -25,6 +25,7 @@ use crate::events::{Events, Style};
 use crate::exit::{Failure, SYSTEM};
 use crate::hold::STAY;
 use crate::inherited;
+use crate::mark::{DETACHED, RUN};
 use crate::process::Process;
 use crate::progress;
 use crate::take::held_by_these;
@@ -55,6 +56,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         .arg(format!("--pid={}", process.pid))
         .args(words(&args.take, &args.name))
         .envs(args.take.store.environment())
+        .env(RUN, DETACHED)
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

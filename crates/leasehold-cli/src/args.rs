@@ -782,6 +782,9 @@ pub(crate) struct WatchdogArgs {
     /// Milliseconds between SIGTERM and SIGKILL once leasehold is gone
     #[arg(long, value_name = "MS")]
     pub(crate) grace: u64,
+    /// The mark of the processes that belong to the command
+    #[arg(long, value_name = "MARK")]
+    pub(crate) run: Option<crate::mark::Mark>,
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@
 //!   which CMD runs unwatched, even if leasehold is killed right after the fork;
 //! - it makes itself the terminal's foreground group ([`crate::terminal`]);
 //! - it keeps the store's lifeline open over exec, if CMD is to keep the lock alive;
+//! - it gets its own pid in [`LISTEN_PID`](crate::activation), if we had ours there;
+//! - it takes back the [priority](crate::priority) that we were started with;
 //! - it puts SIGPIPE back to what [we were given](crate::inherited). (Until then it is ignored: a
 //!   watchdog that was killed is an error to be told, and no death.)
 //!
@@ -30,8 +32,9 @@ use nix::sys::signal::{SigHandler, Signal};
 use nix::unistd::{Pid, getpid};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
+use crate::activation::Activated;
 use crate::exit::{self, Failure, NOT_EXECUTABLE, NOT_FOUND};
-use crate::{boottime, inherited, signals, terminal};
+use crate::{boottime, inherited, priority, signals, terminal};
 
 /// CMD, running.
 #[derive(Debug)]
@@ -79,12 +82,14 @@ impl Child {
             return Err(NotStarted::Failed(failure));
         };
         let Surroundings { environment, mut watchdog, tty, lifeline, deadline } = around;
+        let mut activated = Activated::new(command, &environment);
         let mut cmd = Command::new(program);
         cmd.args(arguments).envs(environment).process_group(0);
         let prepare = move || {
             let before = signals::set(Signal::SIGPIPE, SigHandler::SigIgn)?;
             check_in_time(deadline)?;
             let group = getpid();
+            priority::restore();
             tell_group(&mut watchdog, group)?;
             if let Some(tty) = &tty {
                 terminal::hand_over(tty, group);
@@ -95,12 +100,13 @@ impl Child {
             if !inherited::sigpipe_ignored() {
                 signals::restore(Signal::SIGPIPE, &before);
             }
-            check_in_time(deadline)
+            check_in_time(deadline)?;
+            activated.as_mut().map_or(Ok(()), |activated| Err(activated.exec(group)))
         };
         // SAFETY: runs in the forked child before exec, where only async-signal-safe calls are
         // allowed: `prepare` makes system calls (getpid, write, sigaction, sigprocmask, tcsetpgrp,
-        // fcntl, clock_gettime) on descriptors that it owns and formats a number into a buffer on
-        // its stack; it takes no lock and allocates nothing.
+        // fcntl, clock_gettime, setpriority, execve) on descriptors that it owns and formats a number into a
+        // buffer on its stack; it takes no lock and allocates nothing.
         unsafe { cmd.pre_exec(prepare) };
         let process = cmd.spawn().map_err(|e| not_started(program, &e))?;
         let group = Pid::from_raw(i32::try_from(process.id()).unwrap_or(i32::MAX));

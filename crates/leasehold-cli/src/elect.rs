@@ -72,7 +72,7 @@ async fn rest(pause: Duration, signals: &mut Signals) -> Option<i32> {
     loop {
         tokio::select! {
             () = &mut over => return None,
-            number = signals.next() => if signals.told_to_end() {
+            number = signals.next_while_idle() => if signals.told_to_end() {
                 return Some(number);
             },
         }

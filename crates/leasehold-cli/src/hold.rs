@@ -47,6 +47,7 @@ use crate::drive::drive;
 use crate::events::timed;
 use crate::exit::{self, Failure};
 use crate::inherited;
+use crate::priority;
 use crate::process::Process;
 use crate::progress::{self, Ahead};
 use crate::signals;
@@ -63,6 +64,7 @@ const ASK: Duration = Duration::from_secs(1);
 pub(crate) fn main(args: &HoldArgs) -> ExitCode {
     // For `ps`, where `acquire` started us as /proc/self/exe. A cosmetic matter, whatever comes of it.
     let _ = nix::sys::prctl::set_name(c"leasehold");
+    priority::raise();
     match drive(hold(args)) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(number)) => ExitCode::from(signals::die_of(number)),

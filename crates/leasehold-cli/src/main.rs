@@ -1,10 +1,12 @@
 //! The `leasehold` command: run any program under a lock.
 
 mod acquire;
+mod activation;
 mod args;
 mod boottime;
 mod child;
 mod danger;
+mod descendants;
 mod describe;
 mod doctor;
 mod door;
@@ -20,10 +22,13 @@ mod held;
 mod hold;
 mod inherited;
 mod list;
+mod mark;
 mod missing;
 mod nested;
 mod on_lost;
+mod orphans;
 mod place;
+mod priority;
 mod proc;
 mod process;
 mod progress;
@@ -51,6 +56,7 @@ use std::process::ExitCode;
 use crate::args::Command;
 
 fn main() -> ExitCode {
+    signals::end_even_as_first_process();
     let args = args::parse().unwrap_or_else(|error| {
         hold::report_usage(&error);
         error.exit()

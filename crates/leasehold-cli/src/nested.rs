@@ -15,7 +15,8 @@ use leasehold::{Kind, Leasehold, Sequencer, Token};
 
 use crate::args::TakeArgs;
 use crate::exit::{self, Failure};
-use crate::proc::lineage;
+use crate::mark::is_below_another_namespace;
+use crate::proc::{Stat, lineage};
 
 /// Sequencers, outermost first, separated by spaces, which sequencers do not contain.
 const HELD: &str = "LEASEHOLD_HELD";
@@ -65,7 +66,8 @@ pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -
         // The acquisition itself finds out about a hold that ended, or a store that does not answer.
         let Ok(claim) = locks.check(&sequencer).await else { continue };
         let holder = claim.holder.pid;
-        if !lineage(ourselves).skip(1).any(|pid| u32::try_from(pid) == Ok(holder)) {
+        // In another PID namespace the holder has another number, if any.
+        if !waits_for_us(holder, ourselves) && !is_below_another_namespace() {
             continue;
         }
         permits = permits.saturating_add(claim.weight);
@@ -80,6 +82,18 @@ pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -
         }
     }
     None
+}
+
+/// Whether this holder is a leasehold above us that waits for our end: through its command, and not
+/// through an orphan of its command, which only became its child. A command leads a group in the
+/// session of its leasehold.
+fn waits_for_us(holder: u32, ourselves: i32) -> bool {
+    let is_holder = |pid: i32| u32::try_from(pid) == Ok(holder);
+    let above: Vec<i32> = lineage(ourselves).collect();
+    let Some(place) = above.iter().skip(1).position(|&pid| is_holder(pid)) else { return false };
+    let [command, leasehold] = [place, place + 1].map(|at| Stat::of(above[at]));
+    let (Some(command), Some(leasehold)) = (command, leasehold) else { return false };
+    command.group() == command.pid() && command.session() == leasehold.session()
 }
 
 /// Fails if waiting for this lock is a deadlock with an enclosing `leasehold run`.

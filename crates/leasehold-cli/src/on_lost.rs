@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use crate::events::{Event, Events};
+use crate::mark::{DETACHED, RUN};
+use crate::priority;
 
 /// What is to be started, once.
 pub(crate) struct OnLost<'a> {
@@ -17,15 +19,27 @@ pub(crate) struct OnLost<'a> {
 }
 
 impl OnLost<'_> {
-    /// Starts it, the first time. That it could not be started is said.
-    pub(crate) fn start(&mut self, why: &str, events: &Events) {
-        let Some(program) = self.program.take() else { return };
+    /// Starts it, the first time, and returns its pid. That it could not be started is said.
+    pub(crate) fn start(&mut self, why: &str, events: &Events) -> Option<i32> {
+        let program = self.program.take()?;
         let mut command = Command::new(program);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command.env("LEASEHOLD_REASON", why).stdin(Stdio::null()).process_group(0);
-        if let Err(error) = command.spawn() {
-            let message = format!("cannot start {program:?} (--on-lost): {error}");
-            events.tell(&Event::Warning { message });
+        command.env("LEASEHOLD_REASON", why).env(RUN, DETACHED);
+        command.stdin(Stdio::null()).process_group(0);
+        // SAFETY: one system call, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                priority::restore();
+                Ok(())
+            });
+        }
+        match command.spawn() {
+            Ok(child) => i32::try_from(child.id()).ok(),
+            Err(error) => {
+                let message = format!("cannot start {program:?} (--on-lost): {error}");
+                events.tell(&Event::Warning { message });
+                None
+            }
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Whose life a hold is bound to, where it is not its reader's: a process that is named, or the one that reads the
 //! token of `leasehold acquire`.
 //!
-//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of our stdout,
-//! which is a pipe. That is a fact that the kernel tells, whatever the program is and whatever runs in
-//! between (`timeout`, `bash -c`, a subshell of the same shell), and of it alone is anything concluded: the
-//! nearest process above us that reads the pipe, and is of our session. One of another session (sshd, sudo
-//! with a terminal of its own) only passes on what it reads, and is gone as soon as we are. Where there is
-//! none (a pipeline, a file, a terminal) nobody is known who would hold the lock for as long as it is worked
-//! under, and it is refused: better no lock than one that is gone before the section begins.
+//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of
+//! our stdout, which is a pipe. That is a fact that the kernel tells, whatever the program is and
+//! whatever runs in between (`timeout`, `bash -c`, a subshell of the same shell), and of it alone
+//! is anything concluded: the nearest process above us that reads the pipe, and is of our session.
+//! (Node gives its children a pair of sockets. Of these the kernel tells who made them, which is
+//! Node.) One of another session (sshd, sudo with a terminal of its own) only passes on what it
+//! reads, and is gone as soon as we are. Where there is none (a pipeline, a file, a terminal)
+//! nobody is known who would hold the lock for as long as it is worked under, and it is refused:
+//! better no lock than one that is gone before the section begins.
 //!
 //! A process is its pid *and* its start time: a number may be given to somebody else.
 
@@ -51,13 +53,20 @@ impl Process {
     pub(crate) fn reader() -> Result<Self, Failure> {
         let refused = |why: &str| {
             let what = format!("cannot tell which process owns the lock: {why}");
-            Failure::new(USAGE, what).hint("pass --pid $$ (the lock was not taken)")
+            Failure::new(USAGE, what).hint(
+                "pass --pid PID, the process that works under the lock (in a shell: --pid $$); the \
+                 lock was not taken",
+            )
         };
-        let pipe = read_link("/proc/self/fd/1").ok();
-        let pipe = pipe.filter(|out| out.to_string_lossy().starts_with("pipe:"));
-        let Some(pipe) = pipe else { return Err(refused("stdout is not a pipe")) };
+        let out = read_link("/proc/self/fd/1").unwrap_or_default();
+        let kind = out.to_string_lossy().into_owned();
         let above = i32::try_from(parent_id()).unwrap_or_default();
-        let reader = lineage(above).find(|&pid| reads(pid, &pipe)).and_then(Self::of);
+        let reader = match kind.split(':').next() {
+            Some("pipe") => lineage(above).find(|&pid| reads(pid, &out)),
+            Some("socket") => maker_of_stdout().filter(|&maker| lineage(above).any(|p| p == maker)),
+            _ => return Err(refused("stdout is neither a pipe nor a socket")),
+        };
+        let reader = reader.and_then(Self::of);
         let Some(reader) = reader else {
             return Err(refused("no parent process reads stdout"));
         };
@@ -126,6 +135,12 @@ fn when_ended(pidfd: OwnedFd, ended: impl FnOnce() + Send + 'static) -> io::Resu
         ended();
     };
     std::thread::Builder::new().name("process".into()).spawn(watch).map(drop)
+}
+
+/// The process that made the pair of sockets of which our stdout is one.
+fn maker_of_stdout() -> Option<i32> {
+    let maker = rustix::net::sockopt::socket_peercred(std::io::stdout()).ok()?;
+    Some(maker.pid.as_raw_nonzero().get())
 }
 
 /// Whether the process has this pipe open to read from it.

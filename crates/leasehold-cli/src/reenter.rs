@@ -14,7 +14,7 @@ use crate::child::cannot_be_run;
 use crate::events::{Event, Events};
 use crate::exit::{self, Failure};
 use crate::nested::Above;
-use crate::{inherited, signals};
+use crate::{inherited, priority, signals};
 
 /// Becomes CMD. Returns if that could not be.
 pub(crate) fn exec(args: &RunArgs, above: &Above, events: &Events) -> Failure {
@@ -41,5 +41,6 @@ pub(crate) fn exec(args: &RunArgs, above: &Above, events: &Events) -> Failure {
             });
         }
     }
+    priority::restore();
     cannot_be_run(program, &command.exec())
 }

@@ -29,7 +29,7 @@ use crate::progress::{self, Ahead};
 use crate::signals::Signals;
 use crate::supervise::{Job, SHORT_FAREWELL, supervise};
 use crate::take::{self, CLOSE_TIMEOUT, Taking};
-use crate::{boottime, nested, reenter};
+use crate::{boottime, nested, priority, reenter};
 
 pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let max_hold = settle(&mut args);
@@ -43,6 +43,7 @@ pub(crate) fn told(
     style: Style,
     work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<End, Failure>,
 ) -> ExitCode {
+    priority::raise();
     let events = Events::new(style);
     let end = drive(async {
         let signals = Signals::while_waiting();

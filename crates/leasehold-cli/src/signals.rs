@@ -18,6 +18,8 @@ use nix::unistd::Pid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::orphans;
+
 /// Those that end a program that does nothing about them.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 const OTHERS: [Signal; 7] = [
@@ -38,6 +40,7 @@ pub(crate) struct Signals {
     ignored: u64,
     catches_all: bool,
     told_to_end: bool,
+    children: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -45,7 +48,9 @@ impl Signals {
     pub(crate) fn while_waiting() -> std::io::Result<Self> {
         let (catcher, arrived) = mpsc::unbounded_channel();
         let ignored = ignored_from_the_start();
-        let signals = Self { arrived, catcher, ignored, catches_all: false, told_to_end: false };
+        let children = signal(SignalKind::child())?;
+        let (catches_all, told_to_end) = (false, false);
+        let signals = Self { arrived, catcher, ignored, catches_all, told_to_end, children };
         ENDING.iter().try_for_each(|&s| signals.catch(s as i32))?;
         Ok(signals)
     }
@@ -59,11 +64,24 @@ impl Signals {
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
     }
 
-    /// The next one that ends a program. Of the others, which are caught for the sake of a CMD that does not run
-    /// now, the one that stops a job stops us. Cancel safe.
+    /// The next one while no process of ours runs: all that end meanwhile are orphans, and are
+    /// reaped. Cancel safe.
+    pub(crate) async fn next_while_idle(&mut self) -> i32 {
+        loop {
+            orphans::reap(&[]);
+            tokio::select! {
+                number = self.arrived.recv() => return self.note(number).await,
+                _ = self.children.recv() => {}
+            }
+        }
+    }
+
+    /// The next one that ends a program, while no process of ours runs. Of the others, which are
+    /// caught for the sake of a CMD that does not run now, the one that stops a job stops us.
+    /// Cancel safe.
     pub(crate) async fn next_ending(&mut self) -> i32 {
         loop {
-            let number = self.next().await;
+            let number = self.next_while_idle().await;
             if ENDING.iter().any(|&s| s as i32 == number) {
                 return number;
             }
@@ -102,7 +120,12 @@ impl Signals {
 
     /// The next one. Cancel safe.
     pub(crate) async fn next(&mut self) -> i32 {
-        match self.arrived.recv().await {
+        let number = self.arrived.recv().await;
+        self.note(number).await
+    }
+
+    async fn note(&mut self, number: Option<i32>) -> i32 {
+        match number {
             Some(number) => {
                 // A program that is hung up on may read its settings again.
                 self.told_to_end |= ENDING[1..].iter().any(|&s| s as i32 == number);
@@ -154,6 +177,26 @@ pub(crate) fn set(signal: Signal, to: SigHandler) -> nix::Result<SigAction> {
 pub(crate) fn restore(signal: Signal, before: &SigAction) {
     // SAFETY: that handler was installed until now by whoever wrote it.
     let _ = unsafe { sigaction(signal, before) };
+}
+
+/// Lets the signals that end a program end this one even if it is the first process of a PID
+/// namespace, as in a container, where the kernel does nothing about them by default. Whoever
+/// catches them later does so instead.
+pub(crate) fn end_even_as_first_process() {
+    if std::process::id() != 1 {
+        return;
+    }
+    let ignored = ignored_from_the_start();
+    for signal in ENDING.into_iter().filter(|&s| ignored & (1 << (s as i32 - 1)) == 0) {
+        let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
+        // SAFETY: `end` makes one system call.
+        let _ = unsafe { sigaction(signal, &action) };
+    }
+}
+
+extern "C" fn end(number: i32) {
+    // SAFETY: ends the process, without running any code of it.
+    unsafe { libc::_exit(128 + number) }
 }
 
 /// The signal's name, such as SIGTERM. Real-time signals have only a number.

@@ -1,15 +1,36 @@
 //! The slots of a semaphore: the locks NAME/slot/1 to NAME/slot/N that number its permits.
 //!
 //! They belong to `run --max`, and overviews do not list them as locks of their own.
+//!
+//! No slot's name is too long for a store if the semaphore's is not: of a long NAME, as much is
+//! replaced by a hash as a slot adds to it.
 
 use std::collections::HashMap;
 
-use leasehold::Kind;
 use leasehold::store::LockInfo;
+use leasehold::{Kind, MAX_NAME_BYTES};
+
+/// Names up to here have room for a slot's number even in the longest namespace.
+const SHORT: usize = MAX_NAME_BYTES / 2 - 16;
+/// What a slot adds to a long name: `~`, the hash, `/slot/` and a number.
+const ADDED: usize = 1 + 16 + 6 + 10;
 
 /// What the names of a semaphore's slots begin with.
 pub(crate) fn prefix(semaphore: &str) -> String {
-    format!("{semaphore}/slot/")
+    if semaphore.len() <= SHORT {
+        return format!("{semaphore}/slot/");
+    }
+    let mut end = semaphore.len() - ADDED;
+    while !semaphore.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}~{:016x}/slot/", &semaphore[..end], hash(semaphore))
+}
+
+/// FNV-1a, which is the same in every build.
+fn hash(text: &str) -> u64 {
+    let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// These locks without the slots of semaphores that are among them.
@@ -18,12 +39,13 @@ pub(crate) fn hidden(mut locks: Vec<LockInfo>) -> Vec<LockInfo> {
     let semaphores: HashMap<String, u32> = locks
         .iter()
         .filter(is_semaphore)
-        .map(|lock| (lock.name.as_str().to_owned(), lock.capacity))
+        .map(|lock| (prefix(lock.name.as_str()), lock.capacity))
         .collect();
     locks.retain(|lock| {
-        let slot = lock.name.as_str().rsplit_once("/slot/");
+        let name = lock.name.as_str();
+        let slot = name.rsplit_once('/').map(|(before, _)| name.split_at(before.len() + 1));
         let number = slot.and_then(|(_, number)| number.parse::<u32>().ok());
-        let capacity = slot.and_then(|(semaphore, _)| semaphores.get(semaphore));
+        let capacity = slot.and_then(|(prefix, _)| semaphores.get(prefix));
         let is_slot = match (number, capacity) {
             (Some(number), Some(capacity)) => (1..=*capacity).contains(&number),
             _ => false,
@@ -38,6 +60,21 @@ mod tests {
     use leasehold::Name;
 
     use super::*;
+
+    #[test]
+    fn slots_have_valid_names_of_their_own_whatever_the_semaphores_name() {
+        let mut seen = std::collections::HashSet::new();
+        for length in 1..=MAX_NAME_BYTES / 2 {
+            for letter in ["n", "ü"] {
+                let name = letter.repeat(length);
+                let slot = format!("{}{}", prefix(&name), u32::MAX);
+                assert!(slot.len() <= name.len() || name.len() <= SHORT, "{slot}");
+                assert!(Name::new(&slot).is_ok() && seen.insert(slot));
+            }
+        }
+        assert_eq!(prefix("gpu"), "gpu/slot/");
+        assert_eq!(hash("foobar"), 0x8594_4171_f739_67e8);
+    }
 
     #[test]
     fn only_slots_of_a_semaphore_in_the_list_are_hidden() {

@@ -10,21 +10,28 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::RunArgs;
 use crate::child::{Change, Child, NotStarted, Surroundings, own_lifeline};
 use crate::danger::{Danger, after_kill, danger, deadlines, until_next};
+use crate::descendants::{Descendants, Survivors};
 use crate::end::End;
 use crate::events::{Event, Events};
 use crate::exit::{self, Failure};
 use crate::held::{Held, Watched};
+use crate::mark::{self, Mark};
 use crate::on_lost::OnLost;
 use crate::signals::{self, Signals};
 use crate::take::{self, CLOSE_TIMEOUT};
 use crate::terminal::Terminal;
 use crate::watchdog::{Deadlines, Watchdog, terminate};
-use crate::{boottime, nested};
+use crate::{boottime, nested, orphans};
 
 /// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long we wait for a store that does not answer when the lease is as good as over.
 pub(crate) const SHORT_FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long the kernel has to end what is killed.
+const TO_KILL: Duration = Duration::from_secs(1);
+/// The pause between two looks at what of CMD could not be ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What is to be done.
 #[derive(Clone, Copy)]
@@ -57,11 +64,14 @@ struct Supervisor<'a> {
     watch: Watched,
     watchdog: Watchdog,
     child: Child,
+    descendants: Descendants,
     terminal: Option<Terminal>,
     done: Danger,
     at_risk: bool,
     /// CMD became another user's, and a signal of ours was refused, or would be.
     is_anothers: bool,
+    /// What of CMD could not be ended.
+    survivors: Survivors,
     /// What was done was done because max-hold is over.
     is_over: bool,
     /// What is to be started when CMD is ended.
@@ -98,7 +108,7 @@ pub(crate) async fn supervise(
             () = tokio::time::sleep(supervisor.until_next_look()), if timed => supervisor.look(),
         }
     }
-    supervisor.end(held).await
+    supervisor.end(held, signals).await
 }
 
 /// Starts the watchdog, then CMD.
@@ -113,7 +123,8 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
     let orphaned = args.kill_after.unwrap_or(GRACE);
     let orphaned = nested::grace(if outlives_us { orphaned } else { Duration::ZERO });
     let due = |left| deadlines(left, lease, args.kill_after, false);
-    let mut watchdog = Watchdog::start(orphaned, due(job.left(&watch)))?;
+    let mark = Mark::new();
+    let mut watchdog = Watchdog::start(orphaned, mark, due(job.left(&watch)))?;
     let timed = job.left(&watch) < Duration::MAX;
     let after_kill = match outlives_us {
         true => timed.then(|| after_kill(lease)),
@@ -124,6 +135,9 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
     environment.extend(held.environment(args.names()));
     // What runs under the lock means the same store.
     environment.extend(args.take.store.environment());
+    environment.push((mark::RUN, mark.handed_down()));
+    // Orphans among CMD's descendants become our children.
+    let _ = nix::sys::prctl::set_child_subreaper(true);
     let started = start_child(job, &environment, &mut watchdog, terminal.as_ref(), || {
         due(job.left(&watch)).kill
     });
@@ -145,11 +159,13 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
         lease,
         watch,
         watchdog,
+        descendants: Descendants::new(Some(mark), child.group()),
         child,
         terminal,
         done: Danger::None,
         at_risk: false,
         is_anothers: false,
+        survivors: Survivors::default(),
         is_over: false,
         on_lost: OnLost { program: args.on_lost.as_deref(), environment },
     })
@@ -202,14 +218,19 @@ impl Supervisor<'_> {
         }
         if danger >= Danger::Terminate && self.done < Danger::Terminate {
             let sent = terminate(group).is_ok();
+            self.descendants.terminate();
             self.done = Danger::Terminate;
             self.at_risk = true;
             self.is_over = of_hold <= left;
             let remaining_seconds = left.min(of_hold).as_secs_f64();
             events.tell(&Event::AtRisk { name: name.clone(), remaining_seconds, sent });
         }
+        if danger == Danger::Kill && self.done == Danger::Kill {
+            self.descendants.kill();
+        }
         if danger == Danger::Kill && self.done < Danger::Kill {
             let sent = signals::send(group, Signal::SIGKILL as i32).is_ok();
+            self.descendants.kill();
             self.done = Danger::Kill;
             events.tell(&match state {
                 State::Lost(reason) => {
@@ -228,11 +249,18 @@ impl Supervisor<'_> {
             events.tell(&Event::Recovered { name });
         }
         if self.done > Danger::None {
-            self.on_lost.start(Why::of(&self.watch, self.is_over).reason(), events);
+            self.start_on_lost();
         }
         if timed && self.done < Danger::Kill {
             let terminated = self.done >= Danger::Terminate;
             self.watchdog.tell(deadlines(left.min(of_hold), self.lease, grace, terminated));
+        }
+    }
+
+    fn start_on_lost(&mut self) {
+        let why = Why::of(&self.watch, self.is_over).reason();
+        if let Some(pid) = self.on_lost.start(why, self.job.events) {
+            self.descendants.spare(pid);
         }
     }
 
@@ -279,24 +307,53 @@ impl Supervisor<'_> {
             // Better unwatched than not at all supervised; the next SIGCHLD tries again.
             self.job.events.tell(&Event::Warning { message: failure.message });
         }
+        orphans::reap(&[self.child.group().as_raw(), self.watchdog.pid()]);
         false
     }
 
+    /// CMD was ended because of its lock: what it started must not run on either. While some of it
+    /// does, the lock is kept for as long as it can be, unless a signal ends us.
+    async fn end_descendants(&mut self, signals: &mut Signals) {
+        let sent = signals::send(self.child.group(), Signal::SIGKILL as i32);
+        self.is_anothers |= sent.is_err();
+        self.survivors = self.descendants.kill_all(TO_KILL);
+        if self.survivors.is_empty() || !self.is_held() {
+            return;
+        }
+        self.watchdog.tell(Deadlines::default());
+        let (name, left) = (self.job.args.name(), &self.survivors);
+        let message = format!("{left} could not be stopped: lock {name:?} is kept until they end");
+        self.job.events.tell(&Event::Warning { message });
+        while !self.survivors.is_empty() && self.is_held() && !signals.told_to_end() {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                _ = signals.next() => {}
+            }
+            self.survivors = self.descendants.kill_all(Duration::ZERO);
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        !matches!(self.watch.worst().0, State::Lost(_)) && !self.watch.remaining().is_zero()
+    }
+
     /// CMD has ended.
-    async fn end(mut self, held: Held) -> Result<End, Failure> {
+    async fn end(mut self, held: Held, signals: &mut Signals) -> Result<End, Failure> {
         let group = self.child.group();
         if self.done > Danger::None {
-            // What it started must not run on either.
-            self.is_anothers |= signals::send(group, Signal::SIGKILL as i32).is_err();
+            self.end_descendants(signals).await;
         }
         if self.watchdog.done() {
             // We were stopped meanwhile, and are back before we had our own look.
             self.is_over |= self.job.of_hold() <= self.lease / 3;
             self.done = Danger::Kill;
-            self.on_lost.start(Why::of(&self.watch, self.is_over).reason(), self.job.events);
+            self.start_on_lost();
+            self.end_descendants(signals).await;
         }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
         let reaped = self.child.reap();
+        // What was killed with it, for a first process that reaps nothing.
+        orphans::reap(&[]);
         let status =
             reaped.map_err(|e| Failure::system("cannot read the exit status of the command", e))?;
         let (code, number) =
@@ -312,8 +369,11 @@ impl Supervisor<'_> {
         let released = give_back(held, events, limit).await;
         if self.done > Danger::None {
             let fate = match self.is_anothers {
-                true => "the command could not be stopped, because it runs as another user",
-                false => "the command was stopped",
+                true => {
+                    "the command could not be stopped, because it runs as another user".to_owned()
+                }
+                false if self.survivors.is_empty() => "the command was stopped".to_owned(),
+                false => format!("the command was stopped, except {}", self.survivors),
             };
             let (why, hint) = why.explained();
             let failure = Failure::new(exit::LOST, format!("lock {name:?} {why}: {fate}"));

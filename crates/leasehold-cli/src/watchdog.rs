@@ -19,17 +19,19 @@
 //!   A lost or late line means an earlier KILL, never a later one. Time is the boot clock's, by
 //!   timerfd, so the alarm also goes off right after the machine wakes.
 //! - *Never the wrong group.* leasehold says `done` and waits for our end before it reaps CMD, so
-//!   while we live under it the group's number cannot be anybody else's. After its death we signal
-//!   at once, and stop as soon as the group is seen empty.
+//!   while we live under it the group's number cannot be anybody else's. After its death we kill
+//!   processes one by one, each through a descriptor of it.
 //! - *Nobody stops it.* It signals first and speaks afterwards, on a thread of its own: a stderr
 //!   that nobody reads costs the words and not the signal.
 //! - *Not in the way.* It is in a session of its own (no signal of the terminal or of a job reaches
 //!   it), blocks all signals, holds neither the lock's lifeline nor stdout, and ends with
 //!   leasehold. It is killed only by KILL; leasehold then starts another.
 //!
-//! Not covered: what leaves the group; what became another user, whom we may not signal (it is
-//! said); and leasehold and watchdog killed at the same moment (with the file store CMD's inherited
-//! lifeline keeps the lock even then).
+//! CMD is its group and what has [left it](crate::descendants).
+//!
+//! Not covered: what became another user, whom we may not signal (it is said); and leasehold and
+//! watchdog killed at the same moment (with the file store CMD's inherited lifeline keeps the lock
+//! even then).
 
 use std::io::{self, PipeWriter, Write, stdin};
 use std::os::fd::AsFd;
@@ -46,7 +48,9 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::unistd::Pid;
 
 use crate::args::WatchdogArgs;
+use crate::descendants::{Descendants, Survivors, WATCHDOG};
 use crate::exit::{Failure, SYSTEM};
+use crate::mark::{DETACHED, Mark, RUN};
 use crate::{boottime, signals};
 
 /// When CMD is to be ended unless later news arrive, by the boot clock in nanoseconds.
@@ -64,6 +68,7 @@ pub(crate) struct Watchdog {
     process: Child,
     pipe: PipeWriter,
     grace: Duration,
+    mark: Mark,
     group: Option<Pid>,
     told: Deadlines,
     /// How many more are started in this one's place.
@@ -78,9 +83,13 @@ const SPARE: u8 = 20;
 
 impl Watchdog {
     /// Starts one that gives CMD `grace` after our own death, and knows these deadlines.
-    pub(crate) fn start(grace: Duration, told: Deadlines) -> Result<Self, Failure> {
-        let (process, pipe) = launch(grace, told, None).map_err(not_started)?;
-        Ok(Self { process, pipe, grace, group: None, told, spare: SPARE })
+    pub(crate) fn start(grace: Duration, mark: Mark, told: Deadlines) -> Result<Self, Failure> {
+        let (process, pipe) = launch(grace, mark, told, None).map_err(not_started)?;
+        Ok(Self { process, pipe, grace, mark, group: None, told, spare: SPARE })
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.process.id()).unwrap_or_default()
     }
 
     /// The end into which the child writes its group.
@@ -126,16 +135,15 @@ impl Watchdog {
             return Err(Failure::new(SYSTEM, what));
         }
         (self.process, self.pipe) =
-            launch(self.grace, self.told, self.group).map_err(not_started)?;
+            launch(self.grace, self.mark, self.told, self.group).map_err(not_started)?;
         Ok(true)
     }
 
     /// CMD has ended: sends the watchdog away and waits until it is gone. Tells whether it was the
     /// watchdog that ended CMD. One that is stopped is killed: it has done nothing, and must not
     /// keep the lock from the next.
-    pub(crate) fn done(mut self) -> bool {
+    pub(crate) fn done(&mut self) -> bool {
         let _ = self.pipe.write_all(b"done\n");
-        drop(self.pipe);
         if !ends_within(&self.process, TO_GO) {
             let _ = self.process.kill();
         }
@@ -178,7 +186,12 @@ impl Deadlines {
     }
 }
 
-fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(Child, PipeWriter)> {
+fn launch(
+    grace: Duration,
+    mark: Mark,
+    told: Deadlines,
+    group: Option<Pid>,
+) -> io::Result<(Child, PipeWriter)> {
     let (theirs, mut ours) = io::pipe()?;
     // Shared by every descriptor of this end: a watchdog that is stopped must not stop us.
     rustix::io::ioctl_fionbio(&ours, true)?;
@@ -192,6 +205,8 @@ fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(C
     command
         .arg0("leasehold")
         .args(["watchdog", "--grace", &grace.as_millis().to_string()])
+        .args(["--run", &mark.to_string()])
+        .env(RUN, DETACHED)
         .stdin(theirs)
         .stdout(Stdio::null())
         .current_dir("/");
@@ -202,10 +217,10 @@ fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(C
 
 /// The watchdog's own main.
 pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
-    match watch(Duration::from_millis(args.grace)) {
+    match watch(Duration::from_millis(args.grace), args.run) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(acted)) => {
-            say(acted);
+            say(&acted);
             ExitCode::from(ACTED)
         }
         Err(error) => Failure::system("the watchdog failed", error).report(),
@@ -240,23 +255,21 @@ impl Knowledge {
 }
 
 /// What it has done to CMD.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Acted {
     /// Nobody had to know: leasehold says what became of CMD.
     Terminated,
-    /// Killed at its deadline.
-    Killed,
-    /// Ended after leasehold's death.
-    Orphaned,
-    /// Not ended: it became another user's.
-    Refused,
+    /// Killed at its deadline, except these.
+    Killed(Survivors),
+    /// Ended after leasehold's death, except these.
+    Orphaned(Survivors),
 }
 
 /// Tells whether it signalled CMD.
-fn watch(grace: Duration) -> io::Result<Option<Acted>> {
+fn watch(grace: Duration, mark: Option<Mark>) -> io::Result<Option<Acted>> {
     SigSet::all().thread_block()?;
     // `killall leasehold` means leasehold, and not who stands by for just that.
-    nix::sys::prctl::set_name(c"lh-watchdog")?;
+    nix::sys::prctl::set_name(WATCHDOG)?;
     let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
     let input = stdin();
     let (mut known, mut text, mut acted) = (Knowledge::default(), Vec::new(), None);
@@ -265,11 +278,14 @@ fn watch(grace: Duration) -> io::Result<Option<Acted>> {
         let now = boottime::now();
         if let Some(group) = known.group.map(Pid::from_raw) {
             if kill.is_some_and(|k| k <= now) {
-                let sent = signals::send(group, Signal::SIGKILL as i32);
-                return Ok(Some(if sent.is_ok() { Acted::Killed } else { Acted::Refused }));
+                // First, and at once. What is left of it is found below leasehold, which is there.
+                let _ = signals::send(group, Signal::SIGKILL as i32);
+                let survivors = Descendants::new(mark, group).kill_all(TO_KILL);
+                return Ok(Some(Acted::Killed(survivors)));
             }
             if term.is_some_and(|t| t <= now) {
                 let _ = terminate(group);
+                Descendants::new(mark, group).terminate();
                 acted = Some(Acted::Terminated);
                 known.deadlines.term = None;
             }
@@ -298,7 +314,7 @@ fn watch(grace: Duration) -> io::Result<Option<Acted>> {
             return Ok(acted);
         }
     }
-    Ok(orphaned(&known, grace).or(acted))
+    Ok(orphaned(&known, grace, mark).or(acted))
 }
 
 /// Wakes us at the next moment of those that are told; at none if there are none.
@@ -315,24 +331,31 @@ fn set_alarm(alarm: &TimerFd, deadlines: Deadlines, now: u64) -> io::Result<()> 
 }
 
 /// leasehold is dead: so is CMD, in time.
-fn orphaned(known: &Knowledge, grace: Duration) -> Option<Acted> {
+///
+/// Its orphans are not below leasehold any more. So what belongs to it is found before anything is
+/// signalled, while its processes are below each other. Without grace they are stopped meanwhile.
+fn orphaned(known: &Knowledge, grace: Duration, mark: Option<Mark>) -> Option<Acted> {
     let group = known.group.map(Pid::from_raw)?;
-    if !signals::is_alive(group) {
+    if grace.is_zero() {
+        let _ = signals::send(group, Signal::SIGSTOP as i32);
+    }
+    let mut descendants = Descendants::orphaned(mark, group);
+    if !descendants.is_any_left() {
         return None;
     }
     let grace = known.deadlines.kill.map_or(grace, |k| grace.min(boottime::until(k)));
     let end = boottime::after(grace).unwrap_or(0);
     if !grace.is_zero() {
         let _ = terminate(group);
+        descendants.terminate();
     }
     while boottime::now() < end {
         std::thread::sleep(Duration::from_millis(5).min(boottime::until(end)));
-        if !signals::is_alive(group) {
-            return Some(Acted::Orphaned);
+        if descendants.is_over() && !descendants.is_any_left() {
+            return Some(Acted::Orphaned(Survivors::default()));
         }
     }
-    let sent = signals::send(group, Signal::SIGKILL as i32);
-    Some(if sent.is_ok() { Acted::Orphaned } else { Acted::Refused })
+    Some(Acted::Orphaned(descendants.kill_all(TO_KILL)))
 }
 
 /// TERM, and CONT so that a stopped group gets to it. An error if it is another user's.
@@ -341,21 +364,28 @@ pub(crate) fn terminate(group: Pid) -> nix::Result<()> {
     signals::send(group, Signal::SIGCONT as i32)
 }
 
+/// How long the kernel has to end what is killed.
+const TO_KILL: Duration = Duration::from_secs(2);
+
 /// How long a stderr that nobody reads has to take one line.
 const TO_SPEAK: Duration = Duration::from_millis(500);
 
 /// Says what was done, once it is done. The write may block for ever (the descriptor is shared with
 /// others, and must not be made non-blocking for them): then the process ends without it.
-fn say(acted: Acted) {
-    let what = match acted {
+fn say(acted: &Acted) {
+    let (what, survivors) = match acted {
         Acted::Terminated => return,
-        Acted::Killed => {
-            "leasehold was paused and its lock was about to expire: the watchdog killed the command"
+        Acted::Killed(survivors) => (
+            "leasehold was paused and its lock was about to expire: the watchdog killed the command",
+            survivors,
+        ),
+        Acted::Orphaned(survivors) => {
+            ("leasehold was killed: the watchdog stopped the command", survivors)
         }
-        Acted::Orphaned => "leasehold was killed: the watchdog stopped the command",
-        Acted::Refused => {
-            "the command runs as another user and could not be stopped: it may run without its lock"
-        }
+    };
+    let what = match survivors.is_empty() {
+        true => what.to_owned(),
+        false => format!("{what}, except {survivors}: it may run without its lock"),
     };
     let (tell, said) = mpsc::channel();
     let write = move || {

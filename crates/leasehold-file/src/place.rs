@@ -154,12 +154,30 @@ fn check_owner(root: &Path, seen: &Metadata) -> Result<()> {
 }
 
 fn not_as_owner(root: &Path, owner: u32) -> Error {
+    let root = root.to_string_lossy();
+    if is_unmapped(owner) {
+        let what = format!(
+            "{root:?} belongs to a user outside this user namespace (a rootless container), so \
+             this root process cannot act as its owner"
+        );
+        let hint = "on the host, chown the directory to the user that runs the container; or, with \
+                    podman: --userns=keep-id --group-add keep-groups";
+        return Error::new(ErrorKind::Denied, what).with_hint(hint);
+    }
     let what = format!(
-        "{:?} belongs to user {owner}, but this root process may not act as that user \
-         (CAP_SETUID), so the owner could not use the files that it creates",
-        root.to_string_lossy()
+        "{root:?} belongs to user {owner}, but this root process may not act as that user \
+         (CAP_SETUID), so the owner could not use the files that it creates"
     );
     Error::new(ErrorKind::Denied, what).with_hint(format!("run as user {owner}"))
+}
+
+/// Whether this is the number that a user namespace shows for users that it has no number for.
+fn is_unmapped(user: u32) -> bool {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    let map = read("/proc/self/uid_map");
+    let is_first = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    user == overflow && !map.is_empty() && !is_first
 }
 
 fn create(root: &Path) -> Result<()> {
@@ -216,7 +234,11 @@ fn of_user(uid: u32) -> Result<PathBuf> {
     if uid == 0 {
         return Ok(OF_ROOT.into());
     }
-    let hint = format!("use file:/var/tmp/leasehold-{uid}");
+    // Not below /tmp or /var/tmp, of which a systemd unit may have its own.
+    let hint = format!(
+        "use file:/DIR, a directory of user {uid} that all its programs see; for a systemd unit: \
+         StateDirectory=NAME and file:/var/lib/NAME"
+    );
     let found = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid));
     let refused = |what: String| Error::new(ErrorKind::Config, what).with_hint(hint);
     match found {
@@ -228,12 +250,9 @@ fn of_user(uid: u32) -> Result<PathBuf> {
 }
 
 fn refused(root: &Path, what: &str) -> Error {
-    let uid = rustix::process::geteuid().as_raw();
     let root = root.to_string_lossy();
-    let hint = format!(
-        "use a directory on a local disk, such as file:/var/tmp/leasehold-{uid}; for many \
-         machines use a server, such as postgres: or redis:"
-    );
+    let hint = "use a directory on a local disk, such as file:/var/lib/NAME; for many machines use \
+                a server, such as postgres: or redis:";
     let what = format!("{root:?} is on {what}, where locks may not exclude other machines");
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
@@ -263,7 +282,7 @@ mod tests {
     fn the_default_comes_from_the_user_database() {
         assert_eq!(of_user(0).unwrap(), Path::new(OF_ROOT));
         let error = of_user(u32::MAX - 7).unwrap_err();
-        assert!(format!("{error:#}").contains("file:/var/tmp/leasehold-"), "{error}");
+        assert!(format!("{error:#}").contains("StateDirectory=NAME"), "{error}");
         if let Ok(Some(daemon)) = nix::unistd::User::from_name("daemon") {
             assert_eq!(of_user(daemon.uid.as_raw()).unwrap(), daemon.dir.join(OF_USER));
         }
@@ -281,7 +300,7 @@ mod tests {
             assert_eq!(remote(local), None, "{local:x}");
         }
         let error = refused(Path::new("/net/home"), "NFS").to_string();
-        assert!(error.contains("file:/var/tmp/leasehold-"), "{error}");
+        assert!(error.contains("file:/var/lib/NAME"), "{error}");
     }
 
     #[test]

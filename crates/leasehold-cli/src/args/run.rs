@@ -210,6 +210,7 @@ Environment of the command:
                          (with --permits K: K numbers, separated by spaces)
   LEASEHOLD_STORE, LEASEHOLD_NAMESPACE
                          the store and the namespace in use
+  LEASEHOLD_RUN          marks the processes of this run
   LEASEHOLD_REASON       for --on-lost: why the command was stopped
 
 Exit status:
@@ -224,9 +225,10 @@ Exit status:
 
 If the lock is lost:
   leasehold never releases the lock while the command runs. If the lease cannot be renewed, the
-  command's process group gets SIGTERM when a third of the lease is left (--kill-after changes
-  this), and SIGKILL before the last tenth. A watchdog process does the same if leasehold itself is
-  killed or paused. file: has no leases: the command inherits the lock, as with flock.
+  command and its descendants get SIGTERM when a third of the lease is left (--kill-after changes
+  this), and SIGKILL before the last tenth, also if timeout, setsid, su -c or parallel started them.
+  A watchdog process does the same if leasehold itself is killed or paused. file: has no leases:
+  the command inherits the lock, as with flock.
 
 Signals:
   The command runs in a process group of its own. leasehold forwards signals to that group. On a
@@ -237,7 +239,8 @@ Once per period:
   before the next period. If its machine crashes, another machine may run it when the lease expires.
 
 Slots:
-  The numbers in LEASEHOLD_SLOT are locks as well, named NAME/slot/1 to NAME/slot/N.
+  The numbers in LEASEHOLD_SLOT are locks as well, named NAME/slot/1 to NAME/slot/N. (Of a NAME over
+  240 bytes, a hash replaces the end.)
 
 Nested runs:
   A command cannot wait for a lock that an enclosing `leasehold run` holds: this would be a deadlock
@@ -245,15 +248,18 @@ Nested runs:
 
 Limitations:
   leasehold cannot stop
-  - descendants that leave the command's process group (daemons, setsid) or outlive the command
-  - a command that becomes another user (sudo, setuid): leasehold warns, renews the lock while the
-    command runs, and exits with 74
+  - descendants that outlive a command which exits on its own (daemons), or that were started with
+    LEASEHOLD_RUN=detached
+  - a daemon with an empty environment, if leasehold itself was killed
+  - a process that becomes another user (sudo, setuid): leasehold warns, renews the lock while the
+    process runs, and exits with 74
   - work that the command started on other machines
   A machine that is suspended until the lease expires stops the command only after it resumes.
   A store that fails over to a member without the latest writes can grant a lock twice: the old
   member may keep renewing the first hold until it is demoted.
   A job that is stopped with Ctrl-Z is not renewed. On a store with leases it is stopped for good
   before its lease expires.
+  leasehold itself needs processor time to renew: with a small CPU quota, use 15 s or more.
   Where this matters, check the fencing token at the resource.";
 
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,6 @@
 //! `leasehold doctor`, seen from outside.
 
-use crate::common::Place;
+use crate::common::{LEASEHOLD, Place};
 use serde_json::Value;
 
 #[test]
@@ -67,4 +67,33 @@ fn the_fast_server_of_the_tests_is_found_out() {
         assert!(said.contains(&format!("BROKEN: {broken}")), "{said}");
     }
     assert!(!said.contains("lh:lh"), "a password: {said}");
+}
+
+/// As for a systemd unit with `PrivateTmp=`.
+#[test]
+fn a_directory_that_other_programs_do_not_see_is_reported() {
+    let place = Place::new();
+    let (seen, private) = (place.path("seen"), place.path("private"));
+    std::fs::create_dir(&seen).unwrap();
+    std::fs::create_dir(&private).unwrap();
+    let script = "mount --bind \"$1\" \"$2\" && exec \"$0\" doctor --json --store \"file:$2\"";
+    // A first process whose namespace we may look into.
+    let first = "unshare -m sh -c \"$3\" \"$0\" \"$1\" \"$2\"; true";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["-p", "-f", "--mount-proc", "sh", "-c", first, LEASEHOLD]);
+    command.args([&private, &seen]).arg(script);
+    let output = command.output().unwrap();
+    let Ok(said) = serde_json::from_slice::<Value>(&output.stdout) else {
+        eprintln!("skipped: a mount namespace cannot be made: {output:?}");
+        return;
+    };
+    let is_private = |said: &Value| {
+        let findings = said["findings"].as_array().unwrap();
+        findings.iter().any(|finding| finding["id"] == "private-mount")
+    };
+    assert!(is_private(&said), "{said}");
+    let url = format!("file:{}", seen.display());
+    let output = place.output(&["doctor", "--json", "--store", &url]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(!is_private(&said), "{said}");
 }

@@ -1,6 +1,6 @@
 //! The command on a file store that is not as it should be.
 
-use crate::common::Place;
+use crate::common::{LEASEHOLD, Place};
 
 #[test]
 fn f06_ls_tells_of_a_damaged_lock_and_release_force_mends_it() {
@@ -29,4 +29,26 @@ fn f54_run_does_not_wait_for_a_place_where_no_store_can_be() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("/proc/nope") && !said.contains("tried for"), "{said}");
+}
+
+/// As in a rootless container, where the host's users have no number.
+#[test]
+fn the_owner_outside_a_user_namespace_is_explained() {
+    let place = Place::new();
+    let root = place.path("");
+    let store = place.path("store");
+    std::fs::create_dir(&store).unwrap();
+    let script = "chown 54402:54400 \"$1\" && chmod 2770 \"$1\" && chmod 711 \"$2\" && \
+                  cp \"$0\" \"$2/leasehold\" && chmod 755 \"$2/leasehold\" && \
+                  setpriv --reuid=54401 --regid=54400 --clear-groups unshare -U -r \
+                  \"$2/leasehold\" run --store \"file:$1\" x -- true";
+    let mut command = std::process::Command::new("sh");
+    let output = command.args(["-c", script, LEASEHOLD]).args([&store, &root]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() != Some(69) {
+        eprintln!("skipped: a user namespace cannot be made: {said}");
+        return;
+    }
+    assert!(said.contains("outside this user namespace"), "{said}");
+    assert!(said.contains("chown the directory") && !said.contains("as user 65534"), "{said}");
 }

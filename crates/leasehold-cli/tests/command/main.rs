@@ -9,6 +9,7 @@ mod on_stores;
 mod check;
 mod clients;
 mod database;
+mod descendants;
 mod describe;
 mod doctor;
 mod each_store;

@@ -553,3 +553,28 @@ fn replaced_commands_are_still_there() {
     assert_eq!(place.code(&["evict", "x", "--token", "1"]), 1);
     assert_eq!(place.code(&["evict", "x", "--token", &token]), 0);
 }
+
+#[test]
+fn a_semaphore_with_the_longest_name_has_slots() {
+    let place = Place::new();
+    let name = "n".repeat(512);
+    let words = [
+        "run",
+        "--max",
+        "4",
+        &name,
+        "--",
+        "sh",
+        "-c",
+        "echo $LEASEHOLD_SLOT; echo ready; sleep 1000",
+    ];
+    let mut running = Running::start(place.leasehold(words));
+    let slot: u32 = running.line().parse().unwrap();
+    assert!((1..=4).contains(&slot));
+    running.wait_for("ready");
+    let output = place.output(&["ls", "--json"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains(&name) && !said.contains("/slot/"), "{said}");
+    let namespaced = ["run", "--namespace", "space/", "--max", "4", &name[6..], "--", "true"];
+    assert_eq!(place.code(&namespaced), 0);
+}

@@ -250,3 +250,36 @@ fn f62_a_token_that_cannot_be_printed_is_no_lock() {
         assert_eq!(place.claims("x"), 0);
     }
 }
+
+#[test]
+fn a_token_that_node_reads_is_held_by_node() {
+    if Command::new("node").arg("--version").output().is_err() {
+        eprintln!("skipped: node is not installed");
+        return;
+    }
+    let place = Place::new();
+    let script = "const run = require('child_process').execFileSync;
+                  const token = run(process.env.LEASEHOLD, ['acquire', 'x']).toString().trim();
+                  console.log(token > 0 ? 'ready' : token);
+                  setInterval(() => {}, 1000);";
+    let mut command = Command::new("node");
+    command.args(["-e", script]).env("LEASEHOLD", LEASEHOLD);
+    command.env("LEASEHOLD_STORE", place.store()).stdin(Stdio::null());
+    let mut running = Running::start(command);
+    running.wait_for("ready");
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
+    running.signal(Signal::SIGKILL);
+    running.child.wait().unwrap();
+    assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+}
+
+#[test]
+fn a_token_in_a_file_needs_the_pid_of_its_owner() {
+    let place = Place::new();
+    let output = shell("dash", &place, "leasehold acquire x > token").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("pass --pid PID") && is_cause_and_hint(&said), "{said}");
+    let script = "leasehold acquire x --pid $$ > token; leasehold release x --token $(cat token)";
+    assert!(shell("dash", &place, script).status().unwrap().success());
+}

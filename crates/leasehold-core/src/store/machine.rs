@@ -76,7 +76,7 @@ pub fn file_system(path: &Path, what: &str) -> Vec<Finding> {
         )],
         Ok((magic, space)) => {
             let kind = kind_of_file_system(magic, what);
-            kind.into_iter().chain(room(&space, what)).collect()
+            kind.into_iter().chain(room(&space, what)).chain(private(path, what)).collect()
         }
     }
 }
@@ -118,6 +118,48 @@ fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
     }
 }
 
+/// Whether other programs find something else at this path. A systemd unit with `PrivateTmp=` has
+/// its own /tmp and /var/tmp, and one with `ProtectHome=tmpfs` its own /home.
+///
+/// The path is looked up in the mount namespace of the first process. Only root may do that; for
+/// other users systemd's names of private directories are enough.
+fn private(path: &Path, what: &str) -> Option<Finding> {
+    let (whole, seen) = (path.canonicalize().ok()?, path.metadata().ok()?);
+    let outside = Path::new("/proc/1/root").join(whole.strip_prefix("/").ok()?);
+    let is_private = match outside.metadata() {
+        Ok(other) => (other.dev(), other.ino()) != (seen.dev(), seen.ino()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(_) => {
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            mounted_at(&whole, &mounts).is_some_and(|source| source.contains("/systemd-private-"))
+        }
+    };
+    is_private.then(|| {
+        Finding::weak(
+            "private-mount",
+            format!(
+                "{what} is private: the first process of this machine finds another one, or none, \
+                 at this path"
+            ),
+            "programs outside this mount namespace (a systemd unit with PrivateTmp=, a container) \
+             do not share these locks",
+            "use a directory that all programs see; for systemd units: StateDirectory=NAME and \
+             file:/var/lib/NAME",
+        )
+    })
+}
+
+/// The directory of its file system that is mounted where this path is, as mountinfo says.
+fn mounted_at<'a>(path: &Path, mounts: &'a str) -> Option<&'a str> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip(3);
+        Some((words.next()?, Path::new(words.next()?)))
+    });
+    let above = mounts.filter(|(_, point)| path.starts_with(point));
+    // Of several at one path, the last one covers the others.
+    above.max_by_key(|(_, point)| point.components().count()).map(|(source, _)| source)
+}
+
 fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
     let bytes = space.f_bavail.saturating_mul(space.f_frsize);
     // Some file systems have no fixed number of inodes, and say 0 of 0.
@@ -136,6 +178,17 @@ fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::words::doctor::Severity;
+
+    #[test]
+    fn a_private_directory_of_systemd_is_found_in_the_mounts() {
+        let mounts = "\
+            22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+            91 22 8:2 / /var rw - ext4 /dev/sda2 rw\n\
+            90 91 8:1 /var/tmp/systemd-private-5e-app.service-x/tmp /var/tmp rw - ext4 /dev/sda1 rw\n";
+        let source = |path: &str| mounted_at(Path::new(path), mounts);
+        assert_eq!(source("/var/tmp/locks"), Some("/var/tmp/systemd-private-5e-app.service-x/tmp"));
+        assert_eq!([source("/var/lib/x"), source("/srv")], [Some("/"); 2]);
+    }
 
     #[test]
     fn file_systems_are_told_apart() {

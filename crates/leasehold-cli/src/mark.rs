@@ -1,0 +1,123 @@
+//! The mark in the environment by which the processes of a command are recognized: `LEASEHOLD_RUN`.
+//!
+//! It lists the marks of all enclosing `leasehold run`, outermost first. No two runs have the same
+//! one: it has the pid and the start of its leasehold, and a moment of the boot clock. A process
+//! that is started with [`DETACHED`] in its place does not belong to any command.
+
+use std::env;
+use std::fmt;
+use std::fs::read_link;
+use std::str::FromStr;
+
+use crate::boottime;
+use crate::proc::{self, Stat};
+
+pub(crate) const RUN: &str = "LEASEHOLD_RUN";
+/// The value for what is to outlive the command.
+pub(crate) const DETACHED: &str = "detached";
+
+/// The mark of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Its leasehold.
+    pub(crate) pid: i32,
+    pub(crate) started: u64,
+    at: u64,
+    /// Its PID namespace; 0 if that is unknown.
+    namespace: u64,
+    /// Whether all descendants of this leasehold, except those that it started itself, are the
+    /// command's.
+    pub(crate) is_alone: bool,
+}
+
+impl Mark {
+    /// One for a command that this process is about to start.
+    ///
+    /// Children that it has already are not the command's: `elect` has those that an earlier term
+    /// left behind, and a shell that started others may have become leasehold by `exec`. Orphans of
+    /// these, and of whatever else runs in a container whose first process we are, may become our
+    /// children later.
+    pub(crate) fn new() -> Self {
+        let pid = i32::try_from(std::process::id()).unwrap_or_default();
+        let started = Stat::of(pid).map_or(0, |stat| stat.started());
+        let is_alone = pid != 1 && !proc::all().any(|stat| stat.parent() == pid);
+        Self { pid, started, at: boottime::now(), namespace: namespace(), is_alone }
+    }
+
+    /// The value for the command's environment.
+    pub(crate) fn handed_down(self) -> String {
+        let above = env::var(RUN).unwrap_or_default();
+        if above.is_empty() || above == DETACHED {
+            self.to_string()
+        } else {
+            format!("{above} {self}")
+        }
+    }
+
+    /// Whether it is in this value.
+    pub(crate) fn is_in(self, value: &str) -> bool {
+        marks(value).any(|mark| mark == self)
+    }
+
+    /// Whether the run of this value is this one, and not one below it.
+    pub(crate) fn is_last_in(self, value: &str) -> bool {
+        marks(value).last() == Some(self)
+    }
+}
+
+fn marks(value: &str) -> impl Iterator<Item = Mark> {
+    value.split(' ').filter_map(|mark| mark.parse().ok())
+}
+
+/// Whether an enclosing run is in another PID namespace, where pids have another meaning.
+pub(crate) fn is_below_another_namespace() -> bool {
+    let ours = namespace();
+    marks(&env::var(RUN).unwrap_or_default()).any(|mark| mark.namespace != ours)
+}
+
+/// The PID namespace of this process, by the number of its inode.
+fn namespace() -> u64 {
+    let link = read_link("/proc/self/ns/pid").unwrap_or_default();
+    let text = link.to_string_lossy();
+    text.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, started, at, namespace, is_alone } = self;
+        write!(f, "{pid}-{started}-{at}-{namespace}-{}", u8::from(*is_alone))
+    }
+}
+
+impl FromStr for Mark {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut words = text.split('-');
+        let mut next = || words.next().unwrap_or_default();
+        Ok(Self {
+            pid: next().parse()?,
+            started: next().parse()?,
+            at: next().parse()?,
+            namespace: next().parse()?,
+            is_alone: next().parse::<u8>()? == 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_found_among_others() {
+        let [outer, inner] = [1, 2].map(|at| Mark { at, ..Mark::new() });
+        assert_eq!(inner.to_string().parse(), Ok(inner));
+        let value = format!("{outer} {inner}");
+        assert!(outer.is_in(&value) && inner.is_in(&value));
+        assert!(inner.is_last_in(&value) && !outer.is_last_in(&value));
+        for other in ["", DETACHED, "1-2", "nonsense 1-2-3-4-x"] {
+            assert!(!outer.is_in(other) && !outer.is_last_in(other), "{other}");
+        }
+    }
+}
