@@ -159,6 +159,14 @@ impl Leasehold {
 
     /// Returns the first holders of one lock; see [`crate::Leasehold::holders`].
     ///
+    /// ```
+    /// let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.mutex("order:42").lock()?;
+    /// let lock = locks.holders("order:42")?.expect("it is held");
+    /// assert_eq!(lock.holders().next().unwrap().token, Some(guard.token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// The same as [`crate::Leasehold::holders`].
     pub fn holders(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
