@@ -26,8 +26,8 @@ pub(crate) const STORY: Story = Story {
         "When all waiters watch the same node, a notification says that something changed, but \
          not whose turn it is. So the cost of each hand-over grows with the number of waiters.",
         "In leasehold's queue, a release hands the lock to exactly one waiter and wakes no other. \
-         ZooKeeper notifies the clients near the front in one message that contains everything \
-         they need, so they send no requests.",
+         Each waiter watches only the node ahead of it, so the cost of a hand-over does not depend \
+         on the number of waiters.",
     ],
     play: || Box::pin(play()),
 };
