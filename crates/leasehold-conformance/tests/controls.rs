@@ -241,8 +241,8 @@ const ALL: &[Broken] = &[
     in_cells(
         "cells: a queue is forgotten as soon as nobody stands there",
         "shared.rs",
-        "let lives = if seen.queue.is_empty() { system.idle } else { None };",
-        "let lives = if seen.queue.is_empty() { Some(Duration::from_millis(1)) } else { None };",
+        "let lives = system.idle.map(|idle| idle * if seen.queue.is_empty() { 1 } else { STOOD_IN });",
+        "let lives = seen.queue.is_empty().then_some(Duration::from_millis(1));",
     ),
     in_cells(
         "cells: a session is believed in for longer than its cell is there",

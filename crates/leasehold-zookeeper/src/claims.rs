@@ -9,13 +9,13 @@
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
+use super::watch::OwnWatch;
 use leasehold_core::store::{Mode, Place, Signal};
 use leasehold_core::{Claim, ClaimId, Moment, Token};
 
@@ -39,53 +39,19 @@ impl Standing {
     }
 }
 
-/// Whether a queue is followed, and those who wait in it are told of their turn.
+/// The task that notifies a waiting claim of its turn. It ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Open(AtomicBool);
-
-impl Default for Open {
-    fn default() -> Self {
-        Self(AtomicBool::new(true))
-    }
-}
-
-impl Open {
-    pub(super) fn is_open(&self) -> bool {
-        self.0.load(Relaxed)
-    }
-
-    pub(super) fn close(&self) {
-        self.0.store(false, Relaxed);
-    }
-}
-
-/// What tells a claim that waits of its turn.
-#[derive(Debug)]
-pub(super) enum Listening {
-    /// A task of its own, which ends with this.
-    Task(AbortHandle),
-    /// Whoever follows the whole queue.
-    Queue(Arc<Open>),
-}
+pub(super) struct Listening(pub(super) AbortHandle);
 
 impl Listening {
     fn is_open(&self) -> bool {
-        match self {
-            Self::Task(task) => !task.is_finished(),
-            Self::Queue(open) => open.is_open(),
-        }
-    }
-
-    fn is_to(&self, queue: &Arc<Open>) -> bool {
-        matches!(self, Self::Queue(open) if Arc::ptr_eq(open, queue))
+        !self.0.is_finished()
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if let Self::Task(task) = self {
-            task.abort();
-        }
+        self.0.abort();
     }
 }
 
@@ -122,6 +88,8 @@ struct Kept {
     wake: Arc<Notify>,
     /// Listens for what stands in its way.
     listening: Option<Listening>,
+    /// A holder's watch on its own child.
+    own_watch: Option<OwnWatch>,
 }
 
 impl Default for Kept {
@@ -139,6 +107,7 @@ impl Default for Kept {
             told: None,
             wake: Arc::default(),
             listening: None,
+            own_watch: None,
         }
     }
 }
@@ -149,13 +118,6 @@ impl Kept {
         self.given_up = true;
         self.listening = None;
         self.told = Some(Signal::Ask);
-        self.wake.notify_one();
-    }
-
-    /// Nobody tells it of its turn any more.
-    fn is_alone(&mut self) {
-        self.listening = None;
-        self.told.get_or_insert(Signal::Ask);
         self.wake.notify_one();
     }
 
@@ -170,12 +132,6 @@ impl Kept {
             });
         }
         self.wake.notify_one();
-    }
-
-    /// Whether it has this child, and its turn is told by who follows this queue.
-    fn waits_in(&self, queue: &Arc<Open>, node: &str) -> bool {
-        let here = matches!(&self.stage, Stage::Standing(standing) if standing.node == node);
-        here && self.listening.as_ref().is_some_and(|listening| listening.is_to(queue))
     }
 }
 
@@ -352,37 +308,11 @@ impl Claims {
     }
 
     /// It was granted; `certain` is how long its session lives.
-    pub(super) fn granted(&self, id: ClaimId, certain: Moment) {
-        self.alive(id, |kept| kept.grant(certain));
-    }
-
-    /// The child of this name holds by now: granted, if its claim waits there for this queue's news.
-    pub(super) fn turn_of(&self, id: ClaimId, node: &str, queue: &Arc<Open>, certain: Moment) {
+    pub(super) fn granted(&self, id: ClaimId, certain: Moment, own_watch: Option<OwnWatch>) {
         self.alive(id, |kept| {
-            if kept.waits_in(queue, node) {
-                kept.listening = None;
-                kept.grant(certain);
-            }
+            kept.own_watch = own_watch;
+            kept.grant(certain);
         });
-    }
-
-    /// The child of this name was deleted: its claim is to ask, if it waits there for this queue's news.
-    pub(super) fn gone(&self, id: ClaimId, node: &str, queue: &Arc<Open>) {
-        self.alive(id, |kept| {
-            if kept.waits_in(queue, node) {
-                kept.is_alone();
-            }
-        });
-    }
-
-    /// Those who wait for this queue's news, but whose children are not there, are to ask.
-    pub(super) fn ask_unless(&self, queue: &Arc<Open>, is_there: impl Fn(&str) -> bool) {
-        for kept in self.lock().claims.values_mut() {
-            let Stage::Standing(standing) = &kept.stage else { continue };
-            if kept.waits_in(queue, &standing.node) && !is_there(&standing.node) {
-                kept.is_alone();
-            }
-        }
     }
 
     pub(super) fn tell_to_ask(&self, id: ClaimId) {

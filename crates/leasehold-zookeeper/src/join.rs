@@ -1,7 +1,7 @@
-//! Joining: a sequential child of the lock's node, and the listing that shows who is before it, in one
-//! breath; without the listing where the queue is followed ([`follow`](super::follow)). Who tries looks
-//! first, and makes no child where others hold. Who waits and does not fit is told of its turn by who follows
-//! the queue, or watches what blocks it ([`stand`](super::stand)). A claim that is refused takes its child back.
+//! Joining a queue: the client creates a sequential child of the lock's node and lists the
+//! children. Both requests are sent together. A claim that only tries lists first, and creates no
+//! child where others hold. A claim that does not fit watches what blocks it
+//! ([`stand`](super::stand)). A claim that is refused deletes its child.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,9 +10,8 @@ use zookeeper_client::{CreateMode, CreateSequence, Error as Fault, Stat};
 
 use super::claims::{Stage, Standing};
 use super::fault::explain;
-use super::followed::Followed;
 use super::node;
-use super::node::{Children, Stand};
+use super::node::Children;
 use super::session::Session;
 use super::shared::Shared;
 use leasehold_core::store::{Joined, Mode, Place, holders_of, mismatch};
@@ -21,38 +20,15 @@ use leasehold_core::{Claim, Error, ErrorKind, Moment, Result, Token};
 /// How often the lock's node is made when it vanishes again before its child is.
 const MAKE_TRIES: u32 = 8;
 
-/// What a child comes to, by who is before it.
-pub(super) enum Verdict {
-    Holds,
-    Waits(Stand),
-    /// It was to hold at once, but these do.
-    Busy(Children),
-    /// It is not there any more.
-    Gone,
-}
-
-/// What is sent with the creation of a child.
-#[derive(Clone, Copy)]
-enum Beside {
-    /// The queue is followed: nothing else is needed.
-    Nothing,
-    Listing,
-    /// The creation of the lock's node before it, and the listing after it.
-    LockAndListing,
-}
-
 /// A child as it was made, and the listing that came with it.
-type Made = (Stat, CreateSequence, Option<Result<Vec<String>, Fault>>);
+type Made = (Stat, CreateSequence, Result<Vec<String>, Fault>);
 
 pub(super) fn token_of(stat: &Stat) -> Option<Token> {
     u64::try_from(stat.czxid).ok().and_then(Token::new)
 }
 
 async fn if_any<F: Future>(future: Option<F>) -> Option<F::Output> {
-    match future {
-        Some(future) => Some(future.await),
-        None => None,
-    }
+    Some(future?.await)
 }
 
 impl Shared {
@@ -139,17 +115,10 @@ impl Shared {
                 return refused;
             }
         }
-        let followed = self.follows.of(session.id(), &lock);
-        let followed = followed.filter(|followed| followed.picture().is_some());
         let mut tries = 0;
         loop {
             self.claims.asked(&claim, mode, &lock, self.clock.now());
-            let beside = match (&followed, tries) {
-                (Some(_), 0) => Beside::Nothing,
-                (None, 0) => Beside::Listing,
-                _ => Beside::LockAndListing,
-            };
-            match self.make_child(session, &lock, &prefix, &data, beside).await {
+            match self.make_child(session, &lock, &prefix, &data, tries > 0).await {
                 Ok((stat, sequence, listed)) => {
                     let Some(token) = token_of(&stat) else {
                         let what =
@@ -160,8 +129,7 @@ impl Shared {
                     let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
                     let (session_id, sequence) = (session.id(), sequence.into_i64());
                     let standing = Standing { session: session_id, lock, node, token, sequence };
-                    let known = (listed, followed.as_deref());
-                    return self.stand(session, &claim, mode, started, standing, known).await;
+                    return self.stand(session, &claim, mode, started, standing, listed).await;
                 }
                 Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -184,26 +152,25 @@ impl Shared {
         }
     }
 
-    /// Makes a child, with what is to be sent beside it. A second fault tells why the lock's node cannot
-    /// be made.
+    /// Makes a child and lists the queue; with `make_lock`, makes the lock's node first. A second
+    /// fault is why the lock's node cannot be made.
     async fn make_child(
         &self,
         session: &Session,
         lock: &str,
         prefix: &str,
         data: &[u8],
-        beside: Beside,
+        make_lock: bool,
     ) -> Result<Made, (Fault, Option<Fault>)> {
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
         let above = self.lock_mode().with_acls(self.acls());
         let sent = session.write(|c| async {
             // Requests go out in the order of these lines. Where the lock's node was not there, it is
             // made in the same breath.
-            let make =
-                matches!(beside, Beside::LockAndListing).then(|| c.create(lock, &[], &above));
+            let make = make_lock.then(|| c.create(lock, &[], &above));
             let create = c.create(prefix, data, &options);
-            let list = (!matches!(beside, Beside::Nothing)).then(|| c.list_children(lock));
-            let (made, created, listed) = tokio::join!(if_any(make), create, if_any(list));
+            let list = c.list_children(lock);
+            let (made, created, listed) = tokio::join!(if_any(make), create, list);
             match created {
                 Ok((stat, sequence)) => Ok((stat, sequence, listed)),
                 // Why the lock's node cannot be made, rather than that it is not there.
@@ -217,8 +184,7 @@ impl Shared {
         sent.await
     }
 
-    /// A child was made: what that comes to for its claim, by the listing that came with it or by what is
-    /// known of a queue that is followed.
+    /// A child was made: what that comes to for its claim, by the listing that came with it.
     async fn stand(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -226,23 +192,13 @@ impl Shared {
         mode: Mode,
         started: Moment,
         standing: Standing,
-        (listed, followed): (Option<Result<Vec<String>, Fault>>, Option<&Followed>),
+        listed: Result<Vec<String>, Fault>,
     ) -> Result<Joined> {
         if !self.claims.stands(claim.id, standing.clone()) {
             self.delete(session, &standing).await?;
             return Err(explain(Fault::Timeout, &standing.lock));
         }
-        let joined = match (&listed, followed) {
-            (None, Some(followed)) => {
-                self.stand_in(session, claim, mode, started, &standing, followed).await
-            }
-            _ => None,
-        };
-        let decided = match joined {
-            Some(joined) => joined,
-            None => self.look_and_stand(session, claim, mode, started, &standing, listed).await,
-        };
-        match decided {
+        match self.decide(session, claim, mode, started, &standing, listed).await {
             // Refused, it is not asked for again, and nobody would leave for it.
             Err(error) if error.kind() != ErrorKind::Unreachable => {
                 Err(self.undone(session, claim, &standing, error).await)
@@ -251,62 +207,31 @@ impl Shared {
         }
     }
 
-    /// What a listing means for a new child: the one that came with it, or another.
-    async fn look_and_stand(
+    /// What the listing means for a new child.
+    async fn decide(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
         mode: Mode,
         started: Moment,
         standing: &Standing,
-        listed: Option<Result<Vec<String>, Fault>>,
+        listed: Result<Vec<String>, Fault>,
     ) -> Result<Joined> {
-        let listed = match listed {
-            Some(listed) => listed,
-            None => session.read(|c| c.list_children(&standing.lock)).await,
-        };
         let names = listed.map_err(|fault| explain(fault, &standing.lock))?;
         let children = self.order(&standing.lock, names)?;
-        match self.judge(claim, mode, &standing.node, &children)? {
-            Verdict::Waits(stand) => self.wait(session, claim, started, stand).await,
-            verdict => self.answer(session, claim, started, standing, verdict).await,
-        }
-    }
-
-    /// What a child of this name comes to among the others.
-    pub(super) fn judge(
-        &self,
-        claim: &Claim,
-        mode: Mode,
-        own: &str,
-        children: &Children,
-    ) -> Result<Verdict> {
-        if let Some((kind, capacity)) = children.mismatch(claim, own) {
+        if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
             return Err(mismatch(claim, kind, capacity));
         }
-        Ok(match children.stand(own) {
-            None => Verdict::Gone,
-            Some(stand) if stand.blockers.is_empty() => Verdict::Holds,
-            Some(stand) if mode == Mode::Try => {
-                Verdict::Busy(children.front(children.holding().min(stand.ahead)))
+        match children.stand(&standing.node) {
+            None => {
+                self.claims.remove(claim.id);
+                Ok(Joined::Busy { holders: Vec::new() })
             }
-            Some(stand) => Verdict::Waits(stand),
-        })
-    }
-
-    /// The answer to one that was judged; who waits is told of its turn already.
-    pub(super) async fn answer(
-        &self,
-        session: &Session,
-        claim: &Claim,
-        started: Moment,
-        standing: &Standing,
-        verdict: Verdict,
-    ) -> Result<Joined> {
-        match verdict {
-            Verdict::Holds => self.hold(session, claim, started, standing.token),
-            Verdict::Waits(stand) => Ok(self.waiting(standing, stand.ahead)),
-            Verdict::Busy(front) => {
+            Some(stand) if stand.blockers.is_empty() => {
+                self.hold(session, claim, started, standing.token)
+            }
+            Some(stand) if mode == Mode::Try => {
+                let front = children.front(children.holding().min(stand.ahead));
                 let (left, busy) = tokio::join!(
                     self.delete(session, standing),
                     self.busy(session, claim, &standing.lock, &front)
@@ -315,10 +240,7 @@ impl Shared {
                 self.claims.remove(claim.id);
                 busy
             }
-            Verdict::Gone => {
-                self.claims.remove(claim.id);
-                Ok(Joined::Busy { holders: Vec::new() })
-            }
+            Some(stand) => self.wait(session, claim, started, stand).await,
         }
     }
 

@@ -13,31 +13,29 @@
 //! - *join* sends the creation of the child and the listing of all children together, so a free
 //!   lock costs one round trip. The session is served in order: the listing has our child and
 //!   every one numbered before it. Nobody is ever put before us, so what we see before us can only
-//!   become less. Where the queue is followed (`follow.rs`) the creation goes alone: the news of it comes
-//!   after the news of everybody before it. Who only tries looks first, and where others hold nothing is
-//!   written. Token is the transaction that made the child (its `czxid`): it rises over all nodes
-//!   of the ensemble, over deletion of the lock's node, crash and fail-over.
+//!   become less. Who only tries looks first, and where others hold nothing is written. Token is
+//!   the transaction that made the child (its `czxid`): it rises over all nodes of the ensemble,
+//!   over deletion of the lock's node, crash and fail-over.
 //! - *leave* deletes the child. The server tells those who watch it, which are the ones that fit now.
 //! - *renew* is one write that changes nothing: a transaction that only checks that our children
 //!   exist, for up to hundreds of claims at once. That a majority has agreed is what makes the
 //!   answer worth something (`session.rs`).
 //!
 //! # Who wakes whom
-//! A waiter that has few before it follows the whole queue, together with all others of its client: one
-//! persistent recursive watch tells of each child that comes or goes, so that the next holds with the news
-//! of a departure, and joining anew costs no look either (`follow.rs`). Not everybody may do so, or each
-//! turn would be told to everybody.
-//!
-//! Any other watches the nearest claims before it that together leave it no room, and no others: of
+//! A waiter watches the nearest claims before it that together leave it no room, and no others: of
 //! a mutex its predecessor, of a reader the writer before it, of one of n permits the n before it.
-//! While they all stay it cannot hold; when the last that was in its way is deleted it holds, and
-//! knows it without asking. When another of them is deleted, it watches one more in its stead, and
-//! does not look at the queue. So of those who wait for n permits a release wakes at most n, for a
-//! request each, and of a mutex's one. It watches its own child too: who is evicted while it waits hears of that
-//! before it hears of anybody behind or before it, since the server tells in the order of its
-//! transactions.
+//! While they all stay it cannot hold. When one is deleted, it watches one more instead, or lists
+//! the queue if it does not know the names of all that are left ahead. So a release wakes one of
+//! those that wait for a mutex, and at most n of those that wait for n permits. A waiter watches
+//! its own child too: one that is evicted learns of that before it learns of those ahead, since the
+//! server notifies in the order of its transactions.
 //!
-//! Who holds and is evicted is told by whoever evicts, and who follows queues by a watch (`hear.rs`).
+//! So a hand-over of a mutex costs the server the same however many clients wait: a deletion, a
+//! creation, two listings and two watches with their replies, and one notification to each of the
+//! two clients.
+//!
+//! The evictor notifies a holder that it evicts. A client that shows a queue to people watches all
+//! of it (`hear.rs`).
 //!
 //! # Whose clock, and who is dead
 //! A child lives as long as its client's session, by the leader's monotonic clock. For how long that
@@ -65,8 +63,6 @@
 mod claims;
 mod doctor;
 mod fault;
-mod follow;
-mod followed;
 mod hear;
 mod inspect;
 mod join;
@@ -75,7 +71,6 @@ mod members;
 mod node;
 mod ownership;
 mod path;
-mod picture;
 mod queue;
 mod relay;
 mod renew;
@@ -100,7 +95,6 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use self::claims::{Claims, Stage};
-use self::followed::Follows;
 use self::hear::hear;
 use self::leave::reap;
 use self::ownership::SCHEME;
@@ -148,7 +142,6 @@ impl ZooKeeperStore {
             current: Mutex::new(session.clone()),
             opening: tokio::sync::Mutex::default(),
             claims: Claims::default(),
-            follows: Follows::default(),
             warned: Mutex::default(),
             ears: Ears::default(),
         });

@@ -289,22 +289,6 @@ impl Children {
         Self { nodes, lock }
     }
 
-    /// One has come, with the greatest number of all.
-    pub(super) fn push(&mut self, node: Node) {
-        let mut nodes = std::mem::take(&mut self.nodes);
-        nodes.push(node);
-        *self = Self::in_order(nodes);
-    }
-
-    /// The child of this name has gone; tells where it stood.
-    pub(super) fn remove(&mut self, name: &str) -> Option<usize> {
-        let place = self.nodes.iter().position(|node| node.name == name)?;
-        let mut nodes = std::mem::take(&mut self.nodes);
-        nodes.remove(place);
-        *self = Self::in_order(nodes);
-        Some(place)
-    }
-
     /// The first of them, as many.
     pub(super) fn front(&self, count: usize) -> Self {
         Self { nodes: self.nodes.iter().take(count).cloned().collect(), lock: self.lock }

@@ -42,12 +42,12 @@ enum End {
 }
 
 /// Serves one connection of the driver's until either side is done.
-pub(super) async fn relay(local: TcpStream, members: Arc<Members>) {
+/// It has said this already.
+pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Members>) {
     if local.set_nodelay(true).is_err() {
         return;
     }
     let (mut from_driver, mut to_driver) = local.into_split();
-    let mut said = Vec::new();
     loop {
         for member in members.in_turn().await {
             let end = match members.reach(&member).await {

@@ -190,6 +190,7 @@ impl Session {
         let opened = clock.now();
         let tunnel = Tunnel::open(url, runtime).await?;
         let client = connect(url, &tunnel, runtime).await?;
+        tunnel.belongs_to(client.session_id().0);
         let timeout = client.session_timeout();
         let margin = margin(timeout);
         let (safe, is_settled) = first_margin(url.session, timeout);
@@ -227,6 +228,12 @@ impl Session {
     /// Whether nothing will ever be done on it any more.
     pub(super) fn is_over(&self) -> bool {
         self.client.state().is_terminated()
+    }
+
+    /// Which connection of the driver's serves the session, or did last: another one after each
+    /// break.
+    pub(super) fn connection(&self) -> Option<u64> {
+        self.tunnel.connection()
     }
 
     /// From now on somebody waits to be told something by the member that serves: it must not be silent

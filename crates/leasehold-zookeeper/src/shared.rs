@@ -9,13 +9,12 @@ use zookeeper_client::{Acls, CreateMode, Error as Fault};
 
 use super::claims::Claims;
 use super::fault::{explain, shut_down};
-use super::followed::Follows;
-use super::node::{Naming, Node};
+use super::node::Naming;
 use super::path;
 use super::session::Session;
 use super::url::{Access, ZooKeeperUrl};
 use leasehold_core::store::Ears;
-use leasehold_core::{ClaimId, Clock, Name, Result};
+use leasehold_core::{Clock, Name, Result};
 
 /// What calls and tasks share.
 #[derive(Debug)]
@@ -28,7 +27,6 @@ pub(super) struct Shared {
     /// Held while a new one is opened.
     pub(super) opening: tokio::sync::Mutex<()>,
     pub(super) claims: Claims,
-    pub(super) follows: Follows,
     /// Who is told of evictions.
     pub(super) ears: Ears,
     /// Locks whose numbers were said to run out.
@@ -78,11 +76,6 @@ impl Shared {
 
     pub(super) fn naming(&self) -> Naming {
         self.url.naming
-    }
-
-    /// The claim whose child has this name.
-    pub(super) fn claim_of(&self, node: &str) -> Option<ClaimId> {
-        Node::parse(self.naming(), node.to_owned()).ok()?.id(self.naming())
     }
 
     /// Makes sure at connecting that there is a node to put locks under.

@@ -1,5 +1,26 @@
-//! Standing in the queue where it is not followed (`follow.rs`): what is in a claim's way is watched, and
-//! nothing else, until it is gone; and where a claim stands, when somebody asks.
+//! Waiting in a queue: a claim watches what is in its way and its own child, and nothing else.
+//!
+//! *One departure wakes one waiter of a mutex.* A waiter watches the nearest claims ahead that
+//! together leave no room for it: of a mutex its predecessor, of a reader the writer ahead, of one
+//! of n permits the n ahead. While they all stay it cannot hold. So the cost of a hand-over depends
+//! on the kind of the lock, and not on how many clients wait: the server notifies only the claims
+//! that the departed one blocked.
+//!
+//! *A claim that is evicted while it waits never takes the departure of another for its turn.* It
+//! watches its own child as well, the server notifies in the order of its transactions, and the
+//! watch on the own child is looked at first ([`watch`](super::watch)).
+//!
+//! # What if
+//! - *a child departs before it is watched*: the watch is a read, whose answer is that the child is
+//!   missing;
+//! - *the connection breaks*: the driver sets all watches again with the last transaction that it
+//!   has seen, and the server notifies of what happened since, but in any order. So a claim whose
+//!   turn comes on another connection than its watches were set on is told to ask: its own child
+//!   may be gone too;
+//! - *the session ends*: every watch ends, and the claim is told to ask;
+//! - *a watch cannot be set*: the claim is told to ask, and its heartbeat listens again;
+//! - *the caller's future is dropped*: the watches belong to a task of the client's own, which ends
+//!   when the claim is removed.
 
 use std::sync::{Arc, Weak};
 
@@ -14,7 +35,7 @@ use super::queue::Looked;
 use super::session::{Session, Watching};
 use super::shared::Shared;
 use super::together::all_of;
-use super::watch::{Event, Heard, Lacks, Watches, event};
+use super::watch::{Event, Heard, Lacks, OwnWatch, Watches, event};
 use leasehold_core::store::{Joined, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Moment, Result};
 
@@ -25,13 +46,20 @@ pub(super) async fn listen(
     claim: Claim,
     standing: Standing,
     mut watches: Watches,
+    connection: Option<u64>,
     _watching: Watching,
 ) {
+    let grant = |shared: &Shared, session: &Session, own: Option<Event>| match session.connection()
+        == connection
+    {
+        true => shared.claims.granted(claim.id, session.certain_until(), own.map(OwnWatch)),
+        false => shared.claims.tell_to_ask(claim.id),
+    };
     loop {
         let heard = watches.next().await;
         let (Some(shared), Some(session)) = (shared.upgrade(), session.upgrade()) else { return };
         let now = match heard {
-            Heard::Free => Ok(Watched::Fits),
+            Heard::Free => return grant(&shared, &session, watches.into_own()),
             Heard::Over => return shared.claims.tell_to_ask(claim.id),
             Heard::Lacking => shared.settle(&session, &standing, Next::On(watches)).await,
             Heard::Changed => {
@@ -44,10 +72,7 @@ pub(super) async fn listen(
                 shared.claims.stands_behind(claim.id, new.ahead);
                 watches = new;
             }
-            Ok(Watched::Fits) => {
-                let certain = session.certain_until();
-                return shared.claims.granted(claim.id, certain);
-            }
+            Ok(Watched::Fits(own)) => return grant(&shared, &session, own),
             // The heartbeat listens anew.
             Ok(Watched::Gone) | Err(_) => return shared.claims.tell_to_ask(claim.id),
         }
@@ -56,7 +81,8 @@ pub(super) async fn listen(
 
 /// How a claim stands whose watches are being set.
 pub(super) enum Watched {
-    Fits,
+    /// With the watch on its own child.
+    Fits(Option<Event>),
     Waits(Watches),
     /// Its own child is not there.
     Gone,
@@ -86,10 +112,7 @@ impl Shared {
             return Ok(Joined::Busy { holders: Vec::new() });
         };
         self.claims.waits(claim, stand.ahead, started);
-        let followed = self.wait_in(session, claim, started, &standing, stand.ahead).await;
-        if let Some(joined) = followed {
-            return joined;
-        }
+        let connection = session.connection();
         let mut now = self.watch(session, &standing, stand, (None, Vec::new())).await?;
         if let Watched::Waits(watches) = now {
             now = self.settle(session, &standing, Next::On(watches)).await?;
@@ -99,7 +122,7 @@ impl Shared {
                 self.claims.remove(claim.id);
                 Ok(Joined::Busy { holders: Vec::new() })
             }
-            Watched::Fits => self.hold(session, claim, started, standing.token),
+            Watched::Fits(_) => self.hold(session, claim, started, standing.token),
             Watched::Waits(watches) => {
                 let ahead = watches.ahead;
                 self.claims.waits(claim, ahead, started);
@@ -109,10 +132,11 @@ impl Shared {
                     claim.clone(),
                     standing.clone(),
                     watches,
+                    connection,
                     session.watching(),
                 );
                 let task = self.runtime.spawn(listening).abort_handle();
-                self.claims.listens(claim.id, Listening::Task(task));
+                self.claims.listens(claim.id, Listening(task));
                 Ok(self.waiting(&standing, ahead))
             }
         }
@@ -129,7 +153,9 @@ impl Shared {
             next = match next {
                 Next::Anew(set) => match self.look(session, standing).await? {
                     Looked::Gone => return Ok(Watched::Gone),
-                    Looked::Stands(stand) if stand.blockers.is_empty() => return Ok(Watched::Fits),
+                    Looked::Stands(stand) if stand.blockers.is_empty() => {
+                        return Ok(Watched::Fits(set.0));
+                    }
                     Looked::Stands(stand) => {
                         match self.watch(session, standing, stand, set).await? {
                             Watched::Waits(watches) => Next::On(watches),
@@ -144,7 +170,9 @@ impl Shared {
                         let path = format!("{}/{}", standing.lock, one.name);
                         match self.watch_all(session, &[path]).await?.pop().flatten() {
                             Some(event) => watches.watch(one, event),
-                            None if watches.left(one.weight) => return Ok(Watched::Fits),
+                            None if watches.left(one.weight) => {
+                                return Ok(Watched::Fits(watches.into_own()));
+                            }
                             None => {}
                         }
                         Next::On(watches)
@@ -180,7 +208,7 @@ impl Shared {
             }
         }
         set.into_iter().for_each(|(blocker, event)| watches.watch(blocker, event));
-        Ok(if fits { Watched::Fits } else { Watched::Waits(watches) })
+        Ok(if fits { Watched::Fits(watches.into_own()) } else { Watched::Waits(watches) })
     }
 
     /// Watches these nodes; `None` for one that is not there.

@@ -1,8 +1,8 @@
 //! What one waiting claim watches: its own child, and as many of those before it as must go first.
 
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use zookeeper_client::{EventType, OneshotWatcher, WatchedEvent};
 
@@ -25,6 +25,16 @@ pub(super) type Event = Pin<Box<dyn Future<Output = WatchedEvent> + Send>>;
 /// What is watched of one node.
 pub(super) fn event(watcher: OneshotWatcher) -> Event {
     Box::pin(watcher.changed())
+}
+
+/// The watch on a holder's own child, from the time when it waited. The driver sends a request when
+/// a watch is dropped before its node is deleted, so the claim keeps this until then.
+pub(super) struct OwnWatch(#[expect(dead_code, reason = "it is kept, not read")] pub(super) Event);
+
+impl std::fmt::Debug for OwnWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnWatch").finish_non_exhaustive()
+    }
 }
 
 /// What a waiting claim watches.
@@ -56,6 +66,11 @@ impl Watches {
         self.others.push((blocker, event));
     }
 
+    /// The watch on the claim's own child.
+    pub(super) fn into_own(self) -> Option<Event> {
+        self.own
+    }
+
     /// What is still watched, to be watched on.
     pub(super) fn take(self) -> (Option<Event>, Vec<(Blocker, Event)>) {
         (self.own, self.others)
@@ -66,6 +81,12 @@ impl Watches {
         let watched: u64 = self.others.iter().map(|(b, _)| u64::from(b.weight)).sum();
         if watched > self.room {
             return Lacks::Nobody;
+        }
+        // With none left to watch and more ahead than are known, those that are known have most
+        // likely left before: of a mutex, the predecessor leaves when it has held, and so after all
+        // others.
+        if self.others.is_empty() && self.ahead > self.spare.len() {
+            return Lacks::Unknown;
         }
         self.spare.pop().map_or(Lacks::Unknown, Lacks::One)
     }
@@ -81,15 +102,22 @@ impl Watches {
     /// departure of another for its turn.
     pub(super) async fn next(&mut self) -> Heard {
         let (other, event_type) = poll_fn(|cx| {
-            if let Some(own) = &mut self.own
-                && let Poll::Ready(event) = own.as_mut().poll(cx)
-            {
+            let own = &mut self.own;
+            let mut poll_own = |cx: &mut Context<'_>| {
+                own.as_mut().map_or(Poll::Pending, |own| own.as_mut().poll(cx))
+            };
+            if let Poll::Ready(event) = poll_own(cx) {
                 return Poll::Ready((None, event.event_type));
             }
-            for (i, (_, event)) in self.others.iter_mut().enumerate() {
-                if let Poll::Ready(event) = event.as_mut().poll(cx) {
-                    return Poll::Ready((Some(i), event.event_type));
+            for (i, (_, other)) in self.others.iter_mut().enumerate() {
+                let Poll::Ready(event) = other.as_mut().poll(cx) else { continue };
+                // Both may have come since the own child was looked at, and then its event came
+                // first.
+                if let Poll::Ready(first) = poll_own(cx) {
+                    *other = Box::pin(ready(event));
+                    return Poll::Ready((None, first.event_type));
                 }
+                return Poll::Ready((Some(i), event.event_type));
             }
             Poll::Pending
         })
@@ -132,6 +160,25 @@ mod tests {
 
     fn never() -> Event {
         Box::pin(std::future::pending())
+    }
+
+    /// The own child is deleted, and then the predecessor, between two looks at the events.
+    #[test]
+    fn an_evicted_waiter_does_not_take_a_departure_for_its_turn() {
+        let deleted = || WatchedEvent::new(EventType::NodeDeleted, "/n");
+        let mut looks = 0;
+        let own = poll_fn(move |_| {
+            looks += 1;
+            if looks == 1 { Poll::Pending } else { Poll::Ready(deleted()) }
+        });
+        let (blockers, spare) = (Vec::new(), Vec::new());
+        let stand = Stand { ahead: 1, excess: 1, room: 0, blockers, spare };
+        let mut watches = Watches::new(Box::pin(own), stand);
+        let predecessor = Blocker { name: "p".into(), weight: 1 };
+        watches.watch(predecessor, Box::pin(ready(deleted())));
+        let heard = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let heard = heard.block_on(watches.next());
+        assert!(matches!(heard, Heard::Over), "it was let in");
     }
 
     proptest! {

@@ -26,8 +26,8 @@ pub(crate) const STORY: Story = Story {
         "The notification does not say whose turn it is, so the cost of each hand-over grows with \
          the number of waiters.",
         "In leasehold's queue, a release hands the lock to exactly one waiter and wakes no other. \
-         ZooKeeper's message to the clients near the front contains everything they need, so they \
-         send no requests.",
+         Each waiter watches only the node ahead of it, so the cost of a hand-over does not depend \
+         on the number of waiters.",
     ],
     play: || Box::pin(play()),
 };
