@@ -192,7 +192,7 @@ pub fn public_secrets(url: &str) -> Vec<Finding> {
             Finding::weak(
                 "public-secret",
                 format!("every user of this machine may read {named_by}={path:?}"),
-                "whoever reads the file can use the store with this client's permissions",
+                "every user who can read the file can use the store with this client's permissions",
                 format!("chmod o-r {}", Quoted(&path.to_string_lossy())),
             )
         })

@@ -279,7 +279,7 @@ mod tests {
                             let first = kept.as_ref().and_then(|queue| queue.entries().next());
                             firsts.push(first.map(|e| (e.holder.pid, e.standing)));
                         }
-                        assert_eq!(firsts[0], firsts[1], "who is let in, round {round}");
+                        assert_eq!(firsts[0], firsts[1], "first claims in round {round}");
                     }
                     8 => {
                         for claim in [quick, slow] {
@@ -308,7 +308,7 @@ mod tests {
                 );
             }
         }
-        assert!(stood > 2 * rounds && handed > rounds, "{stood} stood, {handed} handed over");
+        assert!(stood > 2 * rounds && handed > rounds, "{stood} claims, {handed} hand-overs");
     }
 
     /// Who had to wait for the row judges, and is dated, by the clock as it is then.
