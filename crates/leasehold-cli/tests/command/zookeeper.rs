@@ -17,7 +17,9 @@ const ROUNDS: usize = 25;
 #[ignore = "runs with ./test.sh --all"]
 fn r32_forty_processes_and_kazoo_count_exactly_while_members_are_killed() {
     let all = ZooKeepers::start();
-    let counting = Counting::start(&format!("{}/count?create=yes&naming=kazoo", all.url()));
+    // A member takes seconds to start again.
+    let store = format!("{}/count?create=yes&naming=kazoo", all.url());
+    let counting = Counting::start_for(8, &store);
     let hosts: Vec<String> =
         all.members().iter().map(|m| format!("127.0.0.1:{}", m.port())).collect();
     let mut kazoo = Command::new(testbed::python());

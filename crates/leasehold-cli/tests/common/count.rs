@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{LEASEHOLD, Place, eventually};
 
 const PROCESSES: usize = 40;
-/// How often each of them counts.
+/// How often each of them counts, unless the test says otherwise.
 const ROUNDS: usize = 2;
 
 /// What each process does: reads, thinks, writes, and says under which token.
@@ -18,6 +18,7 @@ n=$(cat "$1"); sleep 0.01; echo $((n + 1)) > "$1"; echo "$LEASEHOLD_TOKEN" >> "$
 /// Forty processes that count under the lock `counter`.
 pub(crate) struct Counting {
     place: Place,
+    rounds: usize,
     running: Vec<Child>,
     _turn: MutexGuard<'static, ()>,
 }
@@ -25,6 +26,11 @@ pub(crate) struct Counting {
 impl Counting {
     /// Starts them.
     pub(crate) fn start(store: &str) -> Self {
+        Self::start_for(ROUNDS, store)
+    }
+
+    /// The same, and each counts so often: enough for all that is to happen in the midst of it.
+    pub(crate) fn start_for(times: usize, store: &str) -> Self {
         // One such crowd at a time.
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,12 +48,12 @@ impl Counting {
             let forgets = if store.starts_with("memcached:") { "74" } else { "0" };
             let mut command = std::process::Command::new("sh");
             command.args(["-c", rounds, LEASEHOLD, store]).arg(&counter);
-            command.args([&ROUNDS.to_string(), COUNT, forgets]);
+            command.args([&times.to_string(), COUNT, forgets]);
             command.stdin(Stdio::null()).stderr(Stdio::piped());
             command.spawn().unwrap()
         };
         let running = (0..PROCESSES).map(start).collect();
-        Self { place, running, _turn: turn }
+        Self { place, rounds: times, running, _turn: turn }
     }
 
     /// The file that holds the number: others may count in it too, under the same lock.
@@ -60,7 +66,7 @@ impl Counting {
         let now = || self.place.read("counter.tokens").lines().count();
         eventually("they count", || now() >= counted);
         what();
-        assert!(now() < PROCESSES * ROUNDS, "all had counted before");
+        assert!(now() < PROCESSES * self.rounds, "all had counted before");
     }
 
     /// Waits for all, and [checks](Counted::check).
@@ -78,21 +84,24 @@ impl Counting {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{}: {said}", output.status);
         }
-        Counted(self.place)
+        Counted { place: self.place, count: PROCESSES * self.rounds }
     }
 }
 
 /// What forty processes have counted.
-pub(crate) struct Counted(Place);
+pub(crate) struct Counted {
+    place: Place,
+    count: usize,
+}
 
 impl Counted {
     /// Everybody was counted, `others` besides, under rising tokens.
     pub(crate) fn check(self, others: usize) {
-        let counted = self.0.read("counter");
-        assert_eq!(counted.trim(), (PROCESSES * ROUNDS + others).to_string());
-        let tokens = self.0.read("counter.tokens");
+        let counted = self.place.read("counter");
+        assert_eq!(counted.trim(), (self.count + others).to_string());
+        let tokens = self.place.read("counter.tokens");
         let tokens: Vec<u64> = tokens.lines().map(|line| line.parse().unwrap()).collect();
-        assert_eq!(tokens.len(), PROCESSES * ROUNDS);
+        assert_eq!(tokens.len(), self.count);
         assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");
     }
 }

@@ -24,7 +24,8 @@ fn s15_a_long_lock_delay_of_a_semaphore_outlives_its_dead_holder() {
         let next = claim("s15", Kind::Semaphore, 1);
         let busy = locks.store().join(&next, Mode::Try).await.unwrap();
         assert!(matches!(busy, Joined::Busy { .. }), "open too early: {busy:?}");
-        server.shift_clock(700);
+        // Longer than a lease and the delay.
+        server.shift_clock(900);
         assert!(matches!(join(&locks, &next).await, Joined::Holding { .. }));
     });
 }
