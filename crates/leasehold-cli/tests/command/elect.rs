@@ -87,6 +87,8 @@ fn a_leader_whose_command_ends_stands_again_until_it_is_told_to_end() {
     let mut leader =
         Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
     eventually("two terms", || place.read("terms").lines().count() >= 2);
+    // A command that still runs would get the signal, and end as it does anyway.
+    eventually("the term is over", || place.claims("leader") == 0);
     leader.signal(Signal::SIGINT);
     let status = leader.child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
