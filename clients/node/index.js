@@ -57,8 +57,8 @@ class Held extends EventEmitter {
     /** How many claims are ahead in the queue, while it waits. */
     this.ahead = null;
     /**
-     * Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. null further
-     * back in the queue than the first three waiters, except when the wait begins.
+     * In words, the holders or the reason why the lock is unavailable, when the place in the queue last changed. After
+     * the wait has begun, only the first three waiters get it; for others it is null.
      */
     this.heldBy = null;
     /** The holders, as objects like in `leasehold show --json` (host, pid, label, since_seconds, …); empty if heldBy is null. */
@@ -221,7 +221,7 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
     };
     child.on('error', (error) => end(cannotStart(command, error)));
     child.on('close', (status, by) => {
-      // The last line says why, and the exit status only if there is none.
+      // The last line says why. Without one, the exit status does.
       const code = last.event === 'failed' ? last.code : status;
       const message = last.message ?? (errors.trim() || `the leasehold process ended with ${status ?? by}`);
       end(new (ERRORS[code] ?? LeaseholdError)(message, code));

@@ -327,8 +327,8 @@ class Held:
         self.state = "waiting"
         #: How many claims are ahead in the queue, while it waits.
         self.ahead = None
-        #: Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. None
-        #: further back in the queue than the first three waiters, except when the wait begins.
+        #: In words, the holders or the reason why the lock is unavailable, when the place in the queue last changed.
+        #: After the wait has begun, only the first three waiters get it; for others it is None.
         self.held_by = None
         #: The holders, as dictionaries like in ``leasehold show --json`` (host, pid, label, token, since_seconds, …).
         #: Empty if ``held_by`` is None.
@@ -497,8 +497,8 @@ class Held:
     def _end(self, last, code, said):
         event = last.get("event")
         if self.token is None:
-            # It was never held. The last line says why, and the exit code only if there is none: it does not reach a
-            # process that ignores SIGCHLD or whose children are reaped by others (then it is 0).
+            # It was never held. The last line says why. Without one, the exit code does; that is 0 in a process that
+            # ignores SIGCHLD or whose children are reaped elsewhere.
             failed = event == "failed"
             code = last.get("code") if failed else code or None
             message = last.get("message") or said or f"the leasehold process ended without a result (exit code {code})"

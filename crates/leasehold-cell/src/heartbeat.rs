@@ -35,7 +35,7 @@ pub(crate) async fn beat(shared: Weak<Shared>) {
             false => None,
         };
         if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lives.lease) {
-            // Whoever joins is known before it looks for a session.
+            // A join registers its claim before it looks for a session.
             sessions.close_if(|| now.claims.is_empty()).await;
             continue;
         }

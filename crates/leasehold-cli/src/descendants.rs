@@ -20,8 +20,8 @@
 //! releases when its program ends.
 //!
 //! # Why none is missed, and no other process is hit
-//! - *Forks.* A process may fork while we read /proc. Its parent is killed then, and no process
-//!   that is dead forks. So we look again until a look finds nobody alive. Each orphan is a child
+//! - *Forks.* A process may fork while we read /proc. Its parent is killed then, and a
+//!   dead process cannot fork. So we look again until a look finds no live process. Each orphan is a child
 //!   of leasehold or has the mark.
 //! - *Reused pids.* A signal is sent through a pidfd that was opened before the start time was
 //!   compared. So it reaches the process that was seen, or none.
@@ -129,7 +129,8 @@ impl Descendants {
         members
     }
 
-    /// Whether it belongs to the command by itself. `is_led`: leasehold may have children.
+    /// Whether it belongs to the command without an ancestor that does. `is_led`: leasehold may have
+    /// children.
     fn is_root(&self, stat: &Stat, is_led: bool) -> bool {
         let is_marked = |m: Mark| {
             stat.started() >= m.started
@@ -265,7 +266,7 @@ fn signal_through_pidfd(stat: &Stat, signal: Signal) -> rustix::io::Result<()> {
         // A sandbox or an old kernel has no pidfd.
         pidfd => pidfd.ok(),
     };
-    // The descriptor is of whoever has the number now: ours, if that one was started when ours was.
+    // The pidfd is of the process that has the pid now: the same one, if it has the same start.
     if Stat::of(stat.pid()).is_none_or(|now| now.started() != stat.started()) {
         return Err(Errno::SRCH);
     }
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_left_the_group_and_is_an_orphan_is_killed_by_its_mark() {
-        // As after the death of leasehold: there is no process of this pid and start.
+        // As after the death of leasehold: no process has this pid and start.
         let mark: Mark = format!("{}-0-{}-0-1", i32::MAX, crate::boottime::now()).parse().unwrap();
         let script = "(setsid sh -c 'echo $$; exec sleep 1000' &)";
         let mut child = command(script, &mark.to_string());

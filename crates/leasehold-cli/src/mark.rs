@@ -9,8 +9,8 @@ use std::fmt;
 use std::fs::read_link;
 use std::str::FromStr;
 
-use crate::boottime;
-use crate::proc::{self, Stat};
+use crate::proc::Stat;
+use crate::{boottime, orphans};
 
 pub(crate) const RUN: &str = "LEASEHOLD_RUN";
 /// The value for what is to outlive the command.
@@ -40,7 +40,7 @@ impl Mark {
     pub(crate) fn new() -> Self {
         let pid = i32::try_from(std::process::id()).unwrap_or_default();
         let started = Stat::of(pid).map_or(0, |stat| stat.started());
-        let is_alone = pid != 1 && !proc::all().any(|stat| stat.parent() == pid);
+        let is_alone = pid != 1 && !orphans::has_children();
         Self { pid, started, at: boottime::now(), namespace: namespace(), is_alone }
     }
 

@@ -12,26 +12,46 @@ use nix::libc;
 pub(crate) fn reap(spared: &[i32]) {
     while let Some(pid) = ended().filter(|pid| !spared.contains(pid)) {
         let flags = libc::WEXITED | libc::WNOHANG;
-        if wait(libc::P_PID, pid.unsigned_abs(), flags).is_none() {
+        if !wait(libc::P_PID, pid.unsigned_abs(), flags).is_ok_and(|reaped| reaped > 0) {
             return;
         }
     }
 }
 
-/// A child that has ended. It is not reaped.
-fn ended() -> Option<i32> {
-    wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)
+/// Returns whether this process has children, running or not reaped.
+pub(crate) fn has_children() -> bool {
+    peek() != Err(Errno::ECHILD)
 }
 
-/// The pid of the child that was waited for. (The wrappers have no pid, or no name for a child that
-/// a real-time signal killed.)
-fn wait(kind: libc::idtype_t, id: libc::id_t, flags: i32) -> Option<i32> {
-    // SAFETY: waitid fills in `status`, for which zeros are a valid value, and which says pid 0 if
-    // there was none.
-    let pid = unsafe {
+/// Returns a child that has ended, without reaping it.
+fn ended() -> Option<i32> {
+    peek().ok().filter(|&pid| pid > 0)
+}
+
+fn peek() -> nix::Result<i32> {
+    wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL)
+}
+
+/// Returns the pid of the child that was waited for, or 0 if no child has ended. (The wrappers
+/// return no pid, or no name for a child that a real-time signal killed.)
+fn wait(kind: libc::idtype_t, id: libc::id_t, flags: i32) -> nix::Result<i32> {
+    // SAFETY: waitid fills in `status`, for which zeros are a valid value.
+    unsafe {
         let mut status: libc::siginfo_t = std::mem::zeroed();
-        Errno::result(libc::waitid(kind, id, &raw mut status, flags)).ok()?;
-        status.si_pid()
-    };
-    (pid > 0).then_some(pid)
+        Errno::result(libc::waitid(kind, id, &raw mut status, flags))?;
+        Ok(status.si_pid())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_children;
+
+    #[test]
+    fn a_running_child_is_seen() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        assert!(has_children());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -1,15 +1,15 @@
 //! Whose life a hold is bound to, where it is not its reader's: a process that is named, or the one that reads the
 //! token of `leasehold acquire`.
 //!
-//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of
-//! our stdout, which is a pipe. That is a fact that the kernel tells, whatever the program is and
-//! whatever runs in between (`timeout`, `bash -c`, a subshell of the same shell), and of it alone
-//! is anything concluded: the nearest process above us that reads the pipe, and is of our session.
-//! (Node gives its children a pair of sockets. Of these the kernel tells who made them, which is
-//! Node.) One of another session (sshd, sudo with a terminal of its own) only passes on what it
-//! reads, and is gone as soon as we are. Where there is none (a pipeline, a file, a terminal)
-//! nobody is known who would hold the lock for as long as it is worked under, and it is refused:
-//! better no lock than one that is gone before the section begins.
+//! In `T=$(leasehold acquire x)` that is the shell that runs the `$(…)`: it has the other end of
+//! our stdout, a pipe. The owner is the nearest ancestor in our session that has the pipe open for
+//! reading. /proc shows this whatever the program is and whatever runs in between (`timeout`,
+//! `bash -c`, a subshell). Node gives its children a pair of sockets instead; the kernel reports
+//! the process that made the pair, which is Node.
+//!
+//! An ancestor in another session (sshd, sudo with a terminal of its own) only forwards what it
+//! reads, and exits with us. If no ancestor reads stdout (a pipeline, a file, a terminal), the
+//! command is refused: a lock without an owner would be released before the work begins.
 //!
 //! A process is its pid *and* its start time: a number may be given to somebody else.
 

@@ -179,9 +179,9 @@ pub(crate) fn restore(signal: Signal, before: &SigAction) {
     let _ = unsafe { sigaction(signal, before) };
 }
 
-/// Lets the signals that end a program end this one even if it is the first process of a PID
-/// namespace, as in a container, where the kernel does nothing about them by default. Whoever
-/// catches them later does so instead.
+/// Lets the signals that end a program end this one as the first process of a PID namespace, too.
+/// There, as in a container, the kernel ignores them by default. A handler that is installed later
+/// replaces this one.
 pub(crate) fn end_even_as_first_process() {
     if std::process::id() != 1 {
         return;

@@ -19,19 +19,19 @@
 //!   A lost or late line means an earlier KILL, never a later one. Time is the boot clock's, by
 //!   timerfd, so the alarm also goes off right after the machine wakes.
 //! - *Never the wrong group.* leasehold says `done` and waits for our end before it reaps CMD, so
-//!   while we live under it the group's number cannot be anybody else's. After its death we kill
-//!   processes one by one, each through a descriptor of it.
+//!   while leasehold lives, no other process can get the group's number. After its death we kill
+//!   processes one by one, each through its pidfd.
 //! - *Nobody stops it.* It signals first and speaks afterwards, on a thread of its own: a stderr
 //!   that nobody reads costs the words and not the signal.
 //! - *Not in the way.* It is in a session of its own (no signal of the terminal or of a job reaches
 //!   it), blocks all signals, holds neither the lock's lifeline nor stdout, and ends with
 //!   leasehold. It is killed only by KILL; leasehold then starts another.
 //!
-//! CMD is its group and what has [left it](crate::descendants).
+//! CMD here means its group and the [descendants](crate::descendants) that left the group.
 //!
-//! Not covered: what became another user, whom we may not signal (it is said); and leasehold and
-//! watchdog killed at the same moment (with the file store CMD's inherited lifeline keeps the lock
-//! even then).
+//! Not covered: a process that became another user, which we may not signal (a message names it);
+//! and leasehold and watchdog killed at the same moment (with the file store, CMD's inherited
+//! lifeline keeps the lock even then).
 
 use std::io::{self, PipeWriter, Write, stdin};
 use std::os::fd::AsFd;

@@ -1892,7 +1892,7 @@ pub async fn people_see_and_evict(subject: &Subject) {
     assert_eq!(must("evict", locks.evict(subject.name("nobody"), Evict::Holders).await), 0);
 }
 
-/// Who asks for the holders alone sees those that the whole queue shows, by their tokens as well.
+/// `holders` returns the holders that the whole queue shows, by their tokens as well.
 pub async fn holders_are_those_that_the_whole_queue_shows(subject: &Subject) {
     let locks = subject.client().await;
     let store = locks.store();

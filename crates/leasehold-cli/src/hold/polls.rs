@@ -1,8 +1,8 @@
-//! When a waiter of `leasehold hold` polls the store for who holds the lock.
+//! When a waiter of `leasehold hold` polls the store for the holders of its lock.
 //!
 //! **The cost of a hand-over does not grow with the queue.** The waiter's heartbeat reports a new
-//! position at no cost, and a line is printed for it. Who holds the lock costs a request, so the
-//! waiter polls only
+//! position at no cost, and a line is printed for it. A poll for the holders costs a request, so
+//! the waiter polls only
 //! - once, when it has joined the queue;
 //! - when its position changes and fewer than [`NEAR`] waiters are ahead, or the store reports that
 //!   it is the first.
@@ -50,7 +50,7 @@ impl Polls {
         self.others = lock.map_or(self.others, progress::others).max(1);
     }
 
-    /// The number among the waiters with so many claims ahead, if it is known without a poll.
+    /// The number among the waiters with `ahead` claims ahead, if it is known without a poll.
     pub(super) fn place(&self, ahead: usize) -> Option<usize> {
         self.is_mutex.then_some(ahead.max(1))
     }

@@ -23,11 +23,11 @@ pub(super) enum Told<'a> {
         name: &'a str,
         /// How many are before it, holders included.
         ahead: usize,
-        /// Its number among those who wait: the first is 1. `None`: it is not known how many hold.
+        /// Its number among the waiters, from 1; `None` if the number of holders is unknown.
         place: Option<usize>,
-        /// Who holds, or why nobody may, in words; `None` if the store was not polled for it.
+        /// The holders, or the reason why the lock is taken, in words; `None` without a poll.
         held_by: Option<String>,
-        /// Who holds; empty if the store was not polled for it.
+        /// The holders; empty without a poll.
         holders: Vec<Place<'a>>,
     },
     /// The lock is the caller's, for so long at least if it is not renewed; without a time, until it ends.

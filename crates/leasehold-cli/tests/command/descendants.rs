@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 /// What does the work of a command: it says its pid, and does not end.
 const WORK: &str = "echo $$; exec sleep 1000";
 /// The same from another process group, session, user, or without a parent or an environment.
-/// `WORK` stands for it.
+/// `WORK` is replaced by it.
 const ESCAPES: [&str; 8] = [
     "timeout 600 sh -c 'WORK'; true",
     "setsid -w sh -c 'WORK'; true",
@@ -124,16 +124,10 @@ fn daemons_outlive_a_command_that_ends() {
 #[test]
 fn detached_processes_and_the_program_for_losses_outlive_the_lock() {
     let place = Place::new();
-    let on_lost = place.path("on-lost");
     let lost = place.path("lost");
-    let program = format!(
-        "#!/bin/sh\nsetsid sleep 1000 &\necho $! > {0}.new\nmv {0}.new {0}\n",
-        lost.display()
-    );
-    std::fs::write(&on_lost, program).unwrap();
-    assert!(Command::new("chmod").arg("+x").arg(&on_lost).status().unwrap().success());
+    let text = format!("setsid sleep 1000 &\necho $! > {0}.new\nmv {0}.new {0}", lost.display());
+    let on_lost = &place.script("on-lost", &text);
     let script = "LEASEHOLD_RUN=detached setsid sleep 1000 & echo $!; sleep 1000";
-    let on_lost = on_lost.to_str().unwrap();
     let words = ["run", "--no-inherit", "--on-lost", on_lost, "x", "--", "sh", "-c", script];
     let mut running = Running::start(place.leasehold(words));
     let detached = Stray(work_of(&mut running));
@@ -174,14 +168,6 @@ fn children_that_leasehold_had_before_are_not_the_commands() {
     assert!(before.iter().all(|stray| runs(stray.0)));
 }
 
-/// Root without the right to signal other users' processes, as every user is.
-fn without_kill(place: &Place, words: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-kill", "--inh-caps=-kill", LEASEHOLD]).args(words);
-    command.env("LEASEHOLD_STORE", place.store()).stdin(Stdio::null());
-    command
-}
-
 #[test]
 fn a_survivor_is_named_and_keeps_the_lock_while_it_runs() {
     if !rustix::process::geteuid().is_root() {
@@ -192,7 +178,7 @@ fn a_survivor_is_named_and_keeps_the_lock_while_it_runs() {
     let script = "setpriv --reuid=65534 --clear-groups setsid -w sh -c 'echo $$; exec sleep 1000'";
     let script = format!("{script} & wait");
     let words = ["run", "--no-inherit", "--max-hold", "1s", "x", "--", "sh", "-c", &script];
-    let mut running = Running::start(without_kill(&place, &words));
+    let mut running = Running::start(place.without_kill(&words));
     let survivor = Stray(work_of(&mut running));
     // It waits for more than the second that the lock may be held.
     assert_eq!(place.code(&["run", "--wait", "3s", "x", "--", "true"]), 75);

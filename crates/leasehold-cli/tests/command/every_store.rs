@@ -1,7 +1,6 @@
 //! The habits of the command on every store: what is tested of files in full elsewhere, once more where there
 //! are leases.
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -63,12 +62,9 @@ fn a_command_has_the_grace_that_it_was_given(store: &str) {
 
 fn who_is_to_know_of_a_loss_is_told(store: &str) {
     let place = Place::new();
-    let (told, program) = (place.path("told"), place.path("tell"));
-    let text =
-        format!("#!/bin/sh\necho \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'\n", told.display());
-    std::fs::write(&program, text).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    let program = program.to_str().unwrap();
+    let told = place.path("told");
+    let text = format!("echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'", told.display());
+    let program = &place.script("tell", &text);
     let script = "echo $LEASEHOLD_TOKEN; exec sleep 1000";
     let words =
         ["run", "--on-lost", program, "--max-hold", "2s", "every:lost", "--", "sh", "-c", script];

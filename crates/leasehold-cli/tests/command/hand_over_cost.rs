@@ -29,7 +29,7 @@ enum By {
     Library,
 }
 
-/// Those who wait; dropped, they are gone.
+/// The waiters. Dropping the value ends them.
 enum Crowd {
     Commands(Vec<Running>),
     Clients(Vec<Leasehold>),
@@ -106,7 +106,7 @@ impl Crowd {
     }
 }
 
-/// How many calls one hand-over costs, with so many waiters, beyond those of an idle queue. `calls`
+/// How many calls one hand-over costs with `waiters` waiters, beyond those of an idle queue. `calls`
 /// counts all since the server started. Each name is used once: a crowd that was killed waits for a
 /// while.
 fn cost(by: By, store: &str, name: &str, waiters: usize, calls: &dyn Fn() -> f64) -> f64 {

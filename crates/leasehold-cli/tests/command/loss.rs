@@ -38,15 +38,11 @@ fn a_command_has_the_grace_that_was_asked_for() {
 fn who_is_to_know_of_a_loss_is_told() {
     let place = Place::new();
     let told = place.path("told");
-    let program = place.path("tell");
-    let script = format!(
-        "#!/bin/sh\necho \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_REASON\" >> '{}'\n",
+    let text = format!(
+        "echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_REASON\" >> '{}'",
         told.display()
     );
-    std::fs::write(&program, script).unwrap();
-    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&program, executable).unwrap();
-    let program = program.to_str().unwrap();
+    let program = &place.script("tell", &text);
 
     let script = "echo $LEASEHOLD_TOKEN; exec sleep 1000";
     let words = ["run", "--on-lost", program, "--max-hold", "500ms", "x", "--", "sh", "-c", script];

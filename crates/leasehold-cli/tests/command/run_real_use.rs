@@ -27,14 +27,6 @@ fn sh(place: &Place, script: &str) -> Command {
     command
 }
 
-/// Root without the right to signal other users' processes, as every user is.
-fn without_kill(place: &Place, words: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-kill", "--inh-caps=-kill", LEASEHOLD]).args(words);
-    command.env("LEASEHOLD_STORE", place.store()).stdin(Stdio::null());
-    command
-}
-
 #[test]
 fn f19_a_lock_is_not_given_away_under_a_command_of_another_user() {
     if !rustix::process::geteuid().is_root() {
@@ -44,7 +36,7 @@ fn f19_a_lock_is_not_given_away_under_a_command_of_another_user() {
     let place = Place::new();
     let script = "echo ready; exec setpriv --reuid=65534 --clear-groups sleep 8";
     let words = ["run", "-v", "--max-hold", "2s", "x", "--", "sh", "-c", script];
-    let mut holder = Running::start(without_kill(&place, &words));
+    let mut holder = Running::start(place.without_kill(&words));
     holder.wait_for("ready");
     let started = Instant::now();
     let mut tries = 0;

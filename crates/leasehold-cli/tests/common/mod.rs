@@ -4,6 +4,7 @@
 pub(crate) mod count;
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -94,6 +95,22 @@ impl Place {
 
     pub(crate) fn claims(&self, name: &str) -> usize {
         self.show(name)["claims"].as_array().unwrap().len()
+    }
+
+    /// Writes an executable shell script, and returns its path.
+    pub(crate) fn script(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// The command, run by root without the right to signal processes of other users.
+    pub(crate) fn without_kill(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-kill", "--inh-caps=-kill", LEASEHOLD]).args(words);
+        command.env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
+        command
     }
 
     pub(crate) fn read(&self, name: &str) -> String {

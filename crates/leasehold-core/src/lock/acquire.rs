@@ -120,7 +120,7 @@ impl LockHandle {
         self.show(true).await
     }
 
-    /// Who holds, without who waits.
+    /// Returns the holders, without the waiters.
     pub(crate) async fn holders(&self) -> Result<Option<LockInfo>> {
         self.show(false).await
     }

@@ -165,9 +165,9 @@ fn named() -> OsString {
     set(STORE).or_else(|| set(STORE_FILE).map(|_| IN_FILE.into())).unwrap_or_default()
 }
 
-/// Returns the URL that the value of an option `--store` stands for. If it is in a file that cannot
-/// be used, this is the value itself, and opening the store reports why: an option of clap's has
-/// its default parsed where it is given as well.
+/// Returns the store's URL for a value of `--store`. If the URL is in a file that cannot be used,
+/// the value itself is returned, and opening the store reports the reason. (clap parses an option's
+/// default even if the option was given, so an error here could be wrong.)
 pub fn store_url(value: &str) -> String {
     in_file(value).and_then(Result::ok).unwrap_or_else(|| value.to_owned())
 }
@@ -192,7 +192,7 @@ pub fn public_secrets(url: &str) -> Vec<Finding> {
             Finding::weak(
                 "public-secret",
                 format!("every user of this machine may read {named_by}={path:?}"),
-                "every user who can read the file can use the store with this client's permissions",
+                "other users can use the store with this client's permissions",
                 format!("chmod o-r {}", Quoted(&path.to_string_lossy())),
             )
         })

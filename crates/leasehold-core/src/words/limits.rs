@@ -11,8 +11,8 @@ pub const MIN_LEASE: Duration = Duration::from_millis(50);
 /// The longest lease: one day. A longer one is an outage waiting for a crash.
 pub const MAX_LEASE: Duration = Duration::from_secs(86_400);
 
-/// How many holders [`Store::holders`](crate::store::Store::holders) returns at least, if there are
-/// so many.
+/// How many holders [`Store::holders`](crate::store::Store::holders) returns at least, if that
+/// many hold the lock.
 pub const LISTED_HOLDERS: usize = 100;
 
 /// Returns the safety margin of a lease, since two clocks may run at different rates: 1 % + 2 ms,

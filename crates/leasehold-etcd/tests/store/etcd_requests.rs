@@ -161,7 +161,7 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
     });
 }
 
-/// One reading and one lease, whoever else waits; and the names below this one are in nobody's way.
+/// One read and one lease, however many wait. Names below this one do not count.
 #[test]
 fn reading_the_holders_costs_the_same_however_many_wait() {
     run(async {

@@ -49,6 +49,14 @@ pub(crate) async fn children(client: &Client, lock: &str) -> Vec<String> {
     names
 }
 
+/// Deletes the claim with this number, as a person would.
+pub(crate) async fn evict(client: &Client, name: &str, number: u32) {
+    let lock = format!("/leasehold/{name}");
+    let all = children(client, &lock).await;
+    let child = all.iter().find(|child| child.ends_with(&format!("{number:010}"))).unwrap();
+    client.delete(&format!("{lock}/{child}"), None).await.unwrap();
+}
+
 /// Makes a node that stays, and all above it.
 pub(crate) async fn make(client: &Client, path: &str) {
     client.mkdir(path, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await.unwrap();

@@ -98,10 +98,7 @@ fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
             proxy.refuse(true);
             leaves(others.store(), &leaver).await;
             let raw = raw(server.port()).await;
-            let lock = format!("/leasehold/{name}");
-            let all = children(&raw, &lock).await;
-            let fourth = all.iter().find(|name| name.ends_with("0000000003")).unwrap();
-            raw.delete(&format!("{lock}/{fourth}"), None).await.unwrap();
+            evict(&raw, &name, 3).await;
             if round > 0 {
                 leaves(others.store(), &holder).await;
             }
@@ -137,10 +134,7 @@ fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
             waits(cut.store(), &evicted, 1).await;
             waits(others.store(), &next, 2).await;
             proxy.refuse(true);
-            let lock = format!("/leasehold/{name}");
-            let all = children(&raw, &lock).await;
-            let own = all.iter().find(|name| name.ends_with("0000000001")).unwrap();
-            raw.delete(&format!("{lock}/{own}"), None).await.unwrap();
+            evict(&raw, &name, 1).await;
             leaves(others.store(), &holder).await;
             gets_it(others.store(), &next).await;
             proxy.refuse(false);
