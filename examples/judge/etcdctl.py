@@ -1,8 +1,8 @@
-"""`etcdctl lock`, judged: etcdctl.py HISTORY ETCDCTL…
+"""Records a history of `etcdctl lock`: etcdctl.py HISTORY ETCDCTL…
 
-ETCDCTL is the command with its options, as `etcdctl --endpoints=HOST:PORT`. Two workers run a program under the lock, which is this
-one again; what it runs under has no deadline, so it believes that it holds until it ends. In its second turn the first worker's
-etcdctl is paused for longer than its lease. The lock's revision is the token.
+ETCDCTL is the command with its options, for example `etcdctl --endpoints=HOST:PORT`. Two workers run this script again,
+under the lock. That run has no deadline, so it assumes that it holds the lock until it ends. In the first worker's
+second turn, its etcdctl is paused for longer than its lease. The lock's revision is the token.
 """
 
 import itertools
@@ -14,18 +14,18 @@ import time
 
 from history import History, Turn
 
-# Seconds. etcd gives no shorter lease than one and a half elections.
+# Seconds. etcd grants no lease shorter than one and a half election timeouts.
 TTL = 2
 
 
 def work(history, etcdctl, worker, done):
-    # The second goes on for as long as the first.
+    # The second worker continues until the first one is done.
     for n in range(4) if worker == 0 else itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
-        Turn(history, worker, n).tell("invoked", lock=0)
+        Turn(history, worker, n).record("invoked", lock=0)
         itself = [sys.executable, __file__, "under-the-lock", history.path, str(worker), str(n)]
         ended = subprocess.run([*etcdctl, "lock", f"--ttl={TTL}", "judged", *itself])
         if ended.returncode:
-            Turn(history, worker, n).tell("failed", kind="lost", error=f"etcdctl lock: {ended.returncode}")
+            Turn(history, worker, n).record("failed", kind="lost", error=f"etcdctl lock: {ended.returncode}")
         time.sleep(0.05)
     done.set()
 
@@ -33,13 +33,13 @@ def work(history, etcdctl, worker, done):
 def under_the_lock(path, worker, n):
     history, token = History(path), int(os.environ["ETCD_LOCK_REV"])
     turn = Turn(history, int(worker), int(n))
-    turn.tell("acquired", token=token)
-    turn.tell("held")
+    turn.record("acquired", token=token)
+    turn.record("held")
     read = turn.read(token)
     if (worker, n) == ("0", "1"):
         history.pause(0, TTL * 3, os.getppid())
     turn.write(read, token)
-    turn.tell("releasing")
+    turn.record("releasing")
 
 
 def main(path, *etcdctl):

@@ -1,8 +1,8 @@
-"""Writes what happens to other people's locks, for `leasehold torture --check`.
+"""Records what happens to the locks of other libraries, for `leasehold stress --check`.
 
-docs/reference/history-format.md has the format. Workers are processes; each appends its lines to the one file. What the lock is to
-protect is a number and a set in a file for each resource: the plain one takes every write, the fenced one
-refuses tokens below the greatest that it has seen.
+docs/reference/history-format.md defines the format. Workers are processes, which append their lines to one file. The lock
+protects two resources, each a number and a set in a file. The plain one accepts every write. The fenced one rejects
+tokens below the highest token that it has seen.
 """
 
 import contextlib
@@ -24,38 +24,38 @@ class History:
         self.path = path
         self.file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | (os.O_TRUNC if begin else 0))
         if begin:
-            self.tell(format="leasehold-history", version=1, **header)
+            self.record(format="leasehold-history", version=1, **header)
             for which in ("plain", "fenced"):
                 with open(f"{path}.{which}", "w") as resource:
                     json.dump({"value": 0, "set": [], "token": 0}, resource)
 
-    def tell(self, **line):
-        # One write, so that lines of several processes stay whole.
+    def record(self, **line):
+        # One write per line, so that lines of several processes do not mix.
         os.write(self.file, json.dumps(line).encode() + b"\n")
 
     def run(self, *workers):
-        """Runs each in a process of its own, and writes the end."""
+        """Runs each worker in its own process, and then records the end of the run."""
         running = [multiprocessing.Process(target=work) for work in workers]
         for process in running:
             process.start()
         for process in running:
             process.join()
             if process.exitcode:
-                self.tell(event="crashed", what=f"a worker ended by itself: {process.exitcode}")
+                self.record(event="crashed", what=f"a worker exited unexpectedly: {process.exitcode}")
         for which in ("plain", "fenced"):
             with open(f"{self.path}.{which}") as resource:
                 end = json.load(resource)
             os.remove(resource.name)
-            self.tell(event="final", lock=0, resource=which, value=end["value"], set=end["set"])
-        self.tell(event="end", at=now())
+            self.record(event="final", lock=0, resource=which, value=end["value"], set=end["set"])
+        self.record(event="end", at=now())
 
     def fault(self, fault, worker, begin, excuses=1.0):
         until = now()
-        self.tell(event="fault", fault=fault, **({} if worker is None else {"worker": worker}),
+        self.record(event="fault", fault=fault, **({} if worker is None else {"worker": worker}),
                   **{"from": begin}, to=until, excuses_until=until + int(excuses * 1e9))
 
     def pause(self, worker, seconds, process):
-        """Stops a process, this one too, as a debugger does or a machine that swaps."""
+        """Pauses a process, which may be this one, as a debugger or a swapping machine does."""
         begin = now()
         subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {process}"])
         os.kill(process, signal.SIGSTOP)
@@ -65,13 +65,13 @@ class History:
 
 
 class Turn:
-    """One call that asks for the lock, and all that follows."""
+    """One request for the lock, and the events that follow it."""
 
     def __init__(self, history, worker, n):
         self.history, self.id = history, {"worker": worker, "n": n}
 
-    def tell(self, event, at=None, **more):
-        self.history.tell(event=event, **self.id, at=at or now(), **more)
+    def record(self, event, at=None, **more):
+        self.history.record(event=event, **self.id, at=at or now(), **more)
 
     @contextlib.contextmanager
     def resource(self, which):
@@ -84,14 +84,14 @@ class Turn:
             json.dump(held, file)
 
     def read(self, token=None):
-        """What both resources hold; of the fenced one nothing where there is no token, or a late one."""
+        """Returns the contents of both resources. None for the fenced one, if the token is missing or stale."""
         with self.resource("plain") as plain, self.resource("fenced") as fenced:
             admitted = token is not None and token >= fenced["token"]
             fenced["token"] = max(fenced["token"], token or 0)
             return dict(plain), dict(fenced) if admitted else None
 
     def write(self, read, token=None):
-        """The number plus one, and the set with this turn in it."""
+        """Writes the number plus one, and the set with this turn added."""
         me, tokens = list(self.id.values()), {} if token is None else {"token": token}
         taken = {}
         for which, seen in zip(("plain", "fenced"), read):
@@ -99,7 +99,7 @@ class Turn:
                 taken[which] = which == "plain" or (seen is not None and token >= held["token"])
                 if taken[which]:
                     held.update(value=seen["value"] + 1, set=seen["set"] + [me])
-                    self.history.tell(event="write", **self.id, at=now(), lock=0, resource=which, **tokens)
+                    self.history.record(event="write", **self.id, at=now(), lock=0, resource=which, **tokens)
         if token is None:
             del taken["fenced"]
-        self.tell("wrote", **taken)
+        self.record("wrote", **taken)

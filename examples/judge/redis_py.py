@@ -1,7 +1,8 @@
-"""redis-py's Lock, judged: redis_py.py HISTORY URL [CMD…]
+"""Records a history of redis-py's Lock: redis_py.py HISTORY URL [CMD…]
 
-URL is redis://HOST:PORT/ or sentinel://HOST:PORT,HOST:PORT/MASTER. Two workers take the lock in turn. In its second turn the first
-one is paused between reading and writing, for longer than the lock lasts; or CMD is run there, which fails the servers over.
+URL is redis://HOST:PORT/ or sentinel://HOST:PORT,HOST:PORT/MASTER. Two workers take turns with the lock. In its second
+turn, the first worker is paused between its read and its write, for longer than the lock lasts. If there is a CMD, it
+is run there instead, and fails over to another server.
 """
 
 import itertools
@@ -17,7 +18,7 @@ from redis.sentinel import Sentinel
 from history import History, Turn, now
 
 PATH, URL, *COMMAND = sys.argv[1:]
-# What a lock is given must outlast the fail-over, or nobody could say that it was still held.
+# With a fail-over, the lock must outlast it. Otherwise the history could not show that it was still held.
 TIMEOUT = 60 if COMMAND else 2
 done = multiprocessing.Event()
 
@@ -31,28 +32,28 @@ def connect():
 
 def work(history, worker):
     client = connect()
-    # The second goes on for as long as the first.
+    # The second worker continues until the first one is done.
     for n in range(4) if worker == 0 else itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
         turn, lock = Turn(history, worker, n), client.lock("judged", timeout=TIMEOUT, sleep=0.01)
-        turn.tell("invoked", lock=0)
+        turn.record("invoked", lock=0)
         try:
             lock.acquire()
-            turn.tell("acquired")
-            # Until when, by what the server says of it.
+            turn.record("acquired")
+            # Until when the lock is held, according to the server.
             asked = now()
             if lock.owned():
-                turn.tell("held", at=asked, until=asked + client.pttl("judged") * 1_000_000)
+                turn.record("held", at=asked, until=asked + client.pttl("judged") * 1_000_000)
             read = turn.read()
             if (worker, n) == (0, 1):
                 trouble(history)
             turn.write(read)
-            turn.tell("releasing")
+            turn.record("releasing")
             lock.release()
-            turn.tell("released")
+            turn.record("released")
         except redis.exceptions.LockNotOwnedError as error:
-            turn.tell("failed", kind="lost", error=str(error))
+            turn.record("failed", kind="lost", error=str(error))
         except redis.exceptions.RedisError as error:
-            turn.tell("failed", kind="unreachable", error=str(error))
+            turn.record("failed", kind="unreachable", error=str(error))
         time.sleep(0.05)
     done.set()
 

@@ -8,7 +8,7 @@ import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryOneTime;
 
-/** Curator's InterProcessMutex as a peer: the address of a server, then a line of work at a time. */
+/** Curator's InterProcessMutex as a peer. Argument: a server's address. Each input line is one task. */
 public class CuratorPeer {
     static final int CLIENTS = 8;
 

@@ -1,4 +1,4 @@
-"""python-redis-lock as a peer: the port of a server, then a line of work at a time."""
+"""python-redis-lock as a peer. Argument: a server's port. Each input line is one task."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-// node-redlock as a peer: the port of a server, then a line of work at a time.
+// node-redlock as a peer. Argument: a server's port. Each input line is one task.
 const Redis = require("ioredis");
 const Redlock = require("redlock");
 const readline = require("readline");

@@ -1,1 +1,1 @@
-//! Nothing: all is in the benchmark.
+//! This library is empty. All code is in the benchmark.

@@ -1,4 +1,4 @@
-"""The small bank of examples/service, in Python: any number of these run on one PostgreSQL.
+"""The small bank of examples/service, in Python. Any number of instances can run on one PostgreSQL.
 
     pip install ./clients/python pg8000
     DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 python bank.py

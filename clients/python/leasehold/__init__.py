@@ -12,6 +12,9 @@ This module starts the command ``leasehold hold`` for each lock. The command wai
 It releases the lock on request, and when this process ends for whatever reason. The default of ``store`` is
 LEASEHOLD_STORE, or ``file:``, a directory on this machine.
 
+If the store is the URL of a ``leasehold serve`` (``http:``, ``https:`` or ``http+unix:``), this module connects to it and
+needs no command. Two threads of this process keep each lock. If the process is killed, the lease ends the hold.
+
 Nothing stops a thread when its lock is lost. Check ``held.lost`` before critical steps, or send ``held.token`` to a
 resource that rejects smaller tokens than it has seen. A ``with`` block raises ``Lost`` at its end if the lock was lost.
 
@@ -22,7 +25,9 @@ A lock that no variable refers to stays held until it is released or the process
 """
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import errno
 import io
@@ -41,13 +46,13 @@ __all__ = ["Election", "Error", "Held", "Lock", "Lost", "NotAcquired", "Unavaila
 
 
 class Error(Exception):
-    """The command failed. ``code`` is its exit code, ``status`` an HTTP status for web services.
+    """The lock was not acquired or was lost. ``code`` is the exit code of the command, ``status`` an HTTP status for web services.
 
     A negative code is the signal that killed the command. None: it could not be started, or its exit code is unknown.
     """
 
     status = 500
-    # Whether a candidate retries after it.
+    # Whether a candidate retries after this error.
     _passes = False
 
     def __init__(self, message, code=None):
@@ -76,11 +81,13 @@ class Lost(Error):
 
 
 _ERRORS = {69: Unavailable, 74: Lost, 75: NotAcquired}
-# The exit code when the system has no more processes, files or memory, and the errors that say so.
+# The exit code when the system has no more processes, files or memory, and the errors that mean the same.
 _SYSTEM = 71
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Seconds that the command has to release. It gives up earlier on a store that does not answer.
 _FAREWELL = 30
+# Seconds that all servers together have to release locks at exit.
+_AT_EXIT = 5
 # The longest time in seconds. The command counts nanoseconds in 64 bits.
 _CENTURY = 100 * 365 * 86400
 # The first and the longest pause before a candidate rejoins the queue, in seconds.
@@ -182,14 +189,14 @@ class Lock:
     - ``wait``: the longest wait; None or infinity: no limit; 0: do not wait
     - ``lease``: the time until the lock of a crashed machine is freed
     - ``max_hold``: the longest hold; None or infinity: no limit
-    - ``at_least``: the shortest hold: the lock stays taken for this long even if it is released earlier
+    - ``min_hold``: the shortest hold: the lock stays taken for this long even if it is released earlier
     - ``lock_delay``: how long the lock stays unavailable after a crash
     - ``shared``, ``exclusive``: the two sides of a read-write lock
     - ``of``, ``permits``: the size of a semaphore, and how many permits to take
     - ``label``: text that other clients see for this holder
     - ``on_waiting``: called with the :class:`Held` when it joins the queue and whenever its place changes
     - ``on_lost``: called with the :class:`Held` when the lock is lost
-    - ``command``: the path of the ``leasehold`` program
+    - ``command``: the path of the ``leasehold`` program; it is used for servers too, if it is given
 
     The callbacks run in a background thread.
     """
@@ -202,7 +209,7 @@ class Lock:
         wait=None,
         lease=None,
         max_hold=None,
-        at_least=None,
+        min_hold=None,
         lock_delay=None,
         shared=False,
         exclusive=False,
@@ -217,23 +224,28 @@ class Lock:
             "wait": _milliseconds("wait", wait, endless=True),
             "lease": _milliseconds("lease", lease),
             "max-hold": _milliseconds("max_hold", max_hold, endless=True),
-            "min-hold": _milliseconds("at_least", at_least),
+            "min-hold": _milliseconds("min_hold", min_hold),
             "lock-delay": _milliseconds("lock_delay", lock_delay),
             "max": _whole("of", of),
             "permits": _whole("permits", permits),
             "label": label,
         }
-        words = [f"--{option}={value}" for option, value in options.items() if value is not None]
-        words += ["--shared"] if shared else []
-        words += ["--exclusive"] if exclusive else []
+        options.update(shared=bool(shared), exclusive=bool(exclusive))
         self.name = name
-        self._command = command or _command()
-        self._words = [*words, "--", name]
-        # In the environment, because all users can read command lines, and a URL may contain a password.
-        self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
+        if store == "":
+            raise ValueError("store is empty: is the variable set? For this machine's locks, use file:")
+        url = _store() if store is None else store
+        if command is None and url.startswith(("http:", "https:", "http+unix:")):
+            # Imported only when it is needed, because it loads TLS.
+            from . import _http
+
+            self._keeper = lambda held: _http.Keeper(held, url, options)
+        else:
+            program = command or _command()
+            self._keeper = lambda held: _Command(held, program, store, options)
         self._on_waiting = on_waiting
         self._on_lost = on_lost
-        # Entered and not yet left, for code that leaves in another context than it entered in.
+        # Locks whose `with` block has not ended, for code that leaves the block in another context.
         self._entries = []
 
     def acquire(self):
@@ -264,7 +276,7 @@ class Lock:
             raise
 
     def _claim(self):
-        return Held(self.name, self._command, self._words, self._environment, self._on_waiting, self._on_lost)
+        return Held(self.name, self._keeper, self._on_waiting, self._on_lost)
 
     def __enter__(self):
         return self._acquire(self._entered)
@@ -278,7 +290,7 @@ class Lock:
             if kind is None:
                 raise
         except BaseException:
-            # It may have interrupted the release at its beginning.
+            # The exception may have interrupted the release at its beginning.
             held._abandon()
             raise
 
@@ -314,10 +326,21 @@ _ENTERED = contextvars.ContextVar("leasehold", default=())
 _ENTRIES = threading.Lock()
 
 
+class _Loss(threading.Event):
+    """Set when the lock is lost. `is_set` also reads the clock, in case no other thread has had the chance to."""
+
+    def __init__(self, held):
+        super().__init__()
+        self._held = held
+
+    def is_set(self):
+        return super().is_set() or self._held._keeper.is_over()
+
+
 class Held:
     """An acquired lock, until it is released or lost."""
 
-    def __init__(self, name, command, words, environment, on_waiting, on_lost):
+    def __init__(self, name, keeper, on_waiting, on_lost):
         self.name = name
         #: The fencing token: each holder gets a higher one.
         self.token = None
@@ -337,7 +360,7 @@ class Held:
         #: of the last event (``held``, ``at_risk``, ``recovered``). None: no limit.
         self.deadline = None
         #: Set when the lock is lost.
-        self.lost = threading.Event()
+        self.lost = _Loss(self)
         #: Why it was lost.
         self.reason = None
         self._on_waiting = on_waiting
@@ -346,32 +369,17 @@ class Held:
         self._ended = concurrent.futures.Future()
         self._leaving = False
         self._owner = os.getpid()
-        # A fork has the same pipes open, so the command also watches the process.
-        self._words = [command, "hold", "--json", f"--caller={self._owner}", *words]
-        self._environment = environment
-        self._process = None
-        # Guards stdin: its number may belong to another file once it is closed. Reentrant, for signal handlers.
-        self._stdin = threading.RLock()
+        # What acquires, renews and releases the lock. It reports the events of `leasehold hold --json`.
+        self._keeper = keeper(self)
 
     def _start(self):
-        """Starts the command. After any exception, also one of a signal handler, the caller calls :meth:`_abandon`."""
+        """Starts to acquire. After any exception, also one of a signal handler, the caller calls :meth:`_abandon`."""
         try:
-            # In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
-            # Without buffers, which have locks that another thread may hold during a fork.
-            self._process = subprocess.Popen(
-                self._words,
-                bufsize=0,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            threading.Thread(target=self._follow, name=f"leasehold {self.name}", daemon=True).start()
+            self._keeper.start()
         except (OSError, RuntimeError) as error:
             # RuntimeError: no more threads, or the interpreter shuts down.
             lacks = isinstance(error, RuntimeError) or error.errno in _SHORTAGES
-            raise _error(f"cannot start {self._words[0]}: {error}", _SYSTEM if lacks else None) from error
+            raise _error(f"cannot start {self._keeper.what}: {error}", _SYSTEM if lacks else None) from error
 
     def check(self):
         """Raises ``Lost`` if the lock was lost, or if this process is a fork. Does not contact the store."""
@@ -390,7 +398,7 @@ class Held:
         try:
             self._ended.result(_FAREWELL)
         except concurrent.futures.TimeoutError:
-            self._kill()
+            self._keeper.kill()
             self._ended.result()
         self.check()
 
@@ -402,7 +410,7 @@ class Held:
         try:
             await asyncio.wait_for(_done(self._ended), _FAREWELL)
         except asyncio.TimeoutError:
-            self._kill()
+            self._keeper.kill()
             await _done(self._ended)
         self.check()
 
@@ -416,33 +424,17 @@ class Held:
     def _loss(self):
         if self._is_forked():
             self.reason = f"it belongs to process {self._owner}, and this process is a fork of it"
-        return Lost(f"lost {self.name!r}: {self.reason}", 74)
-
-    def _kill(self):
-        """Ends a command that hangs. The lease ends its hold."""
-        self._process.kill()
+        return Lost(f"lost {self.name!r}: {self.reason or 'its lease expired'}", 74)
 
     def _abandon(self):
-        """Makes the command release the lock or leave the queue. Safe in signal handlers. No effect in a fork."""
+        """Releases the lock or leaves the queue, in the background. Safe in signal handlers. No effect in a fork."""
         self._leaving = True
-        if self._process is None or self._is_forked():
-            return
-        with self._stdin:
-            self._ask_for_release()
-
-    def _ask_for_release(self):
-        try:
-            # A fork may have the command's stdin open as well, so closing it is not enough.
-            self._process.stdin.write(b"release\n")
-        except (OSError, ValueError):
-            pass
-        finally:
-            self._process.stdin.close()
+        if not self._is_forked():
+            self._keeper.release()
 
     def _disown(self):
-        """In a fork, which has none of the threads that follow the commands: the lock is not this process's."""
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            pipe.close()
+        """In a fork, which has none of the threads that keep the lock: the lock is not this process's."""
+        self._keeper.disown()
         # New ones: another thread may have had the locks of the old ones.
         self.lost, self._ended = threading.Event(), concurrent.futures.Future()
         self.state = "lost"
@@ -450,30 +442,9 @@ class Held:
         self.lost.set()
         self._ended.set_result(None)
 
-    def _follow(self):
+    def _begin(self):
+        """Called when the keeper has begun."""
         _LIVE.add(self)
-        last, said = {}, ""
-        process = self._process
-        try:
-            with io.BufferedReader(process.stdout) as lines:
-                for line in lines:
-                    last = json.loads(line)
-                    if not isinstance(last, dict):
-                        raise ValueError(line)
-                    self._apply(last)
-            said = process.stderr.read().decode(errors="replace").strip()
-        except (ValueError, KeyError, TypeError):
-            message = f"unexpected output from {self._words[0]}: it is not the leasehold command"
-            last = {"event": "failed", "code": None, "message": message}
-            process.kill()
-        finally:
-            code = process.wait()
-            with self._stdin:
-                process.stdin.close()
-            process.stdout.close()
-            process.stderr.close()
-            _LIVE.discard(self)
-            self._end(last, code, said)
 
     def _apply(self, line):
         event = line["event"]
@@ -484,7 +455,7 @@ class Held:
         elif event == "held":
             self.token, self.sequencer, self.state = line["token"], line["sequencer"], "held"
             self.deadline = line.get("deadline")
-            # If the wait was cancelled, the command has been asked to release the lock.
+            # If the wait was cancelled, the keeper already releases the lock.
             if not self._granted.done():
                 self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
@@ -495,10 +466,12 @@ class Held:
             self._lose(line["reason"])
 
     def _end(self, last, code, said):
+        """Called when the keeper has ended, with its last event, and a command's exit code and error output."""
+        _LIVE.discard(self)
         event = last.get("event")
         if self.token is None:
-            # It was never held. The last line says why. Without one, the exit code does; that is 0 in a process that
-            # ignores SIGCHLD or whose children are reaped elsewhere.
+            # The lock was never held. The last line contains the reason. Without one, the exit code does. It is 0 in a
+            # process that ignores SIGCHLD or whose children are reaped elsewhere.
             failed = event == "failed"
             code = last.get("code") if failed else code or None
             message = last.get("message") or said or f"the leasehold process ended without a result (exit code {code})"
@@ -525,21 +498,120 @@ class Held:
         return f"<leasehold.Held {self.name!r} {self.state} token={self.token}>"
 
 
-# All whose command runs.
+class _Command:
+    """Keeps the lock of a `Held` by the command ``leasehold hold``."""
+
+    ends_with_process = True
+
+    def __init__(self, held, command, store, options):
+        values = {option: value for option, value in options.items() if value is not None and value is not False}
+        times = ("wait", "lease", "max-hold", "min-hold", "lock-delay")
+        words = [
+            f"--{option}" if value is True else f"--{option}={value}{'ms' if option in times else ''}"
+            for option, value in values.items()
+        ]
+        self._held = held
+        self.what = command
+        # A fork has the same pipes open, so the command also watches this process.
+        self.words = [command, "hold", "--json", f"--caller={os.getpid()}", *words, "--", held.name]
+        # In the environment, because all users can read command lines, and a URL may contain a password.
+        self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
+        self.process = None
+        # Guards stdin, whose number may belong to another file after it is closed. Reentrant, for signal handlers.
+        self._stdin = threading.RLock()
+
+    def start(self):
+        # In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
+        # Without buffers, which have locks that another thread may hold during a fork.
+        self.process = subprocess.Popen(
+            self.words,
+            bufsize=0,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._follow, name=f"leasehold {self._held.name}", daemon=True).start()
+
+    def release(self):
+        if self.process is not None:
+            with self._stdin:
+                self._ask_for_release()
+
+    def kill(self):
+        """Ends a command that hangs. Its hold ends when the lease expires."""
+        self.process.kill()
+
+    def is_over(self):
+        """Returns False, because the command reports the end."""
+        return False
+
+    def disown(self):
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            pipe.close()
+
+    def _ask_for_release(self):
+        try:
+            # A fork may have the command's stdin open as well, so closing it is not enough.
+            self.process.stdin.write(b"release\n")
+        except (OSError, ValueError):
+            pass
+        finally:
+            self.process.stdin.close()
+
+    def _follow(self):
+        self._held._begin()
+        last, said = {}, ""
+        process = self.process
+        try:
+            with io.BufferedReader(process.stdout) as lines:
+                for line in lines:
+                    last = json.loads(line)
+                    if not isinstance(last, dict):
+                        raise ValueError(line)
+                    self._held._apply(last)
+            said = process.stderr.read().decode(errors="replace").strip()
+        except (ValueError, KeyError, TypeError):
+            message = f"unexpected output from {self.words[0]}: it is not the leasehold command"
+            last = {"event": "failed", "code": None, "message": message}
+            process.kill()
+        finally:
+            code = process.wait()
+            with self._stdin:
+                process.stdin.close()
+            process.stdout.close()
+            process.stderr.close()
+            self._held._end(last, code, said)
+
+
+# All locks that a keeper has.
 _LIVE = set()
 
 
 def _forked():
-    """In a fork: closes the copies of the pipes, and disowns the locks."""
+    """In a fork: closes the copies of pipes and connections, and disowns the locks."""
     global _ENTRIES
-    # Another thread may have had it.
+    # A new one, because another thread may have had the old one.
     _ENTRIES = threading.Lock()
     for held in tuple(_LIVE):
         held._disown()
     _LIVE.clear()
 
 
+def _at_exit():
+    """Releases the locks that would otherwise stay taken until their leases expire."""
+    end = time.monotonic() + _AT_EXIT
+    kept = [held for held in tuple(_LIVE) if not held._keeper.ends_with_process]
+    for held in kept:
+        held._abandon()
+    for held in kept:
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            held._ended.result(max(end - time.monotonic(), 0))
+
+
 os.register_at_fork(after_in_child=_forked)
+atexit.register(_at_exit)
 
 
 def _error(message, code, was_killed=False):
@@ -565,7 +637,7 @@ async def _done(future):
 
 
 def _milliseconds(name, value, endless=False):
-    """A time for the command, in whole milliseconds. None: not given, or no limit."""
+    """A time in whole milliseconds. None: not given, or no limit."""
     if value is None:
         return None
     try:
@@ -581,7 +653,7 @@ def _milliseconds(name, value, endless=False):
     if not 0 <= seconds <= _CENTURY:
         raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
     # 0 has a meaning of its own, so a shorter time than a millisecond does not become 0.
-    return f"{round(seconds * 1000) or (1 if seconds else 0)}ms"
+    return round(seconds * 1000) or (1 if seconds else 0)
 
 
 def _whole(name, value):
@@ -603,6 +675,19 @@ def _call(callback, held):
         callback(held)
     except Exception:
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+
+def _store():
+    """The URL of the default store, or nothing."""
+    url, file = os.environ.get("LEASEHOLD_STORE"), os.environ.get("LEASEHOLD_STORE_FILE")
+    if url or not file:
+        return url or ""
+    try:
+        with open(file, encoding="utf8") as text:
+            return text.read().strip()
+    except (OSError, ValueError):
+        # The command reports the error.
+        return ""
 
 
 def _command():

@@ -1,14 +1,15 @@
-//! What one pair costs, take and give back, for each kind of lock and each way to take it: to
-//! find out which change made it slower. How it compares with the raw limits is told by `ratios`.
+//! Measures what one pair of acquire and release costs, for each kind of lock and each way to
+//! acquire it. The purpose is to find the change that made it slower. `ratios` compares it with the
+//! raw limits.
 //!
 //! ```sh
 //! cargo bench -p leasehold-bench --bench pairs
 //! cargo bench -p leasehold-bench --bench pairs -- memory      # only what has this in its name
 //! ```
-//! All through the blocking face, so that no runtime is measured.
+//! All calls use the blocking API, so that no runtime is measured.
 
 use divan::Bencher;
-use leasehold::blocking::{Guard, Leasehold};
+use leasehold::blocking::{Client, Guard};
 use leasehold::{Owner, Result};
 use tempfile::TempDir;
 
@@ -19,23 +20,23 @@ fn main() {
 }
 
 /// A client, and the directory that its store needs.
-struct Client {
-    locks: Leasehold,
+struct Subject {
+    locks: Client,
     _scratch: TempDir,
 }
 
-fn connect(store: &str) -> Client {
+fn connect(store: &str) -> Subject {
     let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let url = match store {
         "memory" => "memory:pairs".to_owned(),
         _ => format!("file:{}", scratch.path().join("store").display()),
     };
     let locks = leasehold::blocking::connect(url).expect("a store that was just made");
-    Client { locks, _scratch: scratch }
+    Subject { locks, _scratch: scratch }
 }
 
-/// Takes and releases, again and again.
-fn pair(bencher: Bencher<'_, '_>, take: impl Fn() -> Result<Guard>) {
+/// Acquires and releases repeatedly.
+fn pair<M>(bencher: Bencher<'_, '_>, take: impl Fn() -> Result<Guard<M>>) {
     bencher.bench_local(|| take().and_then(Guard::release).expect("a free lock"));
 }
 
@@ -60,14 +61,14 @@ fn mutex_lock_and_drop(bencher: Bencher<'_, '_>, store: &str) {
     bencher.bench_local(|| drop(lock.lock().expect("a free lock")));
 }
 
-/// The handle made anew each time, as most code does.
+/// Creates the handle each time, as most code does.
 #[divan::bench(args = STORES)]
 fn mutex_by_name(bencher: Bencher<'_, '_>, store: &str) {
     let client = connect(store);
     pair(bencher, || client.locks.mutex("a").lock());
 }
 
-/// Entered again by its owner: no store involved.
+/// Re-enters the lock by its owner, without the store.
 #[divan::bench(args = STORES)]
 fn mutex_reentered(bencher: Bencher<'_, '_>, store: &str) {
     let client = connect(store);

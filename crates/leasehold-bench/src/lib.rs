@@ -1,1 +1,1 @@
-//! The benchmarks are in `benches`; `docs` of the repository say how to run them.
+//! The benchmarks are in `benches`. The repository's `docs` explain how to run them.

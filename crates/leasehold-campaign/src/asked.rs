@@ -1,8 +1,9 @@
-//! How torture has servers disturbed that belong to somebody else's process.
+//! Lets a torture run disturb servers that another process manages.
 //!
-//! Torture runs a command again and again, and takes the servers for disturbed until it ends. Ours makes a
-//! file and ends when that is gone; whoever has the servers looks for the file, does something to
-//! them, and removes it. A command whose master has died fails, and torture with it.
+//! Torture runs a command repeatedly, and counts the servers as disturbed until it ends. The
+//! command here creates a file and ends when the file is gone. The process that manages the servers
+//! watches for the file, disturbs the servers, and removes it. If that process has died, the
+//! command fails, and so does torture.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::breakable::Breakable;
 const SCRIPT: &str =
     ": >\"$0\" && while [ -e \"$0\" ]; do kill -0 \"$1\" || exit 1; sleep 0.02; done";
 
-/// The command, and who does what it asks for.
+/// The command, and the side that disturbs the servers.
 pub struct Asked {
     _directory: TempDir,
     file: PathBuf,
@@ -27,23 +28,23 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// A command of this process's own.
+    /// Creates a command for this process.
     pub fn new() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         Self { file: directory.path().join("asked"), _directory: directory }
     }
 
-    /// What torture is told: a `--`, and the command.
+    /// Returns the arguments for torture: a `--` and the command.
     pub fn words(&self) -> Vec<String> {
         let file = self.file.to_str().expect("a temporary directory has a plain name");
         let master = std::process::id().to_string();
         ["--", "sh", "-c", SCRIPT, file, &master].map(String::from).to_vec()
     }
 
-    /// Disturbs the servers whenever that is asked for, until `run` has ended.
+    /// Disturbs the servers whenever the command runs, until `run` has ended.
     ///
     /// # Panics
-    /// As `run` or the servers do, when both are done.
+    /// If `run` or the servers panic.
     pub fn serve<T: Send>(&self, servers: &mut Breakable, run: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let run = scope.spawn(run);

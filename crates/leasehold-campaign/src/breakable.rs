@@ -1,12 +1,13 @@
-//! Servers that a store is on, and what is done to them: killed and started again, stopped, failed over.
+//! Servers of a store, and the ways to disturb them: kill and restart, pause, fail over.
 //!
-//! The same for the tests of torture and for the campaign.
+//! The tests of torture and the campaign share them.
 
+use std::path::Path;
 use std::time::Duration;
 
 use testbed::{Setup, ZooKeeperSetup};
 
-/// A store on servers of its own, which can be disturbed.
+/// A store on its own servers, which can be disturbed.
 pub struct Breakable {
     url: String,
     kinds: u64,
@@ -18,30 +19,31 @@ impl Breakable {
         Self { url, kinds, disturb: Box::new(disturb) }
     }
 
-    /// The URL of the store.
+    /// Returns the URL of the store.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// How many different things are done, in turn.
+    /// Returns the number of different disturbances, which are used in turn.
     pub fn kinds(&self) -> u64 {
         self.kinds
     }
 
-    /// Does the `n`th thing, and returns when the servers serve again.
+    /// Injects the `n`th disturbance, and returns when the servers are available again.
     pub fn disturb(&mut self, n: usize) {
         (self.disturb)(n);
     }
 }
 
-/// Stops a server for a while.
+/// Pauses a server for a second.
 fn pause(stop: impl Fn(), cont: impl Fn()) {
     stop();
     std::thread::sleep(Duration::from_secs(1));
     cont();
 }
 
-/// One server of Redis's or Valkey's, killed and stopped. Its log is synced at once.
+/// Starts one server of Redis or Valkey, which is killed and paused. It syncs its log on each
+/// write.
 pub fn redis(setup: Setup) -> Breakable {
     let server = testbed::Redis::with(setup);
     Breakable::new(server.url(), 2, move |n| match n % 2 {
@@ -53,7 +55,7 @@ pub fn redis(setup: Setup) -> Breakable {
     })
 }
 
-/// A master and a replica behind sentinels; the master dies and the replica takes over.
+/// Starts a master and a replica with sentinels. The master is killed and the replica takes over.
 pub fn sentinel(setup: Setup) -> Breakable {
     let servers = testbed::Sentinel::with(1, setup.fast());
     Breakable::new(servers.url(), 1, move |_| {
@@ -66,7 +68,7 @@ pub fn sentinel(setup: Setup) -> Breakable {
     })
 }
 
-/// Three masters of a Redis Cluster, killed and stopped in turn.
+/// Starts three masters of a Redis Cluster, which are killed and paused in turn.
 pub fn cluster(setup: Setup) -> Breakable {
     let cluster = testbed::Cluster::with(3, 0, setup.fast());
     Breakable::new(cluster.url(), 2, move |n| {
@@ -81,7 +83,7 @@ pub fn cluster(setup: Setup) -> Breakable {
     })
 }
 
-/// Five servers of Redlock's, of which two are killed and stopped at once.
+/// Starts five servers of Redlock. One is killed and another paused at the same time.
 pub fn redlock(setup: Setup) -> Breakable {
     let servers = testbed::Redlock::with(5, setup);
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
@@ -94,7 +96,7 @@ pub fn redlock(setup: Setup) -> Breakable {
     })
 }
 
-/// PostgreSQL, killed.
+/// Starts PostgreSQL, which is killed.
 pub fn postgres(setup: Setup) -> Breakable {
     let server = testbed::Postgres::with(setup);
     Breakable::new(server.database(), 1, move |_| {
@@ -103,7 +105,7 @@ pub fn postgres(setup: Setup) -> Breakable {
     })
 }
 
-/// MariaDB, killed.
+/// Starts MariaDB, which is killed.
 pub fn mariadb(setup: Setup) -> Breakable {
     let server = testbed::MariaDb::with(setup);
     Breakable::new(server.database(), 1, move |_| {
@@ -112,7 +114,7 @@ pub fn mariadb(setup: Setup) -> Breakable {
     })
 }
 
-/// MySQL, killed.
+/// Starts MySQL, which is killed.
 pub fn mysql(setup: Setup) -> Breakable {
     let server = testbed::MySql::with(setup);
     Breakable::new(server.database(), 1, move |_| {
@@ -121,7 +123,7 @@ pub fn mysql(setup: Setup) -> Breakable {
     })
 }
 
-/// Three members of etcd's, killed and stopped in turn.
+/// Starts three members of etcd, which are killed and paused in turn.
 pub fn etcd(setup: Setup) -> Breakable {
     let etcd = testbed::Etcd::with(setup, 3);
     Breakable::new(etcd.url(), 2, move |n| {
@@ -136,7 +138,7 @@ pub fn etcd(setup: Setup) -> Breakable {
     })
 }
 
-/// Three members of ZooKeeper's, killed and stopped in turn.
+/// Starts three members of ZooKeeper, which are killed and paused in turn.
 pub fn zookeeper(setup: &ZooKeeperSetup) -> Breakable {
     let keepers = testbed::ZooKeepers::with(setup);
     let url = format!("{}?session=2s", keepers.url());
@@ -152,7 +154,8 @@ pub fn zookeeper(setup: &ZooKeeperSetup) -> Breakable {
     })
 }
 
-/// memcached, killed and stopped: it comes back empty, and closed for the time that its clients wait then.
+/// Starts memcached, which is killed and paused. It restarts empty, and its clients grant no lock
+/// for a while then.
 pub fn memcached(setup: Setup) -> Breakable {
     let server = testbed::Memcached::with(setup);
     Breakable::new(server.url() + "?session_ms=1000", 2, move |n| match n % 2 {
@@ -164,11 +167,12 @@ pub fn memcached(setup: Setup) -> Breakable {
     })
 }
 
-/// Three servers of memcached's which share out the names, killed and stopped in turn.
+/// Starts three memcached servers that share the names, which are killed and paused in turn.
 pub fn memcached_three() -> Breakable {
     let servers: [testbed::Memcached; 3] = std::array::from_fn(|_| testbed::Memcached::start());
     let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
-    // Whoever is cut off goes by a proxy.
+    // Clients that can be cut off connect through relays, whose addresses differ. The names keep
+    // the same distribution of locks for all clients.
     let url = format!("memcached://{}/?names=a,b,c&session_ms=1000", hosts.join(","));
     Breakable::new(url, 2, move |n| {
         let server = &servers[n % 3];
@@ -182,7 +186,7 @@ pub fn memcached_three() -> Breakable {
     })
 }
 
-/// Three members of NATS, killed and stopped in turn.
+/// Starts three members of NATS, which are killed and paused in turn.
 pub fn nats() -> Breakable {
     let nats = testbed::NatsCluster::start();
     let url = nats.url();
@@ -199,7 +203,8 @@ pub fn nats() -> Breakable {
     })
 }
 
-/// SeaweedFS, stopped and then killed: one right after the other, since clients are given half a minute to recover.
+/// Starts SeaweedFS, which is paused and then killed without a break, because clients need half a
+/// minute to recover.
 pub fn objects() -> Breakable {
     let server = testbed::SeaweedFs::start();
     let url = server.url("torture") + "&session_ms=2000&poll_ms=50";
@@ -207,5 +212,26 @@ pub fn objects() -> Breakable {
         pause(|| server.stop(), || server.cont());
         server.kill();
         server.restart();
+    })
+}
+
+/// Starts three servers of the lock service over one Redis. The servers are killed and paused in
+/// turn.
+pub fn lock_service(leasehold: &Path) -> Breakable {
+    let redis = testbed::Redis::start();
+    let start = |_| testbed::LockService::start(leasehold, &redis.url());
+    let servers: [testbed::LockService; 3] = std::array::from_fn(start);
+    let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
+    Breakable::new(format!("http://{}/", hosts.join(",")), 2, move |n| {
+        // Redis must run for as long as the servers.
+        let _store = &redis;
+        let server = &servers[n % 3];
+        match n % 2 {
+            0 => {
+                server.kill();
+                server.restart();
+            }
+            _ => pause(|| server.stop(), || server.cont()),
+        }
     })
 }

@@ -1,4 +1,4 @@
-//! One piece after another, until there is enough or the time is over.
+//! Runs one piece after another, until there are enough results or the time is over.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,40 +15,42 @@ use crate::state::State;
 use crate::store::Store;
 use crate::table::{ENOUGH_FAULTS, ENOUGH_OPERATIONS};
 
-/// What torture may take beyond its time: to end its workers, to wait until nothing is left, to judge.
+/// Maximum time that torture may take in addition to its run. It ends its workers, waits until the
+/// store is empty, and checks the history.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// What is to be done.
+/// The parameters of a campaign.
 #[derive(Clone, Debug)]
 pub struct Campaign {
-    /// The `leasehold` that tortures.
+    /// The `leasehold` program that runs torture.
     pub program: PathBuf,
     /// The stores.
     pub stores: Vec<Store>,
-    /// After this no piece is begun that would not end within it.
+    /// Time limit. A piece that would not end within it is not begun.
     pub time: Duration,
-    /// How long a piece takes; those on fast stores four times that, up to two minutes.
+    /// Duration of a piece. Pieces on fast stores take four times that, up to two minutes.
     pub piece: Duration,
-    /// Where the histories of runs that broke a promise are kept.
+    /// Directory for the histories of runs that broke a promise.
     pub keep: PathBuf,
-    /// Whether each piece and what came of it is told on the standard error.
+    /// Whether each piece and its result is printed on standard error.
     pub is_told: bool,
 }
 
 /// Why a campaign has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All operations and faults are in.
+    /// There are enough operations and faults.
     Enough,
     /// The time is over.
     Time,
 }
 
 impl Campaign {
-    /// Goes on from where the state says that it stopped.
+    /// Continues from where the state says that the campaign stopped.
     ///
     /// # Errors
-    /// If the state cannot be written, or nothing can be kept.
+    /// - The state cannot be written.
+    /// - The directory for histories cannot be created.
     pub fn go_on(&self, state: &mut State) -> Result<Ended, String> {
         let end = Instant::now() + self.time;
         let pieces = pieces(&self.stores);
@@ -63,7 +65,7 @@ impl Campaign {
                 return Ok(Ended::Time);
             };
             let number = state.runs().len() + 1;
-            self.tell(&format!("run {number}: {piece} …"));
+            self.print(&format!("run {number}: {piece} …"));
             let run = state.add(self.run(piece, number))?;
             let came = format!(
                 "    {:?}: {} operations, {} faults {}",
@@ -72,7 +74,7 @@ impl Campaign {
                 run.faults_injected(),
                 run.notes.join("; ")
             );
-            self.tell(&came);
+            self.print(&came);
         }
     }
 
@@ -80,13 +82,13 @@ impl Campaign {
         piece.store.time(piece.faults, self.piece)
     }
 
-    fn tell(&self, what: &str) {
+    fn print(&self, what: &str) {
         if self.is_told {
             eprintln!("{what}");
         }
     }
 
-    /// One piece. Whatever goes wrong is what came of it.
+    /// Runs one piece. Any error becomes part of the result.
     fn run(&self, piece: Piece, number: usize) -> Run {
         let (_, locks) = piece.store.size();
         let mut run = Run {
@@ -112,7 +114,7 @@ impl Campaign {
             unfenced_spoilt: 0,
             promises: Default::default(),
         };
-        // Servers that do not start panic, with their log: on a thread, which ends by that.
+        // Servers that do not start panic with their log. A thread of its own catches the panic.
         let (server, report) = std::thread::scope(|scope| {
             let server = scope.spawn(|| piece.store.server_name(piece.version)).join();
             let report = scope.spawn(|| self.torture(piece, number)).join();
@@ -128,7 +130,8 @@ impl Campaign {
         run
     }
 
-    /// Torture's report of a piece. The history stays where a promise was broken.
+    /// Runs torture for a piece and returns its report. The history is kept if a promise was
+    /// broken.
     fn torture(&self, piece: Piece, number: usize) -> Result<Value, String> {
         let directory = tempfile::tempdir().map_err(|e| e.to_string())?;
         let history = self.keep.join(format!("run-{number}.jsonl"));
@@ -150,7 +153,7 @@ impl Campaign {
         report
     }
 
-    /// What torture is told.
+    /// Returns the arguments for torture.
     fn words(&self, piece: Piece, url: &str, history: &Path) -> Vec<String> {
         let Piece { store, faults, .. } = piece;
         let fault = match faults {
@@ -166,7 +169,7 @@ impl Campaign {
             ("--seconds", self.time_of(piece).as_secs().max(1).to_string()),
             ("--clients", clients.to_string()),
             ("--locks", locks.to_string()),
-            // As many as there can be with half of the processes in trouble.
+            // As many faults as possible, while at most half of the processes have one.
             ("--fault-every", "10ms".into()),
             ("--history", history.display().to_string()),
         ];
@@ -177,7 +180,7 @@ impl Campaign {
         ["torture", "--json"].map(String::from).into_iter().chain(words).collect()
     }
 
-    /// Runs torture to its end, or ends it when it should have ended long ago.
+    /// Runs torture to its end, or kills it when it is overdue.
     fn report(&self, words: &[String], time: Duration, directory: &Path) -> Result<Value, String> {
         let (out, err) = (directory.join("report"), directory.join("errors"));
         let file = |path: &Path| File::create(path).map_err(|e| e.to_string());
@@ -209,7 +212,7 @@ fn is_enough(runs: &[Run]) -> bool {
     operations >= ENOUGH_OPERATIONS && faults >= ENOUGH_FAULTS
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()

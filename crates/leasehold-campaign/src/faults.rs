@@ -1,24 +1,24 @@
-//! What is done in a run.
+//! The faults that are injected in a run.
 
 use std::fmt;
 
-/// What is done in a run.
+/// The faults that are injected in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Faults {
-    /// To processes, all that can be done to them.
+    /// All faults that processes can have.
     All,
-    /// To the servers, and some to processes.
+    /// Faults of the servers, and some of processes.
     Servers,
-    /// Processes are stopped for a while.
+    /// Processes are paused.
     Pause,
     /// Processes are killed.
     Kill,
-    /// Their connections to the store are cut.
+    /// The connections of processes to the store are cut.
     Cut,
 }
 
 impl Faults {
-    /// All of them, in the order in which a round goes through them.
+    /// All of them, in the order of a round.
     pub const ALL: [Self; 5] = [Self::All, Self::Servers, Self::Pause, Self::Kill, Self::Cut];
 }
 

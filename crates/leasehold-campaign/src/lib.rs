@@ -1,18 +1,18 @@
-//! The campaign: torture of every store, for hours, and the table of what came out.
+//! The campaign: runs torture on every store for hours, and makes the table of the results.
 //!
-//! `leasehold torture` runs for seconds, keeps all that happened in memory, and judges it. Here are many
-//! such runs, one after the other: each store, on the oldest and on the newest of its servers, with
-//! each fault alone, with all of them, and with its servers killed and stopped. Each is a [`Piece`].
+//! `leasehold torture` runs for seconds, keeps all events in memory, and checks them. A campaign
+//! makes many such runs, one after the other. It runs each store on the oldest and on the newest
+//! version of its servers. It runs them with each fault alone, with all of them, and with disturbed
+//! servers. Each combination is a [`Piece`].
 //!
-//! **The state** is one file of [`Run`]s, a line of JSON each, and nothing else: what is done next is the
-//! piece that was done least often, so a campaign that is stopped goes on where it was. A piece is
-//! written down when it is over and judged; one that is interrupted is done again. The file is locked
-//! while a campaign works with it, and half a line, which only a machine that dies leaves behind, is
-//! taken away.
+//! **The state** is one file with one [`Run`] per line, as JSON. The next piece is the one that was
+//! run least often, so a stopped campaign continues where it was. A run is recorded when it is over
+//! and checked. An interrupted run is repeated. The file is locked while a campaign uses it. An
+//! incomplete line, which only a machine crash leaves, is removed.
 //!
-//! **Nothing is left out.** A run that broke a promise is a line with its stories, and its history is
-//! kept; one that could not be held is a line that says why; and the page that is made of the lines
-//! (`docs/internals/reliability.md`) has them all.
+//! **Nothing is left out.** A run that broke a promise is a line with its violations, and its
+//! history is kept. A run that failed is a line with the reason. The page that is made from the
+//! lines (`docs/internals/reliability.md`) contains all of them.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `./campaign.sh` runs this; see the library.
+//! The program that `./campaign.sh` runs. See the library.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,25 +7,25 @@ use std::time::Duration;
 use clap::Parser;
 use leasehold_campaign::{Campaign, Ended, State, Store};
 
-/// Tortures every store, one piece after another, and goes on where it stopped.
+/// Run torture on every store, and continue where the last campaign stopped
 #[derive(Parser)]
 struct Args {
-    /// The leasehold that tortures.
+    /// The leasehold program that runs torture
     #[arg(long, value_name = "FILE")]
     program: PathBuf,
-    /// The state: a line of JSON for each run.
+    /// State file, with a line of JSON for each run
     #[arg(long, value_name = "FILE", default_value = "docs/internals/reliability/runs.jsonl")]
     state: PathBuf,
-    /// Begins no piece that would not end within so many minutes.
+    /// Time limit in minutes; pieces that would exceed it are not begun
     #[arg(long, value_name = "N", default_value_t = 110)]
     minutes: u64,
-    /// How long each piece takes, in seconds; those on fast stores four times that, up to two minutes.
+    /// Duration of a piece in seconds; fast stores take four times that, up to 120
     #[arg(long, value_name = "N", default_value_t = 120)]
     piece: u64,
-    /// Where the histories of runs that broke a promise are kept.
+    /// Directory for the histories of runs that broke a promise
     #[arg(long, value_name = "FOLDER", default_value = "target/campaign")]
     keep: PathBuf,
-    /// These stores only, by the names in the table.
+    /// Use only these stores, by their names in the table
     #[arg(long, value_name = "STORE", value_delimiter = ',', value_parser = store)]
     only: Vec<Store>,
 }

@@ -1,4 +1,4 @@
-//! What a campaign consists of: each store, each version of its servers, each kind of faults.
+//! The parts of a campaign: each store, each version of its servers, each kind of faults.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use crate::store::Store;
 /// One kind of run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// On which store.
+    /// The store.
     pub store: Store,
-    /// On which end of the range of its servers.
+    /// The version of its servers.
     pub version: Version,
-    /// What is done meanwhile.
+    /// The faults that are injected.
     pub faults: Faults,
 }
 
 impl Piece {
-    /// The version in the state: `oldest` or `newest`.
+    /// Returns the version as it is in the state: `oldest` or `newest`.
     pub(crate) fn end(&self) -> &'static str {
         match self.version {
             Version::Oldest => "oldest",
@@ -28,7 +28,7 @@ impl Piece {
         }
     }
 
-    /// Whether this was a run of this piece.
+    /// Returns whether this was a run of this piece.
     pub(crate) fn is_of(&self, run: &Run) -> bool {
         run.store == self.store.name()
             && run.version == self.end()
@@ -42,8 +42,8 @@ impl fmt::Display for Piece {
     }
 }
 
-/// All pieces that there are on this machine, of these stores: a round. Those with all faults come
-/// first, so that half a round is something of every store.
+/// Returns all pieces of these stores that this machine can run, which is a round. Pieces with all
+/// faults come first, so that half a round covers every store.
 pub fn pieces(stores: &[Store]) -> Vec<Piece> {
     let mut all = Vec::new();
     for faults in Faults::ALL {
@@ -55,7 +55,7 @@ pub fn pieces(stores: &[Store]) -> Vec<Piece> {
     all
 }
 
-/// The piece that was done least often, and of those the first.
+/// Returns the piece that was run least often. Of several, it is the first.
 pub(crate) fn next(pieces: &[Piece], runs: &[Run]) -> Option<Piece> {
     let done = |piece: &Piece| runs.iter().filter(|run| piece.is_of(run)).count();
     pieces.iter().min_by_key(|piece| done(piece)).copied()

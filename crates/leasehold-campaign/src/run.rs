@@ -1,4 +1,4 @@
-//! One run, as the state has it: what was done, and what torture's report said.
+//! One run as it is in the state: what was done, and the results of torture's report.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Every promise was kept, and the run showed what it was to show.
+    /// Every promise was kept, and the run was conclusive.
     Fine,
-    /// None was broken, and something that must be seen was not: an unfenced resource that is spoilt, for
-    /// one. Its operations and faults were there all the same.
+    /// No promise was broken, but an expected effect is missing, such as a corrupted unfenced
+    /// resource. The run's operations and faults still count.
     Void,
     /// A promise was broken.
     Violated,
-    /// It could not be held: a server did not start, torture ended without a report.
+    /// The run failed. For example, a server did not start, or torture ended without a report.
     Failed,
 }
 
-/// What became of a promise in a run.
+/// The result for a promise in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promise {
-    /// How often it was put to the test, where that is counted.
+    /// Number of cases in which it was tested, if that is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cases: Option<u64>,
     /// How often it was broken.
@@ -38,74 +38,74 @@ fn is_zero(n: &u64) -> bool {
 /// A line of the state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Its number, from 1.
+    /// The run's number, from 1.
     pub run: usize,
     /// When it ended, UTC.
     pub at: String,
-    /// The store.
+    /// Name of the store.
     pub store: String,
     /// `oldest` or `newest`.
     pub version: String,
-    /// The server with its version, if there is one.
+    /// The server with its version. Empty if the store has no server.
     pub server: String,
-    /// What was done: one kind of faults, `all`, or `servers`.
+    /// The faults: one kind, `all`, or `servers`.
     pub faults: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it showed nothing, which promises were broken by what, or why it could not be held.
+    /// Why the run is inconclusive or has failed, or which promises were broken by which events.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// For how long.
+    /// Duration.
     #[serde(default)]
     pub seconds: u64,
-    /// How many processes.
+    /// Number of processes.
     #[serde(default)]
     pub clients: u64,
-    /// How many locks of each kind.
+    /// Number of locks of each kind.
     #[serde(default)]
     pub locks: u64,
-    /// The lease.
+    /// Lease in milliseconds.
     #[serde(default)]
     pub lease_ms: u64,
-    /// What torture chose by.
+    /// Seed of torture's random choices.
     #[serde(default)]
     pub seed: u64,
-    /// Calls that asked for a lock.
+    /// Number of calls that requested a lock.
     #[serde(default)]
     pub operations: u64,
-    /// Those that got it.
+    /// Number of calls that acquired it.
     #[serde(default)]
     pub grants: u64,
-    /// Holds that ended by loss.
+    /// Number of holds that ended because they were lost.
     #[serde(default)]
     pub lost_holds: u64,
     /// How often each fault was injected.
     #[serde(default)]
     pub injected: BTreeMap<String, u64>,
-    /// Calls that were not answered in time though nothing was done to anybody.
+    /// Number of calls that were not answered in time although no fault was active.
     #[serde(default)]
     pub unanswered: u64,
-    /// Late writes that the fenced resources refused.
+    /// Number of late writes that the fenced resources refused.
     #[serde(default)]
     pub late_refused: u64,
-    /// Updates that the unfenced resources lost, and late writes that they took.
+    /// Number of updates that the unfenced resources lost, plus late writes that they accepted.
     #[serde(default)]
     pub unfenced_spoilt: u64,
-    /// The promises of the store that were judged.
+    /// The store's promises that were checked.
     #[serde(default)]
     pub promises: BTreeMap<String, Promise>,
 }
 
 impl Run {
-    /// How many faults were injected.
+    /// Returns how many faults were injected.
     pub fn faults_injected(&self) -> u64 {
         self.injected.values().sum()
     }
 
-    /// Fills in what torture's report says.
+    /// Fills in the results of torture's report.
     ///
     /// # Errors
-    /// If that is no report.
+    /// The report is malformed.
     pub(crate) fn learn(&mut self, report: &Value) -> Result<(), String> {
         let number = |name: &str| {
             report[name].as_u64().ok_or_else(|| format!("torture's report has no number {name}"))
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_promise_comes_with_what_broke_it() {
+    fn broken_guarantee_is_recorded_with_its_violation() {
         let run = learnt(
             r#"{"verdict":"violated","seconds":9,"clients":2,"lease_ms":500,"seed":7,"operations":30,
             "grants":20,"lost_holds":1,"unanswered":0,"fenced_writes_refused":4,"faults":{"pause":3,"cut":2},
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_refused() {
+    fn invalid_report_is_rejected() {
         assert!(learnt("{}").unwrap_err().contains("no number seconds"));
     }
 }

@@ -1,8 +1,8 @@
-//! The one file in which a campaign remembers what it did.
+//! The file with the results of a campaign.
 //!
-//! It is opened, locked by this process, and read. A line is written by one write and synced, so what is
-//! there is whole lines but for a machine that dies in the middle; then the end of the file is no end
-//! of a line, and what stands behind the last one is cut off: that run is done again.
+//! This process opens, locks and reads it. A line is written by one write and synced. So the file
+//! contains whole lines, unless the machine crashes during a write. Then the last line has no line
+//! end. It is removed, and that run is repeated.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::run::Run;
 
-/// The state, ours alone until it is dropped.
+/// The state, which is locked until it is dropped.
 pub struct State {
     path: PathBuf,
     file: File,
@@ -18,10 +18,13 @@ pub struct State {
 }
 
 impl State {
-    /// Opens it, or begins it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// In one line: it cannot be read or written, another campaign has it, or a line is no run.
+    /// One line with the reason:
+    /// - The file cannot be read or written.
+    /// - Another campaign has locked it.
+    /// - A line is not a valid run.
     pub fn open(path: &Path) -> Result<Self, String> {
         let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
         let mut options = OpenOptions::new();
@@ -41,15 +44,15 @@ impl State {
         Ok(Self { path: path.to_owned(), file, runs })
     }
 
-    /// What was done, in its order.
+    /// Returns the runs in order.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Adds a run, which gets its number here.
+    /// Adds a run and assigns its number.
     ///
     /// # Errors
-    /// If it cannot be written: then the campaign must not go on, since nobody would know of it.
+    /// The run cannot be written. The campaign must then stop, because later runs would be lost.
     pub(crate) fn add(&mut self, mut run: Run) -> Result<&Run, String> {
         run.run = self.runs.len() + 1;
         let mut line = serde_json::to_string(&run).map_err(|e| e.to_string())?;
@@ -61,10 +64,10 @@ impl State {
     }
 }
 
-/// The runs of these lines.
+/// Parses lines into runs.
 ///
 /// # Errors
-/// Which line is none.
+/// The number of the first invalid line.
 pub fn read(text: &str) -> Result<Vec<Run>, String> {
     let lines = (1..).zip(text.lines());
     let run = |(number, line): (usize, &str)| {

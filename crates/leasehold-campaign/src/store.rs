@@ -1,4 +1,4 @@
-//! The stores of the campaign, each as its documentation says to set it up.
+//! The stores of the campaign, each set up as its documentation recommends.
 
 use std::any::Any;
 use std::path::Path;
@@ -9,7 +9,7 @@ use testbed::{Server, Setup, Version, ZooKeeperSetup};
 use crate::breakable::{self, Breakable};
 use crate::faults::Faults;
 
-/// A store that is tortured.
+/// A store on which torture is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is its name")]
 pub enum Store {
@@ -31,14 +31,14 @@ pub enum Store {
     S3,
 }
 
-/// A store that nobody disturbs, for as long as this is kept.
+/// A store whose servers are not disturbed. They run until this is dropped.
 pub(crate) struct Calm {
     pub(crate) url: String,
     _servers: Box<dyn Any + Send>,
 }
 
 impl Store {
-    /// All of them.
+    /// All stores.
     pub const ALL: [Self; 16] = [
         Self::Memory,
         Self::File,
@@ -58,7 +58,7 @@ impl Store {
         Self::S3,
     ];
 
-    /// What the table calls it: its URL's scheme, where that says enough.
+    /// Returns the store's name in the table, which is mostly its URL's scheme.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -80,7 +80,7 @@ impl Store {
         }
     }
 
-    /// What it runs on, where there are versions of that to be chosen from.
+    /// Returns the kind of server, if several versions of it can be installed.
     fn server(self) -> Option<Server> {
         Some(match self {
             Self::Memory | Self::File | Self::Sqlite | Self::Memcached | Self::S3 => return None,
@@ -95,14 +95,15 @@ impl Store {
         })
     }
 
-    /// The versions of it that are on this machine. `Newest` where there is only one to be had.
+    /// Returns the versions that are installed on this machine. That is `Newest` for stores without
+    /// a choice of versions.
     pub(crate) fn versions(self) -> Vec<Version> {
         let Some(server) = self.server() else { return vec![Version::Newest] };
         let both = [Version::Oldest, Version::Newest];
         both.into_iter().filter(|version| server.exists(*version)).collect()
     }
 
-    /// The server with its version, for the table; nothing where there is none.
+    /// Returns the server with its version, for the table. Empty if the store has no server.
     pub(crate) fn server_name(self, version: Version) -> String {
         match self.server() {
             Some(server) => format!("{} {}", server.name(), server.version(version)),
@@ -114,25 +115,27 @@ impl Store {
         }
     }
 
-    /// What can be done to its clients and servers.
+    /// Returns the faults that apply to this store's clients and servers.
     pub(crate) fn faults(self) -> &'static [Faults] {
         use Faults::{All, Cut, Kill, Pause, Servers};
         match self {
             Self::Memory => &[All, Pause, Kill, Cut],
             Self::File | Self::Sqlite => &[All, Pause, Kill],
-            // Whose URLs name what is found out from others: a relay would not be in the way.
+            // The servers in these URLs redirect clients to others, so a relay cannot cut their
+            // connections.
             Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
             _ => &[All, Servers, Pause, Kill, Cut],
         }
     }
 
-    /// Whether it is so fast that the operations of the campaign are mostly done on it.
+    /// Returns whether it is fast. Most operations of the campaign run on fast stores.
     pub(crate) fn is_fast(self) -> bool {
         matches!(self, Self::Memory | Self::File | Self::Redis | Self::Valkey)
     }
 
-    /// The processes of a run on it, and the locks of each kind. Few of both on slow stores: what stands still
-    /// there for a moment is to cost no leases; and databases have only so many connections.
+    /// Returns the number of processes of a run and the number of locks of each kind. Both are
+    /// small on slow stores. A short stall there must not cost any leases, and databases limit
+    /// their connections.
     pub(crate) fn size(self) -> (u32, u32) {
         match self {
             _ if self.is_fast() => (64, 300),
@@ -142,16 +145,17 @@ impl Store {
         }
     }
 
-    /// How long a run on it takes, where a piece takes so long. Fast stores carry the operations: more of the
-    /// time is theirs, but not so much that what happened would no longer fit into memory. And servers
-    /// are disturbed only after the store had the time to recover from what was before.
+    /// Returns the duration of a run, where a piece takes `piece`. Fast stores run longer, because
+    /// they carry most operations, but the events must fit into memory. Servers are disturbed only
+    /// after the store had time to recover from the last disturbance.
     pub(crate) fn time(self, faults: Faults, piece: Duration) -> Duration {
         let least = match (faults, self) {
             (Faults::Servers, Self::Sentinel | Self::ZooKeeper | Self::Memcached) => 50,
             (Faults::Servers, Self::Cluster | Self::Etcd) => 40,
             (Faults::Servers, Self::Nats | Self::S3) => 80,
             (Faults::Servers, _) => 15,
-            // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
+            // The servers' timestamps have whole seconds, and two seconds are allowed for clock
+            // differences.
             (_, Self::S3) => 45,
             _ => 1,
         };
@@ -162,14 +166,15 @@ impl Store {
         }
     }
 
-    /// What torture's `--lease` is to be, where that is not what torture takes by itself.
+    /// Returns torture's `--lease`, if it is not the default.
     pub(crate) fn lease(self, faults: Faults) -> Option<&'static str> {
         (self == Self::Etcd && faults == Faults::Servers).then_some("2s")
     }
 
-    /// With servers that nobody disturbs; files in `directory`.
+    /// Starts servers in which no faults are injected. Files are created in `directory`.
     pub(crate) fn calm(self, version: Version, directory: &Path) -> Calm {
-        // Nobody kills them, so they need not wait for a disk; and a busy machine is no fail-over.
+        // These servers are never killed, so they need no durable writes. And a busy machine must
+        // not cause a fail-over.
         let setup = setup(version).fast();
         let file = |scheme: &str, name| format!("{scheme}:{}", directory.join(name).display());
         let keep = |url: String, servers: Box<dyn Any + Send>| Calm { url, _servers: servers };
@@ -234,7 +239,7 @@ impl Store {
         }
     }
 
-    /// With servers that are disturbed. `None`: it has none.
+    /// Starts servers that can be disturbed. `None`: the store has no servers.
     pub(crate) fn breakable(self, version: Version) -> Option<Breakable> {
         let setup = setup(version);
         Some(match self {
@@ -255,8 +260,8 @@ impl Store {
         })
     }
 
-    /// What is done to the clients while servers are disturbed. In SQL no pauses, which last long where
-    /// a row is locked as they begin.
+    /// Returns the clients' faults while servers are disturbed. SQL stores get no pauses, because a
+    /// pause that begins while a row is locked takes long to recover from.
     pub(crate) fn beside_servers(self) -> &'static str {
         match self {
             Self::Postgres | Self::MariaDb | Self::MySql => "kill",

@@ -1,4 +1,4 @@
-//! The numbers of `docs/internals/reliability.md`, made of the runs.
+//! Makes the numbers of `docs/internals/reliability.md` from the runs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,22 +7,19 @@ use crate::faults::Faults;
 use crate::run::{Outcome, Promise, Run};
 use crate::store::Store;
 
-/// With so many operations there is enough,
+/// Number of operations after which the campaign is complete, if there are enough faults.
 pub const ENOUGH_OPERATIONS: u64 = 10_000_000;
-/// and so many faults.
+/// Number of faults after which the campaign is complete, if there are enough operations.
 pub const ENOUGH_FAULTS: u64 = 50_000;
 
-/// The faults, in the order of the columns.
-const KINDS: [&str; 4] = ["pause", "kill", "cut", "servers"];
-
-/// The promises, in the order of the rows, in words.
+/// The promises in the order of the rows, with their descriptions.
 const PROMISES: [(&str, &str); 12] = [
     ("exclusion", "one holder at a time"),
     ("token-order", "tokens increase"),
     ("token-unique", "no token is granted twice"),
     ("effect", "the fenced resource accepts no stale write"),
     ("updates", "the fenced resource loses no acknowledged update"),
-    ("unfenced", "nor does the unfenced one (stores without leases)"),
+    ("unfenced", "the unfenced resource loses no acknowledged update (stores without leases)"),
     ("fifo", "FIFO order"),
     ("recovery", "a dead holder's lock is freed in time"),
     ("wakeup", "every call returns"),
@@ -31,7 +28,7 @@ const PROMISES: [(&str, &str); 12] = [
     ("outcome", "every error has a cause"),
 ];
 
-/// What some runs come to.
+/// The totals of some runs.
 #[derive(Default)]
 struct Sum {
     runs: u64,
@@ -45,7 +42,7 @@ struct Sum {
     unfenced_spoilt: u64,
     injected: BTreeMap<String, u64>,
     promises: BTreeMap<String, Promise>,
-    /// Runs that broke a promise.
+    /// Numbers of the runs that broke a promise.
     violated: Vec<usize>,
 }
 
@@ -87,13 +84,13 @@ impl Sum {
         self.injected.values().sum()
     }
 
-    /// `11 of 11`.
+    /// Returns the kept promises as `11 of 11`.
     fn kept(&self) -> String {
         let kept = self.promises.values().filter(|promise| promise.broken == 0).count();
         format!("{kept} of {}", self.promises.len())
     }
 
-    /// Nothing, or the runs, each a link to its story.
+    /// Returns `none`, or a link for each run that broke a promise.
     fn violations(&self) -> String {
         let link = |run: &usize| format!("[run {run}](#run-{run})");
         match self.violated.as_slice() {
@@ -102,7 +99,7 @@ impl Sum {
         }
     }
 
-    /// `1,234 (12 void)`.
+    /// Formats the number of runs, for example `1,234 (12 void)`.
     fn runs(&self) -> String {
         let odd = [(self.void, "void"), (self.failed, "not run")];
         let odd: Vec<String> =
@@ -114,16 +111,11 @@ impl Sum {
     }
 
     fn counts(&self) -> String {
-        let times = |kind: &&str| match self.injected.get(*kind) {
-            Some(times) => grouped(*times),
-            None => "–".into(),
-        };
-        let by_kind: Vec<String> = KINDS.iter().map(times).collect();
-        format!("{} | {} | {}", grouped(self.operations), grouped(self.grants), by_kind.join(" | "))
+        [self.operations, self.grants, self.faults()].map(grouped).join(" | ")
     }
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -136,7 +128,7 @@ fn grouped(n: u64) -> String {
     out
 }
 
-/// How far the campaign is, in a sentence or two.
+/// Returns the progress of the campaign in one or two sentences.
 pub fn progress(runs: &[Run]) -> String {
     let sum = Sum::of(runs);
     let (operations, faults) = (sum.operations, sum.faults());
@@ -158,7 +150,7 @@ pub fn progress(runs: &[Run]) -> String {
     text
 }
 
-/// All the page's numbers.
+/// Returns all of the page's numbers.
 pub fn tables(runs: &[Run]) -> String {
     let mut text = format!("{}\n\n", progress(runs));
     text.push_str(&by_store(runs));
@@ -171,8 +163,8 @@ fn by_store(runs: &[Run]) -> String {
     let mut text = "\
 ### By store
 
-| store | server | runs | operations | grants | paused | killed | partitioned | servers | guarantees kept | violations |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|
+| store | server | runs | operations | grants | faults | guarantees kept | violations |
+|---|---|--:|--:|--:|--:|--:|---|
 "
     .to_owned();
     for store in Store::ALL {
@@ -209,8 +201,8 @@ fn by_faults(runs: &[Run]) -> String {
     let mut text = "\
 ### By fault
 
-| fault | runs | minutes | operations | grants | paused | killed | partitioned | servers | holds lost | stale writes rejected | damage without fencing | violations |
-|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|
+| fault | runs | minutes | operations | grants | faults | holds lost | stale writes rejected | damage without fencing | violations |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|---|
 "
     .to_owned();
     for faults in Faults::ALL {
@@ -278,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_that_was_broken_once_is_not_kept_and_has_its_story() {
+    fn broken_guarantee_is_counted_and_links_to_its_run() {
         let line = r#"{"run":1,"at":"","store":"memory","version":"newest","server":"","faults":"all",
             "outcome":"fine","operations":5,"injected":{"pause":2},
             "promises":{"effect":{},"exclusion":{"cases":4}}}"#;
@@ -286,9 +278,9 @@ mod tests {
         let mut broken = Run { run: 2, outcome: Outcome::Violated, ..fine.clone() };
         broken.promises.insert("exclusion".into(), Promise { cases: Some(3), broken: 1 });
         let kept = tables(std::slice::from_ref(&fine));
-        assert!(kept.contains("| 5 | 0 | 2 | – | – | – | 2 of 2 | none |"), "{kept}");
+        assert!(kept.contains("| 5 | 0 | 2 | 2 of 2 | none |"), "{kept}");
         let all = tables(&[fine, broken]);
-        assert!(all.contains("| 10 | 0 | 4 | – | – | – | 1 of 2 | [run 2](#run-2) |"), "{all}");
+        assert!(all.contains("| 10 | 0 | 4 | 1 of 2 | [run 2](#run-2) |"), "{all}");
         assert!(all.contains("| one holder at a time | 2 runs | 7 | 1 |"), "{all}");
     }
 }

@@ -93,8 +93,9 @@ pub enum Answer {
     Done,
     /// Nothing was written: the cell has another version, or already exists.
     Refused,
-    /// A `Replace` was refused, and was perhaps done before: the request may be repeated on its way, and
-    /// another client has written since.
+    /// A `Replace` was rejected, but it may still have taken effect. A proxy or server may have
+    /// delivered the request twice and returned only the second result. Reading the cell does not
+    /// settle it: another client has written since, or the first delivery is still being processed.
     InDoubt,
 }
 
@@ -109,37 +110,37 @@ pub struct Found {
     pub remaining: Option<Duration>,
 }
 
-/// How many cells are looked at in one round trip.
+/// Maximum number of cells read in one round trip.
 const AT_ONCE: usize = 256;
 
-/// How late an answer may be, where the system says nothing else.
+/// Default of [`System::slow`].
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
 
-/// The largest queue, where the system says nothing else.
+/// Default maximum number of claims in a queue.
 pub(crate) const CROWD: usize = 4_000;
 
-/// How long a queue stays where nobody stands, if not for good: clocks are not off by as much.
+/// How long an empty queue is kept if queues expire. Must exceed the error of any client's clock.
 pub(crate) const IDLE: Duration = Duration::from_secs(86_400);
 
-/// The properties of a system.
+/// The properties of a system that stores cells.
 #[derive(Clone, Debug)]
 pub struct System {
     /// Maximum length of a key in bytes; at least 100.
     pub longest_key: usize,
     /// Maximum size of a value in bytes.
     pub largest_value: usize,
-    /// Maximum number of claims in a queue. Each read returns the whole queue, so the bytes of a
-    /// crowd grow with the square of its size, and heartbeats would be late.
+    /// Maximum number of claims in a queue. Each read returns the whole queue, so the traffic grows
+    /// with the square of its length. In a longer queue, renewals would be late.
     pub crowd: usize,
     /// How much too early a cell may expire, because of the resolution of the system's clock.
     pub grain: Duration,
-    /// An answer that took longer does not prove that a session is alive: a system that was paused
-    /// may use an old time when it resumes.
+    /// An answer that took longer than this does not prove that a session is alive, because a
+    /// system that was paused may use an old time when it resumes.
     pub slow: Duration,
-    /// Whether the system can lose all data and continue empty. Clients then grant no lock until
-    /// every holder that the system may have lost has noticed it.
+    /// Whether the system can lose all data and continue empty. If so, clients grant no lock after
+    /// a loss until all lost holds have ended.
     pub forgets: bool,
-    /// Whether reads can be stale. A session is then never considered expired because of a read
+    /// Whether reads can be stale. If so, a session is never considered expired because of a read
     /// alone.
     pub looks_behind: bool,
     /// How long an empty queue, and so its last token, is kept; `None`: forever.
@@ -147,8 +148,8 @@ pub struct System {
 }
 
 impl System {
-    /// Describes a system that loses no data, has no stale reads and an exact clock. An adapter
-    /// changes what differs in its system.
+    /// Describes a system that loses no data, has no stale reads, and has an exact clock. An
+    /// adapter changes the fields that differ for its system.
     pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
         let (forgets, looks_behind, idle) = (false, false, None);
         let (crowd, grain, slow) = (CROWD, Duration::ZERO, SLOW);
@@ -156,7 +157,7 @@ impl System {
     }
 }
 
-/// A message from other clients.
+/// A message from another client, or the loss of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// The text of the message.
@@ -169,7 +170,8 @@ pub enum Heard {
 /// all.
 #[async_trait]
 pub trait Bells: fmt::Debug + Send + Sync {
-    /// Receives messages to this name from now on, and no longer those to the previous name.
+    /// Forwards the messages to `name` to `heard` from now on, instead of those to the previous
+    /// name.
     ///
     /// # Errors
     /// The errors of the system.
@@ -187,10 +189,10 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
 
     /// Runs the requests, in one round trip if possible, and returns one answer for each.
     ///
-    /// Other clients may run requests in between. The order matters if the system
-    /// [`forgets`](System::forgets), and for requests on the same cell. A `Get` after a write on
-    /// the same cell is for the case that the write is refused. If the write succeeds, the
-    /// implementation may skip the `Get` and answer [`Answer::Absent`].
+    /// Other clients may run requests in between. The implementation must keep the order of
+    /// requests on the same cell, and of all requests if the system [`forgets`](System::forgets). A
+    /// `Get` after a write on the same cell is needed only if the write is refused. If the write
+    /// succeeds, the implementation may skip the `Get` and answer [`Answer::Absent`].
     ///
     /// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
     /// refused and reported as if nothing had been written.
@@ -203,8 +205,9 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// still be executed later.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
 
-    /// Reads these cells independently: a cell that fails or hangs does not cost another its answer.
-    /// Returns one answer for each, within `limit` if the system reads each cell separately.
+    /// Reads the cells with these keys independently. A cell that fails or hangs does not affect
+    /// the others. Returns one answer per key, within `limit` if the system reads each cell
+    /// separately.
     async fn looks(&self, keys: Vec<String>, limit: Duration) -> Vec<Result<Answer>> {
         let _ = limit;
         let mut all = Vec::with_capacity(keys.len());
@@ -226,13 +229,13 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
         all
     }
 
-    /// Returns the wall clock for new tokens, in microseconds since 1970; the system's clock if it
-    /// is known. No I/O.
+    /// Returns the wall clock for new tokens, in microseconds since 1970. This is the system's
+    /// clock if it is known. No I/O.
     fn wall_micros(&self) -> u64 {
         wall_micros()
     }
 
-    /// Returns the messages between clients, if the system supports them.
+    /// Returns the means to send messages between clients, if the system supports them.
     fn bells(&self) -> Option<&dyn Bells> {
         None
     }
@@ -249,7 +252,7 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, what).with_hint("give the name of one lock"))
     }
 
-    /// Returns problems of the configuration.
+    /// Returns problems with the system's configuration.
     ///
     /// # Errors
     /// The errors of the system.

@@ -1,14 +1,16 @@
-//! The claims of this client: until when each may stand unrenewed, and what is not known of it.
+//! The claims of this client: until when each is valid without a renewal, and what is unknown about
+//! it.
 //!
-//! In the cells a claim lives as long as its client's session. That it ends with its *lease* is this
-//! book's doing, while the client lives: what was not renewed in time is given up at once, for all that is
-//! told of it, and then taken out of its queue (`leave.rs`).
+//! In the cells, a claim lives as long as its client's session. The end of its *lease* is enforced
+//! here, while the client lives. A claim that was not renewed in time is given up: from then on no
+//! call reports it as valid, and a background task removes it from its queue (`leave.rs`).
 //!
-//! Calls about one claim that write go one after the other (its *gate*): a `leave` that follows a dropped
-//! `join` waits until that one is done or dropped, and finds what it left.
+//! Calls that change the same claim run one after the other, because each needs the claim's *gate*.
+//! So a `leave` that follows a dropped `join` waits until the `join` is done or dropped, and knows
+//! which of its requests were sent.
 //!
-//! A claim may end while a `join` of it is under way that takes long. Then it is given up, and whoever takes it out
-//! waits for its turn: so what that `join` finds is told to nobody, and asked for anew.
+//! A claim may end during a slow `join`. The claim is then given up, and its removal waits for the
+//! gate. So the result of that request is not reported, and the `join` requests the claim again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -23,54 +25,55 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 
 use crate::cells::Version;
 
-/// What is known of a claim.
+/// The state of a claim.
 #[derive(Debug)]
-struct Kept {
+struct ClaimRecord {
     name: Name,
     gate: Arc<tokio::sync::Mutex<()>>,
-    /// The session that it stands under, if it was seen standing.
+    /// The session that the claim belongs to, if the claim was seen in its queue.
     session: Option<String>,
-    /// Unless it is renewed, it is given up then.
+    /// When the claim is given up unless it is renewed.
     ends: Moment,
     is_given_up: bool,
-    /// It was written into a queue, and whether that was done is not known.
+    /// Whether a write that adds the claim to its queue was sent and its result is unknown.
     is_doubtful: bool,
-    /// It was taken out, and whether that was done is not known.
+    /// Whether a write that removes the claim from its queue was sent and may have taken effect.
     is_leaving: bool,
-    /// How many were before it, and how long to wait until the next look.
+    /// The number of claims ahead, and the pause before the next poll.
     waits: Option<(usize, Duration)>,
-    /// Its queue's version, and when it was first seen or the queue was last prolonged.
+    /// The version of the queue, and when that version was first seen or the queue's lifetime was
+    /// last extended.
     queue: Option<(Version, Moment)>,
     inbox: Arc<Inbox>,
 }
 
-/// All of them.
+/// All claims of this client.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    all: Mutex<BTreeMap<ClaimId, Kept>>,
-    /// When the reaper looks next, in nanoseconds of the boot clock.
+    all: Mutex<BTreeMap<ClaimId, ClaimRecord>>,
+    /// When the reaper next checks for ended claims, in nanoseconds of the boot clock.
     planned: AtomicU64,
-    /// Something ends before that.
+    /// Notified when a claim ends before `planned`.
     pub(crate) sooner: Notify,
 }
 
-/// Whoever has this is the only one that writes about its claim.
+/// The right to change a claim. Only one task has it at a time.
 pub(crate) type Gate = OwnedMutexGuard<()>;
 
 impl Claims {
-    /// Waits for the claim's turn. It is known from then on, for as long at least.
+    /// Registers the claim with this end, unless it is already registered, and waits for its gate.
     pub(crate) async fn enter(&self, claim: &Claim, ends: Moment) -> Gate {
         loop {
             let gate = self.gate_of(claim, ends);
             let entered = gate.clone().lock_owned().await;
-            // Or it was forgotten by whoever had its turn before.
+            // The previous owner of the gate may have forgotten the claim.
             if self.is_gate(claim.id, &gate) {
                 return entered;
             }
         }
     }
 
-    /// Waits for the turn of a claim that is known. `None`: nothing of it is left.
+    /// Waits for the gate of a registered claim. Returns `None` if the claim was forgotten.
     pub(crate) async fn enter_known(&self, id: ClaimId) -> Option<Gate> {
         loop {
             let gate = self.gate(id)?;
@@ -81,7 +84,8 @@ impl Claims {
         }
     }
 
-    /// Whether this is the claim's gate: not if it was forgotten, and then perhaps asked for anew.
+    /// Returns whether this is the claim's current gate. Returns `false` if the claim was
+    /// forgotten, and perhaps requested again.
     fn is_gate(&self, id: ClaimId, gate: &Arc<tokio::sync::Mutex<()>>) -> bool {
         self.gate(id).is_some_and(|now| Arc::ptr_eq(&now, gate))
     }
@@ -93,7 +97,7 @@ impl Claims {
     fn gate_of(&self, claim: &Claim, ends: Moment) -> Arc<tokio::sync::Mutex<()>> {
         let gate = {
             let mut all = locked(&self.all);
-            let kept = all.entry(claim.id).or_insert_with(|| Kept {
+            let kept = all.entry(claim.id).or_insert_with(|| ClaimRecord {
                 name: claim.name.clone(),
                 gate: Arc::default(),
                 session: None,
@@ -117,16 +121,17 @@ impl Claims {
         }
     }
 
-    fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+    fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut ClaimRecord) -> T) -> Option<T> {
         locked(&self.all).get_mut(&id).map(work)
     }
 
-    /// Whether it was given up, and may still stand in its queue.
+    /// Returns whether the claim was given up, and may still be in its queue.
     pub(crate) fn is_given_up(&self, id: ClaimId) -> bool {
         self.with(id, |kept| kept.is_given_up).unwrap_or(false)
     }
 
-    /// It stands under this session, until then at least. Whether it does: not if it was given up meanwhile.
+    /// Records that the claim is in its queue under this session, until `ends` at least. Returns
+    /// `false` if the claim was given up in the meantime.
     pub(crate) fn stands(
         &self,
         id: ClaimId,
@@ -151,7 +156,7 @@ impl Claims {
         stands.unwrap_or(false)
     }
 
-    /// The session that it stands under, if it was not given up and has not ended.
+    /// Returns the session of a claim that was not given up and has not ended.
     pub(crate) fn standing(&self, id: ClaimId, now: Moment) -> Option<String> {
         let session = self.with(id, |kept| {
             let is_good = !kept.is_given_up && kept.ends > now;
@@ -160,22 +165,23 @@ impl Claims {
         session.flatten()
     }
 
-    /// The session that it stands under, or stood under.
+    /// Returns the current or former session of the claim.
     pub(crate) fn session(&self, id: ClaimId) -> Option<String> {
         self.with(id, |kept| kept.session.clone()).flatten()
     }
 
-    /// Whether nothing is known of any: nothing stands, and nothing is asked for or owed.
+    /// Returns whether no claim is registered: none is in a queue, requested, or waiting for its
+    /// removal.
     pub(crate) fn is_empty(&self) -> bool {
         locked(&self.all).is_empty()
     }
 
-    /// Whether there is one that was not given up and has not ended.
+    /// Returns whether there is a claim that was not given up and has not ended.
     pub(crate) fn any_stands(&self, now: Moment) -> bool {
         locked(&self.all).values().any(|kept| !kept.is_given_up && kept.ends > now)
     }
 
-    /// Extends it, unless it is over by now. Until when it stands.
+    /// Extends the claim unless it has ended, and returns its new end.
     pub(crate) fn extend(&self, id: ClaimId, now: Moment, lease: Duration) -> Option<Moment> {
         let extended = self.with(id, |kept| {
             if kept.is_given_up || kept.ends <= now {
@@ -187,63 +193,64 @@ impl Claims {
         extended.flatten()
     }
 
-    /// Until when it stands.
+    /// Returns the end of the claim.
     pub(crate) fn ends(&self, id: ClaimId) -> Option<Moment> {
         self.with(id, |kept| kept.ends)
     }
 
-    /// What is about to be sent writes it into its queue.
+    /// Records that the next request writes the claim into its queue.
     pub(crate) fn doubt(&self, id: ClaimId) {
         self.with(id, |kept| kept.is_doubtful = true);
     }
 
-    /// It was answered: what is in the queue is known.
+    /// Records that it is known whether the claim is in its queue, because a reply has arrived.
     pub(crate) fn is_certain(&self, id: ClaimId) {
         self.with(id, |kept| kept.is_doubtful = false);
     }
 
-    /// Whether it may yet come into its queue.
+    /// Returns whether a write that is still under way may add the claim to its queue.
     pub(crate) fn is_doubtful(&self, id: ClaimId) -> bool {
         self.with(id, |kept| kept.is_doubtful).unwrap_or(false)
     }
 
-    /// What is about to be sent takes it out; or what was sent came to nothing.
+    /// Records that the next request removes the claim, or, if `is_leaving` is `false`, that the
+    /// last one had no effect.
     pub(crate) fn leaves(&self, id: ClaimId, is_leaving: bool) {
         self.with(id, |kept| kept.is_leaving = is_leaving);
     }
 
-    /// Whether something was sent that takes it out.
+    /// Returns whether a request that removes the claim was sent.
     pub(crate) fn is_leaving(&self, id: ClaimId) -> bool {
         self.with(id, |kept| kept.is_leaving).unwrap_or(false)
     }
 
-    /// What it is told.
+    /// Returns the claim's inbox.
     pub(crate) fn inbox(&self, id: ClaimId) -> Option<Arc<Inbox>> {
         self.with(id, |kept| kept.inbox.clone())
     }
 
-    /// Tells it.
-    pub(crate) fn tell(&self, id: ClaimId, signal: Signal) {
-        self.with(id, |kept| kept.inbox.tell(signal));
+    /// Sends a signal to the claim's inbox.
+    pub(crate) fn notify(&self, id: ClaimId, signal: Signal) {
+        self.with(id, |kept| kept.inbox.notify(signal));
     }
 
-    /// Lets all of them look: something may have been missed.
+    /// Makes all waiters poll, because a message may have been lost.
     pub(crate) fn ask_all(&self) {
-        locked(&self.all).values().for_each(|kept| kept.inbox.tell(Signal::Ask));
+        locked(&self.all).values().for_each(|kept| kept.inbox.notify(Signal::Ask));
     }
 
-    /// Nothing of it is left. With its gate in hand: who waits for that begins anew.
+    /// Forgets the claim. The caller has its gate, so a task that waits for the gate starts again.
     pub(crate) fn forget(&self, id: ClaimId) {
         locked(&self.all).remove(&id);
     }
 
-    /// How many were before it when it was last looked at, and how long it has waited since the last look.
+    /// Returns the number of claims ahead at the last poll, and the last pause.
     pub(crate) fn waits(&self, id: ClaimId) -> Option<(usize, Duration)> {
         self.with(id, |kept| kept.waits.filter(|_| !kept.is_given_up)).flatten()
     }
 
-    /// This is its queue's version now. Whether it has been so for longer than this, so that the queue is to be
-    /// prolonged: from then on its time begins anew.
+    /// Records the version of the claim's queue. Returns whether the queue has had this version for
+    /// longer than `longest`, so that its lifetime must be extended. If so, the time starts again.
     pub(crate) fn is_old(
         &self,
         id: ClaimId,
@@ -267,7 +274,7 @@ impl Claims {
         is_old.unwrap_or(false)
     }
 
-    /// How long to wait before the next look.
+    /// Records the pause before the next poll.
     pub(crate) fn pauses(&self, id: ClaimId, pause: Duration) {
         self.with(id, |kept| {
             if let Some((_, last)) = &mut kept.waits {
@@ -276,7 +283,7 @@ impl Claims {
         });
     }
 
-    /// Gives up what has ended; tells what that is, and when something ends next.
+    /// Gives up the claims that have ended. Returns them, and when the next claim ends.
     pub(crate) fn give_up(&self, now: Moment) -> (Vec<(ClaimId, Name)>, Moment) {
         let mut all = locked(&self.all);
         let mut over = Vec::new();
@@ -293,7 +300,8 @@ impl Claims {
         (over, next)
     }
 
-    /// It was given up, and is asked for again: a new place.
+    /// Registers a previously abandoned claim again, because it has been requested again. The claim
+    /// gets a new queue position.
     pub(crate) fn begin_anew(&self, id: ClaimId, ends: Moment) {
         self.with(id, |kept| {
             (kept.session, kept.waits) = (None, None);
@@ -317,15 +325,16 @@ mod tests {
         Claim::new(Name::new("a").unwrap(), Kind::Mutex, 1, 1).unwrap()
     }
 
-    /// Whether it is done by now.
+    /// Returns whether the future is ready.
     fn is_done<T>(work: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         work.poll(&mut context).is_ready()
     }
 
-    /// A queue that is held for weeks without a change is prolonged once a day, by each version's age.
+    /// The lifetime of a queue that does not change for weeks is extended once per day, according
+    /// to the age of its version.
     #[tokio::test]
-    async fn a_queue_that_does_not_change_is_prolonged_once_in_a_while() {
+    async fn unchanged_queue_is_extended_once_per_day() {
         let (claims, claim) = (Claims::default(), claim());
         let _gate = claims.enter(&claim, Moment::NEVER).await;
         let version = |n: u32| Version(n.to_string());
@@ -333,14 +342,15 @@ mod tests {
         let day = Duration::from_secs(86_400);
         let is_old = |n, hours| claims.is_old(claim.id, &version(n), at(hours), day);
         assert!(!is_old(1, 0) && !is_old(1, 23));
-        assert!(is_old(1, 24), "it would end");
+        assert!(is_old(1, 24), "the queue would expire");
         assert!(!is_old(1, 25) && !is_old(1, 47) && is_old(1, 48));
         assert!(!is_old(2, 60) && !is_old(2, 83) && is_old(2, 84));
     }
 
-    /// Who waited for the gate of what was forgotten must not write beside who asked for it anew.
+    /// A task that waited for the gate of a forgotten claim must not write at the same time as the
+    /// task that requested the claim again.
     #[tokio::test]
-    async fn who_waited_for_a_gate_that_is_no_more_waits_for_the_next() {
+    async fn waiter_of_forgotten_gate_waits_for_the_new_gate() {
         let (claims, claim) = (Claims::default(), claim());
         let first = claims.enter(&claim, Moment::NEVER).await;
         let mut reaps = pin!(claims.enter_known(claim.id));
@@ -348,13 +358,13 @@ mod tests {
         claims.forget(claim.id);
         let second = claims.enter(&claim, Moment::NEVER).await;
         drop(first);
-        assert!(!is_done(reaps.as_mut()), "both write");
+        assert!(!is_done(reaps.as_mut()), "two tasks write at the same time");
         drop(second);
         assert!(reaps.await.is_some());
     }
 
     #[tokio::test]
-    async fn who_waited_for_a_gate_that_is_no_more_ends_if_there_is_no_other() {
+    async fn waiter_of_forgotten_gate_returns_if_there_is_no_new_gate() {
         let (claims, claim) = (Claims::default(), claim());
         let first = claims.enter(&claim, Moment::NEVER).await;
         let mut reaps = pin!(claims.enter_known(claim.id));

@@ -1,23 +1,26 @@
-//! Since when the system knows what it knows, where it may lose everything and go on: one cell that
-//! is there as long as nothing was lost.
+//! The epoch of a system that may lose all data and continue: one cell that exists as long as no
+//! data was lost.
 //!
-//! Whoever finds no such cell makes it, *closed*: the system was restarted or emptied, or never used.
-//! Those that it has forgotten may believe in their holds for as long as their sessions were vouched for
-//! when it forgot, which was before the cell was made. Until it is older than that, by the
-//! system's own clock, nobody is let in; then whoever looks opens it, for good.
+//! A client that does not find the cell creates it as *closed*, because the system was restarted or
+//! emptied, or is new. After a loss, the holders may rely on their holds for at most the guaranteed
+//! lifetime of a session. The loss was before the cell was created. So no lock is granted until the
+//! cell is older than that lifetime by the system's own clock. The next client that reads the cell
+//! then opens it permanently.
 //!
-//! A queue's cell is created only while the epoch is open, and in the answer to its creation the epoch is
-//! looked at once more: the same before and after, nothing was lost in between. A queue that is looked at
-//! and there needs no such look: what it says was said in this epoch. Who writes a queue by guess, to join it,
-//! looks at the epoch together with the write: it may have been a queue of somebody who left one, and nothing
-//! else, after all was lost.
+//! A queue's cell is created only while the epoch is open. The epoch is read again in the same
+//! round trip as the creation. If the epoch is the same before and after the creation, nothing was
+//! lost in between. A queue that a read has found needs no such check, because its content was
+//! written in this epoch. A client that joins by a guess, without a read, reads the epoch together
+//! with the write. The guessed queue may be the only cell that exists after all data was lost,
+//! because a `leave` has written it since.
 //!
-//! Where names are shared out among several systems, who does that differently takes a lock on another than all
-//! others do. So an epoch says which systems there are by the word of whoever began it, and who names others is
-//! refused by all that it asks for, without a request more.
+//! Lock names may be distributed over several systems. A client that distributes them differently
+//! would take a lock on another system than the other clients. So the epoch contains the list of
+//! systems of the client that began it. A client with another list gets an error for every call, at
+//! no extra cost.
 //!
-//! A system that loses the cell which it had no room to write anew is taken for one that has lost all: who
-//! was refused so ends the epoch.
+//! If a system had no room to write a cell and lost it, the system is treated as if it had lost all
+//! data. The client whose write was refused ends the epoch.
 
 use std::time::Duration;
 
@@ -27,21 +30,21 @@ use leasehold_core::{ClaimId, Error, ErrorKind, Result};
 use crate::cells::{Answer, Cells, Found, Request};
 use crate::text::Epoch;
 
-/// How long the cell of a closed epoch lives: from what is left of that its age is told.
+/// Lifetime of a closed epoch's cell. The age of the cell is computed from its remaining lifetime.
 const LIFE: Duration = Duration::from_secs(14 * 86_400);
 
-/// How often it is tried to end one.
+/// Maximum number of attempts to end an epoch.
 const ENDINGS: u32 = 3;
 
 /// The epochs of a system.
 #[derive(Clone, Debug)]
 pub(crate) struct Epochs {
     key: String,
-    /// How long a new one is closed.
+    /// How long a new epoch stays closed.
     delay: Duration,
-    /// What the system's clock may be wrong by as it tells an age.
+    /// Maximum error of an age by the system's clock.
     grain: Duration,
-    /// The systems of which this is one.
+    /// This system's name and the list of all systems that the lock names are distributed over.
     members: Option<String>,
 }
 
@@ -55,20 +58,27 @@ impl Epochs {
         Self { key, delay, grain, members }
     }
 
-    /// Looks at it.
+    /// Returns the request that reads the epoch.
     pub(crate) fn get(&self) -> Request {
         Request::Get { key: self.key.clone() }
     }
 
-    /// What the present one is called, from the answer to [`get`](Self::get), if it is open.
+    /// Returns the ID of the current epoch if it is open, given the answer to [`get`](Self::get).
     ///
     /// # Errors
-    /// If it is not, with the time that it takes.
+    /// - [`ErrorKind::Unreachable`]: the epoch is closed. The error contains the remaining time.
+    /// - [`ErrorKind::Config`]: the epoch has other members.
+    /// - [`ErrorKind::Corrupt`]: the cell cannot be read.
+    /// - The errors of the system.
     pub(crate) async fn open(&self, cells: &dyn Cells, answer: Answer) -> Result<String> {
-        let found = match answer {
-            Answer::Found(found) => found,
-            _ => return self.begin(cells).await,
-        };
+        match answer {
+            Answer::Found(found) => self.enter(cells, found).await,
+            _ => self.begin(cells).await,
+        }
+    }
+
+    /// Returns the ID of an epoch that exists. Opens the epoch if its delay has passed.
+    async fn enter(&self, cells: &dyn Cells, found: Found) -> Result<String> {
         let epoch = self.agreed(&found)?;
         if epoch.is_open {
             return Ok(epoch.id);
@@ -80,26 +90,27 @@ impl Epochs {
         let id = epoch.id.clone();
         let value = Epoch { is_open: true, ..epoch }.written();
         let (key, version) = (self.key.clone(), found.version);
-        // Refused, somebody else has done it.
+        // If the write is refused, another client has opened the epoch.
         cells.run(vec![Request::Replace { key, value, version, lives: None }]).await?;
         Ok(id)
     }
 
-    /// Sees to it that all who use this system from now on name the same ones as we do. One round trip, and one more
-    /// where nobody has used it.
+    /// Ensures that all later clients of this system use the same members as this client. Costs one
+    /// round trip, or two if no client has used the system before.
     #[cfg(feature = "memcached")]
     pub(crate) async fn agree(&self, cells: &dyn Cells) -> Result<()> {
         if let Some(Answer::Found(found)) = cells.run(vec![self.get()]).await?.pop() {
             return self.agreed(&found).map(drop);
         }
         match self.begin(cells).await {
-            // It begins closed, where it does; or somebody else was faster, whom the next call meets.
+            // A new epoch begins closed unless the delay is zero. Or another client was faster, and
+            // the next call reads its epoch.
             Err(error) if error.kind() == ErrorKind::Unreachable => Ok(()),
             begun => begun.map(drop),
         }
     }
 
-    /// The epoch that was found, if it names the same systems as we do.
+    /// Returns the epoch that was read, if it has the same members as this client.
     fn agreed(&self, found: &Found) -> Result<Epoch> {
         let epoch = Epoch::read(&found.value)?;
         if epoch.members == self.members {
@@ -110,16 +121,16 @@ impl Epochs {
             && all == others
         {
             let what = format!(
-                "this client calls a server \"{ours}\" that other clients call \"{theirs}\", so that a lock \
-                 could be on two servers"
+                "this client calls a server \"{ours}\" that other clients call \"{theirs}\", so a \
+                 lock could be on two servers"
             );
             let hint = "use the same server names in all clients: two hosts, names= or DNS names are swapped";
             return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         let named = |members: &Option<String>| members.clone().unwrap_or("this server only".into());
         let what = format!(
-            "other clients use a different list of servers, so that a lock could be on two \
-             servers: this client uses {}, the others {}",
+            "other clients use a different list of servers, so a lock could be on two servers: \
+             this client uses {}, the others {}",
             named(&self.members),
             named(&epoch.members)
         );
@@ -128,13 +139,13 @@ impl Epochs {
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
-    /// At least this old.
+    /// Returns a lower bound for the age of the cell.
     fn age(&self, found: &Found) -> Duration {
         let left = found.remaining.unwrap_or(LIFE);
         LIFE.saturating_sub(left).saturating_sub(self.grain)
     }
 
-    /// There is none: begins one.
+    /// Begins a new epoch.
     async fn begin(&self, cells: &dyn Cells) -> Result<String> {
         let id = ClaimId::random()?.to_hex();
         let is_open = self.delay.is_zero();
@@ -143,12 +154,18 @@ impl Epochs {
         let create = Request::Create { key: self.key.clone(), value, lives };
         match cells.run(vec![create]).await?.pop() {
             Some(Answer::Written(_)) if is_open => Ok(id),
-            // The other's is no older than ours.
+            // Another client began the epoch at the same time.
+            _ if is_open => match cells.run(vec![self.get()]).await?.pop() {
+                Some(Answer::Found(found)) => self.enter(cells, found).await,
+                _ => Err(closed(self.delay)),
+            },
+            // If another client was faster, its epoch opens no later than ours would have.
             _ => Err(closed(self.delay)),
         }
     }
 
-    /// Ends the present one, whatever has become of it: whoever looks next begins another.
+    /// Ends the current epoch regardless of its state. The next client that reads it begins another
+    /// one.
     pub(crate) async fn end(&self, cells: &dyn Cells) {
         for _ in 0..ENDINGS {
             let Ok(mut found) = cells.run(vec![self.get()]).await else { continue };
@@ -161,14 +178,14 @@ impl Epochs {
         }
     }
 
-    /// Whether it is still the one that it was.
+    /// Returns whether the epoch still has the ID `id`.
     pub(crate) fn is_still(&self, id: &str, answer: &Answer) -> bool {
         matches!(answer, Answer::Found(found)
             if Epoch::read(&found.value).is_ok_and(|epoch| epoch.id == id))
     }
 }
 
-/// The own name of a system, and the list of all.
+/// Splits the members into the system's own name and the list of all systems.
 fn own(members: &str) -> Option<(&str, &str)> {
     members.split_once('@')
 }
@@ -179,5 +196,5 @@ fn closed(left: Duration) -> Error {
          no lock for another {}",
         short(left)
     );
-    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").not_before(left)
+    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").with_retry_after(left)
 }

@@ -1,33 +1,36 @@
-//! Fences in values: what those in objects, memcached and NATS share.
+//! The common part of the fences for objects, memcached and NATS.
 //!
-//! Each of these systems can do one thing in one step: write a value if it is still what was read. So what was read
-//! must tell the greatest token that has written, and what is written is conditional on it: token and value are one.
+//! Each of these systems has one atomic operation: it writes a value if the value has not changed
+//! since it was read. So the value contains the highest token that has written it, and each write
+//! is conditional on the value that was read.
 //!
-//! **The mark** is the value's first line, `leasehold fence 1 TOKEN`. Whoever reads the value without a fence
-//! skips that line.
+//! **The token** is the value's first line, `leasehold fence 1 TOKEN`. A program that reads the
+//! value without a fence must skip that line.
 //!
-//! **A stale token** is refused before anything is written. Who read before the next holder came by is refused by the
-//! condition, looks again, and finds the greater token.
+//! **A stale token** is rejected before anything is written. If a writer read the value before the
+//! next holder wrote it, the writer's condition fails. The writer then reads again, and finds the
+//! higher token.
 
 use leasehold_core::fence::Fence;
-use leasehold_core::{Error, ErrorKind, Result, Token};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 
 const START: &str = "leasehold fence 1 ";
-/// So often a change is begun anew that somebody else was faster with.
+/// Maximum number of attempts if other clients change the value at the same time.
 const TRIES: usize = 32;
 
-/// A place that can compare and set one value.
+/// A place that supports compare-and-set of one value.
 pub(crate) trait Guarded: Sync {
-    /// Which state was read, absence among them.
+    /// The state that was read, which may be the absence of a value.
     type Version: Send + Sync;
 
-    /// Whether a look may show what was, and is no more.
+    /// Whether a read can be stale.
     const LOOKS_BEHIND: bool;
 
-    /// What is there, if anything is, and which state that is.
+    /// Returns the value, if there is one, and its state.
     fn look(&self) -> impl Future<Output = Result<(Option<Vec<u8>>, Self::Version)>> + Send;
 
-    /// Writes it, if it is still what was read. Whether it was.
+    /// Writes the value if the state has not changed since the state was read. Returns whether the
+    /// value was written.
     fn write(
         &self,
         value: Vec<u8>,
@@ -35,14 +38,14 @@ pub(crate) trait Guarded: Sync {
     ) -> impl Future<Output = Result<bool>> + Send;
 }
 
-/// What is there, with its mark.
+/// A value and its token.
 struct Seen<V> {
-    token: Option<Token>,
+    token: Option<FencingToken>,
     value: Option<Vec<u8>>,
     version: V,
 }
 
-/// What the fences' `change` does.
+/// Implements the `change` function of the fences.
 pub(crate) async fn change(
     at: &impl Guarded,
     fence: impl Fence,
@@ -59,8 +62,8 @@ pub(crate) async fn change(
     Err(others_were_faster())
 }
 
-/// What the fences' `read` does. Where a look may be behind, it is made sure of
-/// by a write.
+/// Implements the `read` function of the fences. If reads can be stale, a write confirms the
+/// result.
 pub(crate) async fn read<G: Guarded>(at: &G, fence: impl Fence) -> Result<Option<Vec<u8>>> {
     for _ in 0..TRIES {
         let token = fence.fence()?;
@@ -76,18 +79,18 @@ pub(crate) async fn read<G: Guarded>(at: &G, fence: impl Fence) -> Result<Option
 
 fn others_were_faster() -> Error {
     let what = "other writers changed the value during every attempt";
-    Error::new(ErrorKind::Conflict, what).with_hint("retry later").during("fence")
+    Error::new(ErrorKind::Conflict, what).with_hint("retry later").with_operation("fence")
 }
 
-/// What is there, if its mark allows this token.
-async fn shows<G: Guarded>(at: &G, token: Token) -> Result<Seen<G::Version>> {
+/// Returns the value if its token is not higher than `token`.
+async fn shows<G: Guarded>(at: &G, token: FencingToken) -> Result<Seen<G::Version>> {
     let (there, version) = at.look().await?;
     let Some(there) = there else { return Ok(Seen { token: None, value: None, version }) };
     let (mark, value) = parsed(&there).ok_or_else(|| {
         let what = "the existing value was not written by this fence, so it has no token; it was \
                     left unchanged";
         let hint = "delete it or use another key; the fence then writes the first value";
-        Error::new(ErrorKind::Corrupt, what).with_hint(hint).during("fence")
+        Error::new(ErrorKind::Corrupt, what).with_hint(hint).with_operation("fence")
     })?;
     if mark > token {
         return Err(Error::stale_fence(mark, token));
@@ -95,18 +98,18 @@ async fn shows<G: Guarded>(at: &G, token: Token) -> Result<Seen<G::Version>> {
     Ok(Seen { token: Some(mark), value: Some(value.to_vec()), version })
 }
 
-fn marked(token: Token, value: &[u8]) -> Vec<u8> {
+fn marked(token: FencingToken, value: &[u8]) -> Vec<u8> {
     let mut marked = format!("{START}{token}\n").into_bytes();
     marked.extend_from_slice(value);
     marked
 }
 
-fn parsed(there: &[u8]) -> Option<(Token, &[u8])> {
+fn parsed(there: &[u8]) -> Option<(FencingToken, &[u8])> {
     let rest = there.strip_prefix(START.as_bytes())?;
-    // The digits of a token, and the end of the line.
+    // At most 20 digits of a token, and the end of the line.
     let end = rest.iter().take(21).position(|&byte| byte == b'\n')?;
     let digits = std::str::from_utf8(&rest[..end]).ok()?;
-    let token = Token::new(digits.parse().ok()?)?;
+    let token = FencingToken::new(digits.parse().ok()?)?;
     (token.to_string() == digits).then_some((token, &rest[end + 1..]))
 }
 
@@ -118,7 +121,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn any_value_has_a_mark_or_has_none(text in testbed::texts(&["leasehold fence 1 42\nvalue"])) {
+        fn any_fenced_value_is_encoded_to_the_same_bytes(text in testbed::texts(&["leasehold fence 1 42\nvalue"])) {
             if let Some((token, value)) = parsed(text.as_bytes()) {
                 proptest::prop_assert_eq!(marked(token, value), text.as_bytes());
             }

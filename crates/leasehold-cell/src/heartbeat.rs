@@ -1,4 +1,4 @@
-//! The heartbeat of a client's session.
+//! Renewal of the client's session.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use leasehold_core::Moment;
 
 use crate::shared::Shared;
 
-/// The pause after a touch that failed.
+/// The pause after a failed renewal.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// Touches the session for as long as the client lives and has claims. A client that has had no claim for as long
-/// as a lease ends its session, and opens another at its next call.
+/// Renews the session for as long as the client lives and has claims. A client that has had no
+/// claim for the length of a lease ends its session, and opens another one at its next call.
 pub(crate) async fn beat(shared: Weak<Shared>) {
     let mut failed = false;
     let mut idle_since: Option<Moment> = None;
@@ -19,13 +19,14 @@ pub(crate) async fn beat(shared: Weak<Shared>) {
         let Some(now) = shared.upgrade() else { return };
         let sessions = now.sessions.clone();
         let Some(session) = sessions.current() else {
-            // Nothing was asked for yet, or since it ended.
+            // No session has been opened yet, or since the last one ended.
             drop(now);
             idle_since = None;
-            let _ = tokio::time::timeout(sessions.lives.period, sessions.until_opened()).await;
+            let _ = tokio::time::timeout(sessions.lifetimes.period, sessions.until_opened()).await;
             continue;
         };
-        let pause = if failed { AGAIN.min(sessions.lives.period) } else { sessions.lives.period };
+        let period = sessions.lifetimes.period;
+        let pause = if failed { AGAIN.min(period) } else { period };
         drop((now, sessions));
         tokio::time::sleep(pause).await;
         let Some(now) = shared.upgrade() else { return };
@@ -34,7 +35,7 @@ pub(crate) async fn beat(shared: Weak<Shared>) {
             true => idle_since.or_else(|| Some(clock.now())),
             false => None,
         };
-        if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lives.lease) {
+        if idle_since.is_some_and(|since| clock.now().since(since) >= sessions.lifetimes.lease) {
             // A join registers its claim before it looks for a session.
             sessions.close_if(|| now.claims.is_empty()).await;
             continue;

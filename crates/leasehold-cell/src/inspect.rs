@@ -1,4 +1,4 @@
-//! For people: what stands in queues, and who is taken out of them.
+//! Inspection, listing and eviction.
 
 use std::collections::HashSet;
 
@@ -7,26 +7,26 @@ use leasehold_core::store::{Evict, LockInfo};
 use leasehold_core::{ClaimId, Name, Result};
 
 use crate::cells::{Answer, Request};
-use crate::known::Seen;
-use crate::shared::{About, Proof, Shared, Turn};
+use crate::last_writes::CellSnapshot;
+use crate::shared::{ClaimEffect, Proof, QueueEdit, Shared};
 use crate::text;
 
-/// How many queues are asked for at once.
+/// Maximum number of queues read in one round trip.
 const AT_ONCE: usize = 256;
 
 impl Shared {
     pub(crate) async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        let mut seen = self.look(name).await?;
+        let mut seen = self.read_queue(name).await?;
         self.settle(&mut seen.queue, Proof::Shown).await?;
         Ok(self.shown(name, &seen.queue))
     }
 
-    /// `None` if nobody stands there.
+    /// Returns a description of the queue, or `None` if the queue is empty.
     fn shown(&self, name: &Name, queue: &Queue) -> Option<LockInfo> {
         let mut claims = queue.claims(self.time().now);
         let now = self.clock.now();
         let certain = self.sessions.current().map(|session| session.certain());
-        // How long others' last is known to them alone.
+        // Only a claim's own client knows when the claim ends.
         for (claim, entry) in claims.iter_mut().zip(queue.entries()) {
             let ours = self.claims.standing(entry.id, now).is_some();
             let ends = self.claims.ends(entry.id).filter(|_| ours);
@@ -43,11 +43,11 @@ impl Shared {
         }
         keys.sort_unstable();
         keys.dedup();
-        // A name that can be told from its key is not asked for in vain.
+        // A key whose name does not match the prefix needs no read.
         keys.retain(|key| {
             self.keys.name_of(key).is_none_or(|name| name.as_str().starts_with(prefix))
         });
-        // Each session is looked at once for the whole list.
+        // The whole listing reads each session at most once.
         let (mut shown, mut alive) = (Vec::new(), HashSet::new());
         for some in keys.chunks(AT_ONCE) {
             let gets = some.iter().map(|key| Request::Get { key: key.clone() }).collect();
@@ -85,38 +85,40 @@ impl Shared {
     }
 
     pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        let none: Option<Seen> = None;
+        let none: Option<CellSnapshot> = None;
         let mut first: Option<Vec<Entry>> = None;
         let evict = |queue: &mut Queue| {
             let Some(evicted) = first.clone() else {
                 let evicted = queue.evict(which, self.time().now);
                 if evicted.is_empty() {
-                    return Turn::Told(evicted);
+                    return QueueEdit::Unchanged(evicted);
                 }
                 first = Some(evicted.clone());
-                return Turn::Write(evicted);
+                return QueueEdit::Write(evicted);
             };
-            // What was refused may be done. No other claims are evicted than those of the first look: whoever holds
-            // now may hold because of it.
+            // A refused write may still have been done, and the current holder may hold the lock as
+            // a result. So only claims that the first read found are evicted.
             let is_meant = |entry: &Entry| evicted.iter().any(|first| first.id == entry.id);
             if !queue.entries().any(is_meant) {
-                return Turn::Told(evicted);
+                return QueueEdit::Unchanged(evicted);
             }
             queue.retain(self.time().now, |entry| !is_meant(entry));
-            Turn::Write(evicted)
+            QueueEdit::Write(evicted)
         };
-        let evicted = self.change(name, About::Nobody, none, evict).await?;
+        let evicted = self.change(name, ClaimEffect::None, none, evict).await?;
         for entry in &evicted {
             self.tell_evicted(entry.id, &entry.session).await;
         }
         if !evicted.is_empty() && self.cells.bells().is_some() {
-            // What was said went out before this is answered: whoever evicts may end as soon as we return.
-            let _ = self.look(name).await;
+            // The reply to this read shows that the messages were sent. Without it, the caller's
+            // process could end before that.
+            let _ = self.read_queue(name).await;
         }
         Ok(evicted.len())
     }
 
-    /// Tells its client that this claim is gone. A hint: unheard, the next renewal finds out.
+    /// Notifies the claim's client that the claim was evicted. If the message is lost, the client
+    /// finds out at its next renewal.
     async fn tell_evicted(&self, id: ClaimId, session: &str) {
         if self.sessions.current().is_some_and(|ours| ours.id == session) {
             self.ears.ask(id);

@@ -1,4 +1,4 @@
-//! Into the queue, and "and now?".
+//! Joining a queue, and polling the state of a claim.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::{Joined, Mode, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Moment, Result};
 
-use crate::known::Guess;
+use crate::last_writes::Guess;
 use crate::session::Session;
-use crate::shared::{About, Fit, Proof, Shared, Turn};
+use crate::shared::{ClaimEffect, Fit, Proof, QueueEdit, Shared};
 
 impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let longest = claim.lease.max(claim.waiter_lease);
         let _gate = self.claims.enter(claim, self.clock.now().plus(longest)).await;
-        // Who asks again lives.
+        // A repeated call proves that the client lives, so it extends the claim.
         self.claims.extend(claim.id, self.clock.now(), longest);
         if mode == Mode::Try
             && let Some(busy) = self.is_taken(claim).await?
@@ -27,7 +27,7 @@ impl Shared {
         }
         loop {
             if self.claims.is_given_up(claim.id) {
-                // Its place is over, and may still be there.
+                // The claim was given up, but may still be in the queue.
                 self.take_out(&claim.name, claim.id).await?;
                 self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
             }
@@ -37,16 +37,17 @@ impl Shared {
         }
     }
 
-    /// Whether others hold it, for a client that has no session yet, where each write has its price: a try in vain
-    /// writes nothing. No claim of this client stands anywhere then.
+    /// Returns [`Joined::Busy`] if other clients hold the lock. This check is only for clients
+    /// without a session, on systems where each write is expensive, so that a failed try writes
+    /// nothing. A client without a session has no claim in any queue.
     async fn is_taken(&self, claim: &Claim) -> Result<Option<Joined>> {
         let is_dear = !self.cells.system().forgets && self.cells.bells().is_none();
         if !is_dear || self.sessions.current().is_some() {
             return Ok(None);
         }
-        let mut seen = self.look(&claim.name).await?;
+        let mut seen = self.read_queue(&claim.name).await?;
         let is_ours = |queue: &Queue| queue.entries().any(|entry| entry.id == claim.id);
-        // Another session of ours, which is over.
+        // The claim may belong to an earlier session of this client that has ended.
         if is_ours(&seen.queue) || self.settle(&mut seen.queue, Proof::Shown).await? {
             return Ok(None);
         }
@@ -54,7 +55,8 @@ impl Shared {
         Ok(joined.ok().filter(|joined| matches!(joined, Joined::Busy { .. })))
     }
 
-    /// With the gate of the claim in hand. `None`: it was given up meanwhile.
+    /// Joins once. The caller has the claim's gate. Returns `None` if the claim was given up in the
+    /// meantime.
     async fn join_once(
         &self,
         claim: &Claim,
@@ -62,43 +64,43 @@ impl Shared {
         longest: Duration,
     ) -> Result<Option<Joined>> {
         let session = self.session_for(longest).await?;
-        if let Some(pause) = self.known.others_first(&claim.name, self.clock.now()) {
+        if let Some(pause) = self.last_writes.others_first(&claim.name, self.clock.now()) {
             self.sleep(pause.mul_f64(0.5 + self.chance())).await;
         }
-        let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
-        let about = About::Joins(claim.id, Fit::of(claim));
+        let guess = self.last_writes.guess(&claim.name, Guess::Free, Queue::is_empty);
+        let about = ClaimEffect::Joins(claim.id, Fit::of(claim));
         let joined = self
             .change(&claim.name, about, guess, |queue| self.stand(queue, claim, mode, &session.id));
         let joined = joined.await??;
         Ok(self.noted(claim, &session, joined))
     }
 
-    /// One that lives for as long as this.
+    /// Returns a session that certainly lives for at least `lease`.
     async fn session_for(&self, lease: Duration) -> Result<Arc<Session>> {
         loop {
             let session = self.sessions.open(|id| self.keys.session(id)).await?;
             if self.sessions.vouch(&session, lease).await? {
                 return Ok(session);
             }
-            // Its end was found out just now: the next one is another.
+            // The session has turned out to have ended, so the next iteration opens a new one.
         }
     }
 
-    /// Puts the claim into the queue, or finds it there.
+    /// Adds the claim to the queue, or finds it there.
     fn stand(
         &self,
         queue: &mut Queue,
         claim: &Claim,
         mode: Mode,
         session: &str,
-    ) -> Turn<Result<Joined>> {
+    ) -> QueueEdit<Result<Joined>> {
         let there = queue.entries().find(|entry| entry.id == claim.id);
         let (is_there, is_another) =
             (there.is_some(), there.is_some_and(|entry| entry.session != session));
         if is_another {
-            // The session that it stood under is over, and its place with it.
+            // The claim's former session has ended, so the claim has lost its queue position.
             queue.retain(self.time().now, |entry| entry.id != claim.id);
-            return Turn::Write(Ok(Joined::Busy { holders: Vec::new() }));
+            return QueueEdit::Write(Ok(Joined::Busy { holders: Vec::new() }));
         }
         let (most, there) = (self.cells.system().crowd, queue.entries().len());
         if !is_there && mode == Mode::Wait && there >= most {
@@ -106,18 +108,20 @@ impl Shared {
                 "the queue of this lock is full: {there} clients hold it or wait for it, and this store takes {most}. \
                  Try again when fewer wait, or use a store that notifies waiters, such as redis: or postgres:"
             );
-            return Turn::Told(Err(Error::new(ErrorKind::Full, what)));
+            return QueueEdit::Unchanged(Err(Error::new(ErrorKind::Full, what)));
         }
         match queue.join(claim, mode, self.time(), session) {
-            Err(m) => Turn::Told(Err(mismatch(claim, m.kind, m.capacity))),
-            Ok(joined @ Joined::Busy { .. }) => Turn::Told(Ok(joined)),
-            // A write that is still under way would be no harm: it is the same place.
-            Ok(joined) if is_there => Turn::Told(Ok(joined)),
-            Ok(joined) => Turn::Write(Ok(joined)),
+            Err(m) => QueueEdit::Unchanged(Err(mismatch(claim, m.kind, m.capacity))),
+            Ok(joined @ Joined::Busy { .. }) => QueueEdit::Unchanged(Ok(joined)),
+            // A write of this claim that is still under way is harmless, because it writes the same
+            // queue position.
+            Ok(joined) if is_there => QueueEdit::Unchanged(Ok(joined)),
+            Ok(joined) => QueueEdit::Write(Ok(joined)),
         }
     }
 
-    /// Keeps in mind what is told, and tells no more than is certain; nothing, if the claim was given up.
+    /// Records the result of a join, and limits the remaining time in it to what is certain.
+    /// Returns `None` if the claim was given up.
     fn noted(&self, claim: &Claim, session: &Session, joined: Joined) -> Option<Joined> {
         let now = self.clock.now();
         let stands = |ends, ahead| self.claims.stands(claim.id, &session.id, ends, ahead);
@@ -129,7 +133,7 @@ impl Shared {
             Joined::Waiting(place) => stands(now.plus(claim.waiter_lease), Some(place.ahead))
                 .then_some(Joined::Waiting(place)),
             Joined::Busy { holders } => {
-                // Nothing of it is there, unless it may yet come.
+                // The claim is not in the queue, unless a write that is under way adds it.
                 if !self.claims.is_doubtful(claim.id) {
                     self.claims.forget(claim.id);
                 }
@@ -138,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// How long a hold is certain.
+    /// Returns how long the hold is certainly valid.
     pub(crate) fn remaining(&self, claim: &Claim, session: &Session, now: Moment) -> Duration {
         let ends = self.claims.ends(claim.id).unwrap_or(now);
         ends.min(session.certain()).since(now)

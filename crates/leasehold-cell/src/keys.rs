@@ -1,20 +1,21 @@
-//! Where things are: what the cells' keys are called.
+//! The keys of the cells.
 //!
 //! ```text
 //! PREFIXl:NAME      a lock's queue; the name percent-encoded
-//! PREFIXh:DIGITS    the same of a name that is too long for a key; the name itself is in the cell
-//! PREFIXk:…         somebody wants that lock in vain: a sign that ends by itself
+//! PREFIXh:DIGITS    a lock's queue whose name is too long for a key; the cell contains the name
+//! PREFIXk:…         a marker that a client could not acquire that lock; it expires
 //! PREFIXs:DIGITS    a client's session
-//! PREFIXe           since when the system knows what it knows
+//! PREFIXe           the epoch: since when the system has kept its data
 //! ```
 //!
-//! Two long names may have the same digits. Whoever comes second finds another name in the cell, and is
-//! refused: nobody ever stands in another lock's queue.
+//! Two long names may have the same digits. The second client finds the other name in the cell, and
+//! gets an error. So a claim is never in another lock's queue.
 
 use leasehold_core::Name;
 use leasehold_core::kit::{Escaped, unescape};
 
-/// The error text for a parameter's value. What may be a pasted URL with a password is hidden.
+/// Returns the error text for a parameter's value. A value that may be a pasted URL with a password
+/// is hidden.
 #[cfg(any(
     feature = "memcached",
     feature = "nats",
@@ -31,7 +32,7 @@ pub(crate) fn invalid(key: &str, value: &str) -> String {
     }
 }
 
-/// The error text for a name in a URL. What may contain a password is hidden.
+/// Returns the error text for a name in a URL. A name that may contain a password is hidden.
 #[cfg(any(feature = "nats", feature = "s3", feature = "gs", feature = "az"))]
 pub(crate) fn invalid_name(what: &str, text: &str) -> String {
     match text.contains([':', '@']) {
@@ -42,11 +43,11 @@ pub(crate) fn invalid_name(what: &str, text: &str) -> String {
     }
 }
 
-/// The longest prefix: what is left is enough for a session's or a long name's digits.
+/// The longest prefix. The rest of the key has room for the digits of a session or of a long name.
 #[cfg(any(test, feature = "memcached", feature = "nats"))]
 pub(crate) const LONGEST_PREFIX: usize = 64;
 
-/// How the cells' keys are called.
+/// Makes the keys of the cells.
 #[derive(Debug)]
 pub(crate) struct Keys {
     prefix: String,
@@ -66,7 +67,7 @@ impl Keys {
         }
     }
 
-    pub(crate) fn knock(&self, name: &Name) -> String {
+    pub(crate) fn contention_marker(&self, name: &Name) -> String {
         format!("{}k:{:032x}", self.prefix, digits(name.as_str()))
     }
 
@@ -78,19 +79,20 @@ impl Keys {
         format!("{}e", self.prefix)
     }
 
-    /// What the keys of locks begin with.
+    /// Returns the prefixes of the keys of locks.
     pub(crate) fn locks(&self) -> [String; 2] {
         ["l:", "h:"].map(|sort| format!("{}{sort}", self.prefix))
     }
 
-    /// The name that this key is of, if it can be told from the key alone.
+    /// Returns the lock name of this key, if the key contains it.
     pub(crate) fn name_of(&self, key: &str) -> Option<Name> {
         let escaped = key.strip_prefix(&self.prefix)?.strip_prefix("l:")?;
         Name::new(unescape(escaped)?).ok()
     }
 }
 
-/// FNV-1a of 128 bits: the same in every version, and nothing has to be safe from being guessed.
+/// Computes FNV-1a with 128 bits. The hash must be the same in every version of leasehold, and need
+/// not be hard to guess.
 pub(crate) fn digits(text: &str) -> u128 {
     const START: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -101,8 +103,9 @@ pub(crate) fn digits(text: &str) -> u128 {
 mod tests {
     use super::*;
 
+    // S90
     #[test]
-    fn s90_any_name_is_a_key_of_its_own() {
+    fn each_name_maps_to_its_own_key() {
         let keys = Keys::new("leasehold:".into(), 250);
         let key = |name: &str| keys.lock(&Name::new(name).unwrap());
         assert_eq!(key("a b/é"), "leasehold:l:a%20b%2F%C3%A9");
@@ -110,7 +113,7 @@ mod tests {
         assert!(long.starts_with("leasehold:h:") && long != longer, "{long}, {longer}");
         assert_eq!(keys.name_of(&key("a b/é")).unwrap().as_str(), "a b/é");
         assert_eq!(keys.name_of(&long), None);
-        // As published for the empty text and for "a".
+        // The published values for the empty text and for "a".
         assert_eq!(digits(""), 0x6c62272e07bb014262b821756295c58d);
         assert_eq!(digits("a"), 0xd228cb696f1a8caf78912b704e4a8964);
     }
@@ -118,8 +121,9 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(testbed::cases())]
 
+        // S90
         #[test]
-        fn s90_no_key_is_too_long_or_has_a_space(name in testbed::texts(&["a b", "%\r\nget x"])) {
+        fn no_key_is_too_long_or_has_a_space(name in testbed::texts(&["a b", "%\r\nget x"])) {
             let keys = Keys::new("p".repeat(LONGEST_PREFIX), 250);
             if let Ok(name) = Name::new(&name) {
                 let key = keys.lock(&name);

@@ -1,26 +1,30 @@
-//! Cells in a system where nothing ends by itself, and which can do no more than write a value under a condition:
-//! objects in a bucket, or whatever an adapter tells as [`Values`].
+//! Cells in a system where nothing expires, and which only supports conditional writes of values,
+//! such as objects in a bucket. An adapter describes the system as [`Values`].
 //!
-//! - *What is atomic*: a write that names what it replaces, or that it replaces nothing. Each value begins with a
-//!   random line, so that no version comes again where versions follow content (`lasting/framed.rs`).
-//! - *Whose clock*: whoever looks judges what is over (`lasting/aging.rs`): by its own clock since it first
-//!   saw what is there, or by the age that the system tells. What lasts for a while is a session, or a mark
-//!   beside a lock; a queue is there for good.
-//! - *Who judges may be wrong*: it saw what was, and is no more. So nothing follows from that alone. Whoever
-//!   takes a session for gone writes in its place, if it is still what was seen; one that was touched since
-//!   is there, and lives ([`System::looks_behind`]).
-//! - *A value is removed* by a mark in its place first, under a condition, and then without one: nothing but
-//!   another mark ever comes in the place of what was removed. Who dies between the two leaves a mark, which
-//!   is as good as nothing.
-//! - *The answer to a write is lost, the caller's future is dropped, we die*: it may be done, also later,
-//!   until somebody else has written; as [`Cells`] expects.
-//! - *A write is repeated on its way*, by a proxy or by the store itself: the repetition of a write that was done is
-//!   refused, and only that answer comes back. So a refusal alone proves nothing. The client reads the value, and
-//!   compares the digits in it with those that it sent (`lasting/framed.rs`). The same digits: the write was done,
-//!   for no other write has them, and it is answered as done, with the version that was read. Digits of a successor:
-//!   the write is [in doubt](Answer::InDoubt). A refused write is never answered as done for any other reason,
-//!   so the one order of events of each value stands: a write is done at most once, because each of its repetitions has
-//!   the same condition, and no version comes again.
+//! - *Atomicity.* A write is atomic and names the version that it replaces, or requires a new key.
+//!   Each value begins with a random line, so no version is reused even if versions depend only on
+//!   the content (`lasting/framed.rs`).
+//! - *Clock.* Each client decides on its own whether something has expired (`lasting/aging.rs`). It
+//!   uses the time since it first saw the value, by its own clock, or the age that the system
+//!   reports. Only sessions and markers next to a lock expire. A queue is kept permanently.
+//! - *Wrong decisions.* A read may be stale, so its result alone has no consequences. A client that
+//!   considers a session dead replaces it with a marker, provided that the session has not changed.
+//!   If the session was renewed since, the write is refused, and the session is alive
+//!   ([`System::looks_behind`]).
+//! - *Removal.* A value is first replaced by a marker, conditionally, and then deleted
+//!   unconditionally. Only another marker ever takes the place of a removed value. A client that
+//!   crashes between the two steps leaves a marker, which has the same meaning as no value.
+//! - *Lost replies, dropped futures, crashes.* The write may still be done later, until another
+//!   client writes. [`Cells`] allows this.
+//! - *Repeated writes.* If a proxy or the store repeats a write that was done, the repetition is
+//!   refused, and only that answer arrives. So a refusal alone proves nothing. The client reads the
+//!   value and compares the digits in it with its own (`lasting/framed.rs`).
+//! - *Same digits.* The write was done, because no other write has these digits. The result is the
+//!   version that was read.
+//! - *Digits of a successor*, or of a much later write that does not list ours any more. It is [in
+//!   doubt](Answer::InDoubt) whether our write was done.
+//! - *One order of events.* A refused write is never reported as done for any other reason. A write
+//!   is done at most once, because each repetition has the same condition and no version is reused.
 
 mod aging;
 mod framed;
@@ -48,7 +52,7 @@ pub struct Value {
     pub version: Version,
     /// The age of the value by the system's clock, if it is known; too high by at most the
     /// [`grain`](System::grain). One read is then enough to see that a value has expired. Without
-    /// an age, it takes a second read after its lifetime.
+    /// an age, a second read is needed after the value's lifetime.
     pub age: Option<Duration>,
 }
 
@@ -89,7 +93,7 @@ pub trait Values: fmt::Debug + Send + Sync + 'static {
     async fn keys(&self, prefix: &str) -> Result<Vec<String>>;
 }
 
-/// A value of ours as it was read.
+/// A value that leasehold wrote, as it was read.
 struct Read {
     value: Vec<u8>,
     version: Version,
@@ -99,14 +103,14 @@ struct Read {
 /// The result of a write.
 enum Put {
     Done(Version),
-    /// The current value, and whether it may have been written in place of this write.
+    /// Nothing was written. Contains the current value, and its relation to this write.
     Refused {
         there: Option<(Value, Look)>,
         kin: Kin,
     },
 }
 
-/// The cells of such a system, from the view of one client.
+/// Cells that are stored as [`Values`], as seen by one client.
 #[derive(Debug)]
 pub struct Lasting<V> {
     values: V,
@@ -120,25 +124,26 @@ impl<V: Values> Lasting<V> {
     /// reports.
     pub fn new(values: V, longest_key: usize, largest_value: usize, grain: Duration) -> Self {
         let lasting = System::lasting(longest_key, largest_value);
-        // Who is gone is made sure of by a write.
-        // A life begins with the writing, by whatever clock, and not with the answer: a late one proves the same.
+        // A write confirms that a session is gone. By any clock, a lifetime begins with the write
+        // and not with the reply, so a late reply proves as much as an early one.
         let slow = Duration::from_secs(60);
         let system = System { grain, slow, looks_behind: true, ..lasting };
         Self { values, system, ages: Ages::default(), clock: Clock::default() }
     }
 
-    /// Uses this clock, for tests.
+    /// Uses `clock` instead of the system's clock, for tests.
     #[must_use]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// One that comes from a queue, which knows by itself what is not ours.
+    /// Runs a request for a queue. Returns foreign values unchanged, because the queue's decoder
+    /// recognizes them.
     async fn asked(&self, request: Request) -> Result<Answer> {
         Ok(self.write(request).await?.0)
     }
 
-    /// One that finds only what is ours.
+    /// Runs a request for a key that must contain only values that leasehold wrote.
     pub(crate) async fn one(&self, request: Request) -> Result<Answer> {
         match request {
             Request::Get { key } => Ok(match self.read(&key).await? {
@@ -149,7 +154,7 @@ impl<V: Values> Lasting<V> {
         }
     }
 
-    /// What a queue is shown of this, whoever wrote it.
+    /// Returns the answer for a queue, even if another program wrote the value.
     fn shown(&self, key: &str, there: Option<(Value, Look)>) -> Answer {
         let Some((Value { bytes, version, age }, look)) = there else { return Answer::Absent };
         match framed::read(&bytes) {
@@ -162,7 +167,7 @@ impl<V: Values> Lasting<V> {
         }
     }
 
-    /// Writes, and tells what is there where that was refused.
+    /// Runs a write. If it is refused, also returns the current cell.
     async fn write(&self, request: Request) -> Result<(Answer, Option<Answer>)> {
         let life = |lives: Option<_>| lives.map_or(Life::Lasting, Life::Short);
         let is_doubted = matches!(request, Request::Replace { .. });
@@ -199,10 +204,10 @@ impl<V: Values> Lasting<V> {
         })
     }
 
-    /// In the place of nothing, or of what is over.
+    /// Creates a value if the key has no value or an expired one.
     async fn create(&self, key: &str, value: &[u8], life: Life) -> Result<Put> {
         let created = self.put(key, value, life, None).await?;
-        // What lasts is in the place of nothing that does not.
+        // A permanent value never replaces one that expires.
         let Put::Refused { there: Some((there, look)), .. } = &created else { return Ok(created) };
         if life == Life::Lasting {
             return Ok(created);
@@ -214,13 +219,14 @@ impl<V: Values> Lasting<V> {
         }
     }
 
-    /// Whatever is there.
+    /// Deletes the key unconditionally.
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         self.ages.forget(key);
         self.values.delete(key).await
     }
 
-    /// Writes it. Where that is refused, what is there decides whether it was done.
+    /// Writes the value. If the write is refused, the current value decides whether the write was
+    /// done.
     async fn put(&self, key: &str, value: &[u8], life: Life, on: Option<&Version>) -> Result<Put> {
         let (parent, theirs) = on.map_or(("", None), |on| {
             let (parent, theirs) = on.0.split_once(BESIDE).unwrap_or(("", &on.0));
@@ -259,10 +265,10 @@ impl<V: Values> Lasting<V> {
     }
 }
 
-/// Between the digits of the write and the version that the system gave it.
+/// Separates the digits of the write from the system's version.
 const BESIDE: char = ' ';
 
-/// A version that says which write made it.
+/// Returns a version that also identifies the write that made it.
 fn named(nonce: &str, version: &Version) -> Version {
     Version(format!("{nonce}{BESIDE}{}", version.0))
 }
@@ -280,7 +286,8 @@ impl<V: Values> Cells for Lasting<V> {
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         match <[Request; 2]>::try_from(requests) {
             Ok([write, look]) if write.key() == look.key() => {
-                // Where the write is done, the look behind it is left out; where not, there was one.
+                // A successful write needs no read after it. A refused write has already read the
+                // cell.
                 let (written, seen) = match write {
                     Request::Get { .. } => {
                         (self.asked(write).await?, Some(self.asked(look).await?))

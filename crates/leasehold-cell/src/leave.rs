@@ -1,4 +1,4 @@
-//! Out of the queue, and what is owed to it.
+//! Releasing claims, and cleaning up claims that were given up.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use leasehold_core::kit::spawn_on;
 use leasehold_core::queue::Queue;
 use leasehold_core::{Claim, ClaimId, ErrorKind, Name, Result};
 
-use crate::known::Guess;
-use crate::shared::{About, Shared, Turn};
+use crate::last_writes::Guess;
+use crate::shared::{ClaimEffect, QueueEdit, Shared};
 
-/// The first and the longest pause after a departure that the store did not take.
+/// The first and the longest pause after a failed release.
 const AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(10)];
-/// So many departures are under way at once.
+/// Maximum number of concurrent releases of claims that were given up.
 pub(crate) const REAPING: usize = 16;
 
 impl Shared {
@@ -23,43 +23,48 @@ impl Shared {
         Ok(left)
     }
 
-    /// Takes a claim out of its queue for good. Whether it was there, or was perhaps taken out before.
-    /// With the gate of the claim in hand.
+    /// Removes a claim from its queue permanently. Returns whether it was there, or may have been
+    /// removed by an earlier request. The caller has the claim's gate.
     pub(crate) async fn take_out(&self, name: &Name, id: ClaimId) -> Result<bool> {
-        // Alone, or nearly: a longer queue is not kept in mind.
-        let guess = self.known.guess(name, Guess::Alone, |queue| queue.position(id).is_some());
+        // Only short queues are remembered, so the claim is alone in its queue, or nearly.
+        let is_there = |queue: &Queue| queue.position(id).is_some();
+        let guess = self.last_writes.guess(name, Guess::Alone, is_there);
         let mut is_guess = guess.is_some();
-        let left = self.change(name, About::Leaves(id), guess, |queue| {
-            let turn = self.without(queue, id);
-            let is_seen = !std::mem::take(&mut is_guess) && matches!(turn, Turn::Write(true));
+        let left = self.change(name, ClaimEffect::Leaves(id), guess, |queue| {
+            let edit = self.without(queue, id);
+            let is_seen = !std::mem::take(&mut is_guess) && matches!(edit, QueueEdit::Write(true));
             if is_seen {
-                // Seen in this call: if it is gone at the next look, it left, by what was sent or as if by that.
+                // This call has seen the claim in the queue. If the next read does not find it, a
+                // request of this call removed it, or it makes no difference that another client
+                // did.
                 self.claims.leaves(id, true);
             }
-            turn
+            edit
         });
         Ok(left.await? || self.claims.is_leaving(id))
     }
 
-    fn without(&self, queue: &mut Queue, id: ClaimId) -> Turn<bool> {
+    fn without(&self, queue: &mut Queue, id: ClaimId) -> QueueEdit<bool> {
         match queue.leave(id, None, self.time().now) {
-            true => Turn::Write(true),
-            // What was sent to join may still come. Once the cell was written, it is refused.
-            false if self.claims.is_doubtful(id) => Turn::Write(false),
-            // Or the look is older than its place, which would stay there for as long as we live.
-            false if self.cells.system().looks_behind => Turn::Write(false),
-            false => Turn::Told(false),
+            true => QueueEdit::Write(true),
+            // A join that is still under way may add the claim. Once this write is done, that join
+            // is refused.
+            false if self.claims.is_doubtful(id) => QueueEdit::Write(false),
+            // The read may also be older than the claim's entry, which would otherwise stay in the
+            // queue as long as the client lives.
+            false if self.cells.system().looks_behind => QueueEdit::Write(false),
+            false => QueueEdit::Unchanged(false),
         }
     }
 
-    /// Takes out what was given up, for as long as that takes. Nothing is to be done for a claim whose session is
-    /// over: all clients see that it is dead.
+    /// Removes a claim that was given up, and retries without limit. If the claim's session has
+    /// ended, nothing is done, because all clients see that the claim is dead.
     async fn reap_one(self: Arc<Self>, id: ClaimId, name: Name) {
         let mut pause = AGAIN[0];
         loop {
             {
                 let Some(_gate) = self.claims.enter_known(id).await else { return };
-                // It was asked for again.
+                // The claim was requested again.
                 if !self.claims.is_given_up(id) {
                     return;
                 }
@@ -69,14 +74,14 @@ impl Shared {
                 let Ok(_permit) = self.reaping.acquire().await else { return };
                 match self.take_out(&name, id).await {
                     Ok(_) => return self.claims.forget(id),
-                    // What is there is not a queue of ours, or this client has ended.
+                    // The value is not our queue, or this client has been closed.
                     Err(error)
                         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed) =>
                     {
                         return self.claims.forget(id);
                     }
-                    // Also where the store refuses: it may be for now, and until the session is over the claim is in
-                    // the way of others.
+                    // This includes refusals by the store. They may be temporary, and the claim
+                    // blocks other clients until the session ends.
                     Err(_) => {}
                 }
             }
@@ -85,20 +90,21 @@ impl Shared {
         }
     }
 
-    /// Whether the session that a claim stands under is over, or was to stand under.
+    /// Returns whether the session that the claim belongs to, or was to belong to, has ended.
     fn is_dead(&self, id: ClaimId) -> bool {
         let now = self.clock.now();
         let current = self.sessions.current().filter(|session| session.certain() > now);
         match (self.claims.session(id), current) {
             (Some(session), Some(current)) => session != current.id,
             (_, None) => true,
-            // It was never seen standing: perhaps it was written under this one.
+            // The claim was never seen in its queue. It may have been written under the current
+            // session.
             (None, Some(_)) => false,
         }
     }
 }
 
-/// Gives up what ends, for as long as the client lives.
+/// Gives up claims when they end, for as long as the client lives.
 pub(crate) async fn reap(shared: Weak<Shared>) {
     loop {
         let Some(now) = shared.upgrade() else { return };
@@ -106,7 +112,7 @@ pub(crate) async fn reap(shared: Weak<Shared>) {
         for (id, name) in over {
             spawn_on(&now.runtime, Arc::clone(&now).reap_one(id, name));
         }
-        // So long that whether the client still lives is looked at now and then.
+        // The limit makes the task check regularly whether the client still lives.
         let pause = next.since(now.clock.now()).min(Duration::from_secs(1));
         tokio::select! {
             biased;

@@ -1,67 +1,80 @@
-//! One fair queue with fencing tokens in any system that can do one thing: write a value if it is still
-//! what was read ([`Cells`]): memcached, NATS JetStream, objects in S3.
+//! A fair queue with fencing tokens, on any system that can write a value if it has not changed
+//! since it was read ([`Cells`]). Examples are memcached, NATS JetStream and objects in S3.
 //!
-//! # The cells
-//! - One for each *lock*: its queue, in which each claim stands with its token and the session of its
-//!   client (`text.rs`, `keys.rs`).
-//! - One for each *client*, its session, which all its claims refer to and which ends by the system's own
-//!   clock unless it is touched (`session.rs`). So what is held costs one write a period, however much it
-//!   is.
-//! - One for the *epoch*, where the system may lose everything and go on (`epoch.rs`).
+//! # Cells
+//! - One cell per *lock* contains its queue. Each claim in the queue has its token and the session
+//!   of its client (`text.rs`, `keys.rs`).
+//! - One cell per *client* is its session. All claims of the client refer to it, and it expires by
+//!   the system's own clock unless it is renewed (`session.rs`). So all holds of a client together
+//!   cost one write per period.
+//! - One cell is the *epoch*, if the system may lose all data and continue (`epoch.rs`).
 //!
-//! # One call
-//! Read the queue, remove those in front whose sessions are gone, apply [`queue`](leasehold_core::queue),
-//! write it if it is still what was read, else again (`shared.rs`).
+//! # Operations
+//! A change reads the queue, removes the claims at the front whose sessions are gone, and applies
+//! the rules of [`queue`](leasehold_core::queue). It then writes the queue if the cell has not
+//! changed since it was read, and otherwise starts again (`shared.rs`).
 //!
-//! - *join* (`join.rs`): a look and a write; only the write, where this client wrote last and left the lock
-//!   free. A try at a lock that is held writes nothing: one look, and one at its holder's session.
-//! - *leave* (`leave.rs`): the write, where nobody has come since we did; else a look before it. Whoever is next
-//!   is granted in the same write.
-//! - *renew* (`renew.rs`): a look at the queues, hundreds in one round trip; nothing is written.
-//! - *changed* (`wake.rs`): looks, with growing pauses; where clients can tell each other ([`Bells`]), whoever lets
-//!   somebody in tells exactly that one.
+//! - *join* (`join.rs`) costs a read and a write. It costs only the write if this client wrote the
+//!   cell last and left the lock free. A try at a held lock writes nothing, and reads the queue and
+//!   the holder's session.
+//! - *leave* (`leave.rs`) costs the write, plus a read if another client has written since this
+//!   client joined. The same write grants the next waiter.
+//! - *renew* (`renew.rs`) reads the queues, hundreds in one round trip, and writes nothing.
+//! - *changed* (`wake.rs`) polls with growing pauses. If clients can send each other messages
+//!   ([`Bells`]), the client that grants a lock notifies exactly the new holder.
 //!
-//! # One holder
-//! The cell has one value at a time, and each value was worked out from the one before it. So there is one
-//! order of events for each lock, and in it the rule of the queue holds. A claim leaves the queue in three ways:
-//! its client takes it out; a person does (and the client learns of it by a bell, or at the next renewal); or
-//! its session's cell was not there. That cell is there for longer than its client believes in anything
-//! (`session.rs`), and never comes back. What a holder is promised ends with its lease, or with what is certain of the session,
-//! whichever is sooner.
+//! # Mutual exclusion
+//! A cell has one value at a time, and each value was computed from the previous one. So the events
+//! of a lock have one order, in which the rule of the queue holds.
 //!
-//! # Whose clock
-//! The system's, and only for how long a session's cell lives. No two clocks are compared, and whoever looks
-//! once knows as much as who looks all the time. Leases within a session are counted by the client that has
-//! them (`claims.rs`): it gives up what was not renewed. Tokens are drawn above the queue's last, and not
-//! below the clock, so that they go on rising where a queue was forgotten, if the clock did not fall back.
+//! A claim leaves the queue in three ways. Its client releases it. An operator evicts it, which the
+//! client finds out from a message or at its next renewal. Or another client finds that the cell of
+//! its session is missing. That cell outlives everything that its client relies on (`session.rs`),
+//! and is never created again. A hold is valid until its lease ends or the guaranteed lifetime of
+//! the session ends, whichever is sooner.
 //!
-//! # What if
-//! - *a write is repeated on its way*, and only the refusal of the repetition comes back: what is in the cell decides
-//!   (`shared.rs`, `lasting.rs`);
-//! - *one cell hangs, or is answered by an error*: it costs only its own claims (`renew.rs`);
-//! - *the reply to a write is lost*: the next look finds the claim by its id, or does not. If it does not, the
-//!   write may still be under way, so that a `leave` writes the cell as it is: after that it is refused;
-//! - *the caller's future is dropped*: the same. The `leave` that follows waits for the call's turn, and knows
-//!   that something was sent (`claims.rs`);
-//! - *we die*: our session's cell ends, and whoever is next finds that out at its next look;
-//! - *a look is stale*: what is written by it is refused, and nobody is taken for dead by it. A `leave` that
-//!   does not find its claim where that can be writes too, for an old look may be older than the claim;
-//! - *a write is late*: refused as soon as anybody has written since, for versions never come again;
-//! - *many want it at once*: each refusal means that somebody else was let in, and each pause is random. To
-//!   join is the only race: afterwards everybody stands in the queue;
-//! - *we are cut off*: what we hold ends by our own clock before our session's cell does;
-//! - *the system forgets a lock*: then two may hold, until the first finds out at its next renewal. It is the
-//!   adapter's to say whether that can happen ([`promises`] does not know);
-//! - *the system forgets all*: nobody is let in until all who were forgotten have ceased to believe
-//!   (`epoch.rs`);
-//! - *something else is where a queue should be*: it is told of, and never written over.
+//! # Clocks
+//! Only the system's clock matters, and only for the lifetime of a session's cell. No two clocks
+//! are compared, so a client that reads once knows as much as one that polls all the time.
 //!
-//! A lock-delay, and a lock that is kept after its release, are not to be had: nothing but sessions ends by a
-//! clock here.
+//! Each client times the leases of its own claims (`claims.rs`) and gives up a claim that was not
+//! renewed. A new token is above the last token of the queue and not below the wall clock. So
+//! tokens keep rising after the system has lost a queue, unless that clock was set back.
 //!
-//! # An adapter
-//! Is a [`Cells`], and a function that makes a [`CellStore`] of it; [`memory`] is a short one. Where nothing
-//! ends by itself, it is four functions: [`lasting`] does the rest.
+//! # Faults
+//! - *A write is repeated on its way*, and only the refusal of the repetition arrives. The content
+//!   of the cell decides (`shared.rs`, `lasting.rs`).
+//! - *One cell hangs or fails.* Only the claims in that cell are affected (`renew.rs`).
+//! - *The reply to a write is lost.* The next read finds the claim by its ID, or does not. If it
+//!   does not, the write may still arrive later. So a `leave` writes the cell unchanged, and the
+//!   late write is then refused.
+//! - *The caller's future is dropped.* This is handled like a lost reply. The `leave` that follows
+//!   waits until the dropped call has ended, and knows that a request was sent (`claims.rs`).
+//! - *The client crashes.* Its session's cell expires, which the next client finds out when it
+//!   reads that cell.
+//! - *A read is stale.* A write that is based on it is refused, and no session is considered dead
+//!   because of it alone. A `leave` that does not find its claim also writes if reads can be stale,
+//!   because an old read may be older than the claim.
+//! - *A write arrives late.* It is refused if another client has written since, because versions
+//!   are never reused.
+//! - *Many clients want the lock at once.* Each refusal means that another client was faster, and
+//!   each pause is random. Only joins race. Afterwards all claims are in the queue.
+//! - *The client is partitioned from the system.* Its holds end by its own clock before its
+//!   session's cell expires.
+//! - *The system loses one lock.* Two clients may then hold it until the first one finds out at its
+//!   next renewal. The adapter must state whether that can happen, because [`promises`] does not
+//!   know.
+//! - *The system loses all data.* No lock is granted until all lost holds have ended (`epoch.rs`).
+//! - *A queue's key contains a foreign value.* The value is reported as an error, and never
+//!   overwritten.
+//!
+//! Cooldowns (`lock_delay` and `min_hold`) are not supported, because only sessions expire by a
+//! clock.
+//!
+//! # Writing an adapter
+//! An adapter is a [`Cells`] and a function that creates a [`CellStore`] from it. [`memory`] is a
+//! short one. If nothing expires in the system, an adapter is four functions, and [`lasting`] does
+//! the rest.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -80,7 +93,7 @@ mod heartbeat;
 mod inspect;
 mod join;
 mod keys;
-mod known;
+mod last_writes;
 #[cfg(feature = "lasting")]
 pub mod lasting;
 mod leave;

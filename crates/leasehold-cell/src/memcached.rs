@@ -1,18 +1,21 @@
-//! `memcached://host:11211` or `memcached://a,b,c`: servers that anybody may have for public memory, and that
-//! forget.
+//! `memcached://host:11211` or `memcached://a,b,c`: locks on memcached servers, which have no
+//! access control in most cases and may lose data.
 //!
-//! - *What is atomic*: the meta commands `ms` with the number that `mg` told (compare and set), or with the
-//!   mode that only adds.
-//! - *Whose clock*: the server's own, which nobody can set; it counts whole seconds, so that a session may
-//!   end up to one earlier, and one more is left for a clock that ticks late.
-//! - *What is forgotten*: all, by a restart or `flush_all`, which is noticed (`epoch.rs`); and any value, when
-//!   the memory is full, which is not. Then the queue is gone whose value it was: two may hold. That is
-//!   what the store says of itself, and what `doctor` looks for. Where nothing is thrown away to make room
-//!   (`-M`), a write is refused instead, and its value is gone as well: who is refused ends the epoch.
-//! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
-//! - *Several servers* share out the names, and know nothing of each other (`servers.rs`).
-//! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
-//!   machine's, held to the server's to a few seconds.
+//! - *Atomicity.* The meta command `ms` is atomic if it contains the CAS number that `mg` returned,
+//!   or uses the mode that only adds.
+//! - *Clock.* The server's own clock decides, and cannot be set. It counts whole seconds, so a
+//!   session may expire up to one second early. Another second is reserved for a clock that ticks
+//!   late.
+//! - *Loss of data.* A restart or `flush_all` loses all data, which clients detect (`epoch.rs`). A
+//!   server whose memory is full may evict any value, which clients do not detect. The evicted
+//!   queue's lock may then have two holders. The guarantees state this, and `doctor` checks for it.
+//! - *Without eviction* (`-M`) the server refuses a write instead, and the key's old value is lost
+//!   too. The client that was refused ends the epoch.
+//! - *CAS numbers* start again when the server restarts. Each is valid only on the connection that
+//!   returned it.
+//! - *Several servers* share the lock names, and do not know of each other (`servers.rs`).
+//! - *Tokens* continue while the value is kept. Otherwise they restart at the time of this
+//!   machine's clock, but at most a few seconds away from the server's.
 
 mod doctor;
 mod fault;

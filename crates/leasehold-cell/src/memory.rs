@@ -1,8 +1,8 @@
 //! Cells in memory, for tests of the queue, and as the simplest possible adapter.
 //!
-//! A test can make it lose replies, lose one cell or all of them, or stop responding. As in a real
-//! system, requests of other clients can run between two requests of one call. It can also behave
-//! [like a stream](MemoryCells::like_a_stream) of messages.
+//! A test can make these cells lose replies, lose one cell or all of them, or stop responding. As
+//! in a real system, requests of other clients can run between two requests of one call. They can
+//! also behave [like a stream](MemoryCells::like_a_stream) of messages.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -30,16 +30,16 @@ struct State {
     cells: HashMap<String, Kept>,
     writes: u64,
     round_trips: u64,
-    /// Of how many calls the answer is lost.
+    /// Number of calls whose replies will be lost.
     lost: usize,
-    /// How many calls that write find no room.
+    /// Number of writes that will fail because the store is full.
     full: usize,
     is_away: bool,
-    /// What looks do not see.
+    /// Keys that reads do not find.
     hidden: HashSet<String>,
-    /// A touch is a write.
+    /// Whether a touch is a write.
     rewrites: bool,
-    /// Who listens, and under which name.
+    /// The listeners by name.
     listening: HashMap<String, UnboundedSender<Heard>>,
 }
 
@@ -67,7 +67,7 @@ impl Default for MemoryCells {
 }
 
 impl MemoryCells {
-    /// Uses this clock for expiry.
+    /// Uses `clock` for expiry.
     #[must_use]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
@@ -123,12 +123,12 @@ impl MemoryCells {
         locked(&self.state).lost = calls;
     }
 
-    /// Makes the next `calls` writes find no room; the old value is lost.
+    /// Makes the next `calls` writes fail because the store is full. The old value is lost.
     pub fn fill(&self, calls: usize) {
         locked(&self.state).full = calls;
     }
 
-    /// Makes it unreachable, or reachable again.
+    /// Makes the system unreachable, or reachable again.
     pub fn set_away(&self, is_away: bool) {
         locked(&self.state).is_away = is_away;
     }
@@ -196,7 +196,7 @@ impl Cells for MemoryCells {
     }
 
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
-        let silent = || Error::new(ErrorKind::Unreachable, "told not to answer");
+        let silent = || Error::new(ErrorKind::Unreachable, "the test made the store unreachable");
         if locked(&self.state).is_away {
             return Err(silent());
         }
@@ -208,7 +208,7 @@ impl Cells for MemoryCells {
             if writes && state.full > 0 {
                 state.full -= 1;
                 state.cells.remove(request.key());
-                return Err(Error::new(ErrorKind::Full, "told to be full"));
+                return Err(Error::new(ErrorKind::Full, "the test made the store full"));
             }
             drop(state);
             answers.push(locked(&self.state).one(request, self.clock.now()));
@@ -252,7 +252,7 @@ impl Bells for MemoryCells {
 
     async fn ring(&self, name: &str, what: String) {
         if let Some(heard) = locked(&self.state).listening.get(name) {
-            // Gone since.
+            // The listener may be gone.
             let _ = heard.send(Heard::Said(what));
         }
     }

@@ -1,25 +1,34 @@
-//! `nats://a,b,c/bucket`: a key-value bucket of NATS JetStream, which is a stream that keeps one message for
-//! each subject.
+//! `nats://a,b,c/bucket`: locks in a key-value bucket of NATS JetStream, which is a stream that
+//! keeps one message per subject.
 //!
-//! - *What is atomic*: a message that the stream takes only if the last one of its subject has the number
-//!   that was read. Where there are several copies, a majority has it before it is answered. Numbers rise
-//!   with the stream, so that none comes again for as long as the stream keeps what it answered.
-//! - *Whose clock*: the servers' wall clocks, which end a session's message when its life is over. A leader
-//!   reckons with its own, so those of all servers must agree within a second, which is granted (`grain`).
-//! - *What a look shows* may be old: a leader that was replaced, and was stopped or parted meanwhile, answers
-//!   looks until it finds out; and by its own clock it has ended sessions that are alive elsewhere. So no
-//!   session is taken for gone before a message in its place was taken by a majority (`session.rs`), and
-//!   what is older than what we know is no answer (`link.rs`).
-//! - *Who is let in is told* by whoever let it in (`bells.rs`); a look finds out what was not heard.
-//! - *What is lost*: nothing by servers that are killed and come back with their disks. By a power cut, what
-//!   was answered in the last two minutes, unless the servers are told to write it first
-//!   (`sync_interval: always`); then two may hold, and tokens go on above the clock.
-//! - *A bucket with a limit* (`max_bytes`) that is full takes no touches either, so that all holds would be lost. So four
-//!   fifths of it are for all, and the rest for those who hold or wait: beyond, no new names and no new clients are
-//!   taken.
-//! - *A queue where nobody stands* ends after a day, and one in which only dead clients stand after a week. If the bucket puts markers in the place of what ended (`nats
-//!   kv add --marker-ttl`), it stays: a marker asks for no number, and could take the place of what was
-//!   written at that very moment. A session is not touched any more by the time that its end comes near.
+//! - *Atomicity.* The stream accepts a message only if the last message of its subject has the
+//!   expected sequence number. With several replicas, a majority has stored the message before the
+//!   reply is sent. Each message gets a higher number, so no number is reused unless the stream
+//!   loses acknowledged messages.
+//! - *Clock.* The servers' wall clocks decide when a session's message expires. A leader uses its
+//!   own clock, so the clocks of all servers must agree within one second (`grain`).
+//! - *Stale reads.* A leader that was paused or partitioned and then replaced answers reads until
+//!   it notices this. It may have expired sessions by its own clock that are alive on the other
+//!   servers. So a session is considered dead only after a majority has accepted a marker in its
+//!   place (`session.rs`). A reply that is older than what this client knows is discarded
+//!   (`link.rs`).
+//! - *Repeated writes.* Servers that reconnect can pass on a request twice. While the first one is
+//!   being processed, the second one is refused, and the client may get only the reply to the
+//!   second one. So such a refusal leaves the write [in doubt](Answer::InDoubt) (`fault.rs`).
+//! - *Notification.* The client that grants a lock notifies the new holder (`bells.rs`). If the
+//!   message is lost, the new holder finds out at its next poll.
+//! - *Loss of data.* Servers that are killed and restarted with their disks lose nothing. A power
+//!   cut can lose the last two minutes of acknowledged writes, unless the servers sync each write
+//!   (`sync_interval: always`). Two clients may then hold the same lock, and new tokens continue
+//!   from the wall clock.
+//! - *A full bucket* (`max_bytes`) also refuses the renewal of sessions, so all holds would be
+//!   lost. So the last fifth of the bucket is reserved for existing holders and waiters. Beyond
+//!   four fifths, new names and new clients get an error.
+//! - *Old queues.* An empty queue expires after one day, and one with only dead claims after a
+//!   week. If the bucket writes markers for expired keys (`nats kv add --marker-ttl`), queues are
+//!   kept permanently. The server writes such a marker unconditionally, so the marker could replace
+//!   a value that was written at that moment. Sessions are safe, because clients stop renewing a
+//!   session shortly before it expires.
 
 mod bells;
 mod bucket;
@@ -41,7 +50,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::Info;
 use async_nats::jetstream::{self, Context};
-use async_nats::{Client, ConnectOptions};
+use async_nats::{Auth, Client, ConnectOptions};
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, stream};
@@ -61,29 +70,34 @@ use self::url::{Login, NatsUrl};
 use crate::cells::{Answer, Bells, CROWD, Cells, IDLE, Request, SLOW, System};
 use crate::store::{CellStore, Options, promises};
 
-/// How long connecting may take, and each of the questions that come first.
+/// Time limit for each of the first requests.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long an answer may take, at least and at most: as long as a session waits for its next touch.
+/// Minimum and maximum of the time limit for connecting to one address, including TLS and the
+/// login, which take five round trips. A client that reconnects has the time until its session's
+/// next renewal.
+const ADDRESS: [Duration; 2] = [Duration::from_millis(1_500), Duration::from_secs(3)];
+/// Minimum and maximum of the time limit for a reply, which depends on the interval between
+/// renewals of the session.
 const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
-/// The least time that a look of a renewal is given, however short the lease.
+/// Minimum time for each read of a renewal, however short the lease.
 const LOOK: Duration = Duration::from_millis(50);
-/// How many looks are under way at once.
+/// Maximum number of concurrent reads.
 const AT_ONCE: usize = 256;
-/// How long the list of all keys may take.
+/// Time limit for listing all keys.
 const LISTING: Duration = Duration::from_secs(20);
-/// A server that is silent for three of these is given up for another.
+/// Interval of pings. The client switches to another server if three of them get no reply.
 const PING: Duration = Duration::from_secs(1);
-/// The longest pause between two attempts to connect again.
+/// The longest pause between two attempts to reconnect.
 const AGAIN: Duration = Duration::from_millis(500);
-/// What the clocks of the servers may be apart, and how early a life may end.
+/// Maximum difference between the servers' clocks. A message may expire early by this time.
 const GRAIN: Duration = Duration::from_secs(1);
-/// Lives are told in whole seconds, and looked after about once in one.
+/// Maximum delay of an expiry. Lifetimes have whole seconds, and are checked about once per second.
 const LATE: Duration = Duration::from_secs(3);
-/// Until there is another leader.
+/// Maximum time until a new leader is elected.
 const ELECTION: Duration = Duration::from_secs(10);
-/// The longest pause between two looks of who is told, and of who is not.
+/// The longest pause between two polls, with and without notifications.
 const POLL: [Duration; 2] = [Duration::from_secs(2), Duration::from_millis(100)];
-/// The largest value, and what a message needs beside it.
+/// Maximum size of a value, and of the message's headers.
 const LARGEST: usize = 1_000_000;
 const HEADERS: usize = 1_024;
 
@@ -112,8 +126,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
 }
 
-/// Opens the store of a URL. Its connection and tasks run on `runtime`. It creates a missing
-/// bucket, unless the URL has `create=no`.
+/// Opens the store of a URL. Its connection and tasks run on `runtime`. Creates a missing bucket,
+/// unless the URL contains `create=no`.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future leaves at most a new bucket.
@@ -121,7 +135,7 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// # Errors
 /// - [`ErrorKind::Config`]: the URL is invalid, or the server or bucket cannot store locks.
 /// - [`ErrorKind::Denied`]: the user lacks a permission.
-/// - [`ErrorKind::Unreachable`]: no response within 3 s.
+/// - [`ErrorKind::Unreachable`]: no response within 6 s for each host of the URL.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     let (parsed, shown) = (NatsUrl::parse(url)?, redacted(url));
     let servers = parsed.servers();
@@ -138,7 +152,7 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
         ..Options::default()
     };
     let promised = guarantees(&nats.system, &options, info.config.num_replicas, is_told);
-    // A bucket of the same name that is made later is another.
+    // A bucket of the same name that is created later is a different store.
     let identity = format!("nats:{}/{}/{}", info.created, nats.url.bucket, options.prefix);
     let info = StoreInfo::new(shown, promised).identified(identity);
     Ok(CellStore::new(Arc::new(nats), options, info, runtime))
@@ -171,7 +185,7 @@ impl Nats {
         let info = match found {
             Ok(Some(info)) => info,
             Ok(None) => return Err(fault::unreachable(&servers, bucket::GONE_AGAIN)),
-            Err(Missing::Told(error)) => return Err(error),
+            Err(Missing::Failed(error)) => return Err(error),
             Err(Missing::Silent(why)) => {
                 return Err(match news.take_violation(CONNECT * 2) {
                     Some(violation) => fault::denied(&url.bucket, &violation),
@@ -188,7 +202,8 @@ impl Nats {
             Arc::new(Link::new(context.clone(), handle, subjects, servers, info.config.max_bytes));
         let bells = NatsBells::new(client.clone(), news.clone(), &url.bucket, runtime.clone());
         let bells = bells.are_heard().await?.then_some(bells);
-        // That it may not ring is known, and nothing that a later call is refused for.
+        // A permission violation by the test message is already handled, and must not be taken for
+        // the cause of a later error.
         news.take_violation(CONNECT);
         let system = system(server.max_payload, &info);
         let round_trips = AtomicU64::new(0);
@@ -197,13 +212,15 @@ impl Nats {
         Ok((nats, info))
     }
 
-    /// On our runtime, since the caller's may have no timers, and for so long at most.
+    /// Runs the call on our runtime with a time limit, because the caller's runtime may have no
+    /// timers.
     async fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
         asked: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        // The timer is made there too: it belongs to the runtime in which it was made.
+        // The timer is created on our runtime too, because a timer belongs to the runtime in which
+        // it was created.
         let asked = self.runtime.spawn(async move { timeout(limit, asked).await }).await;
         let error = match asked {
             Ok(Ok(Err(error))) if error.kind() == ErrorKind::Unreachable => error,
@@ -211,7 +228,7 @@ impl Nats {
             Ok(Err(_)) => fault::unreachable(&self.url.servers(), "no reply in time"),
             Err(_) => fault::unreachable(&self.url.servers(), "the runtime was shut down"),
         };
-        // A refusal comes beside the answer, which never does.
+        // NATS reports a missing permission in a separate message instead of a reply.
         Err(match self.news.take_violation(limit * 2) {
             Some(violation) => fault::denied(&self.url.bucket, &violation),
             None => error,
@@ -219,13 +236,17 @@ impl Nats {
     }
 }
 
-/// A connection that shows who we are, and goes where the URL says and nowhere else.
+/// Connects and logs in. Connects only to the servers in the URL, and not to others that they
+/// announce.
 async fn greeted(url: &NatsUrl, news: &Arc<News>) -> Result<Client> {
     let servers = url.servers();
-    let news = news.clone();
-    let mut options = ConnectOptions::new()
+    let limit = (url.session / 5).clamp(ADDRESS[0], ADDRESS[1]);
+    let (news, login) = (news.clone(), url.login.clone());
+    // Each new connection reads the login again, because the password file may have changed.
+    let login = move |_| std::future::ready(Ok(auth(&login)));
+    let mut options = ConnectOptions::with_auth_callback(login)
         .name("leasehold")
-        .connection_timeout(CONNECT)
+        .connection_timeout(limit)
         .ping_interval(PING)
         .max_reconnects(None)
         .reconnect_delay_callback(|tries| {
@@ -234,18 +255,37 @@ async fn greeted(url: &NatsUrl, news: &Arc<News>) -> Result<Client> {
         })
         .ignore_discovered_servers()
         .event_callback(move |event| {
-            news.tell(event);
+            news.send(event);
             std::future::ready(())
         });
-    options = match &url.login {
-        Login::Nobody => options,
-        Login::User(user, password) => options.user_and_password(user.clone(), password.clone()),
-        Login::Token(token) => options.token(token.clone()),
-    };
+    if let Some(tls) = &url.tls {
+        options = options.require_tls(true);
+        if let Some(ca) = tls.ca()? {
+            options = options.add_root_certificates(ca.path().into());
+        }
+        if let Some((cert, key)) = tls.identity()? {
+            options = options.add_client_certificate(cert.path().into(), key.path().into());
+        }
+    }
     let all: Vec<String> = url.hosts.iter().map(address).collect();
-    let connected = timeout(CONNECT, options.connect(all)).await;
+    // A host name usually has one or two addresses.
+    let all_limit = 2 * limit * u32::try_from(all.len()).unwrap_or(1);
+    let connected = timeout(all_limit, options.connect(all)).await;
     let connected = connected.map_err(|_| fault::unreachable(&servers, "no reply in time"))?;
     connected.map_err(|error| fault::connecting(&servers, &error))
+}
+
+/// Returns the credentials for a server.
+fn auth(login: &Login) -> Auth {
+    let mut auth = Auth::new();
+    match login {
+        Login::Nobody => {}
+        Login::User(user, password) => {
+            (auth.username, auth.password) = (Some(user.clone()), Some(password.now()));
+        }
+        Login::Token(token) => auth.token = Some(token.now()),
+    }
+    auth
 }
 
 fn address(host: &Host) -> String {
@@ -292,7 +332,7 @@ impl Cells for Nats {
                 let (link, servers) = (&link, &servers);
                 async move {
                     let looked = timeout(limit, link.one(Request::Get { key })).await;
-                    looked.unwrap_or_else(|_| Err(fault::unreachable(servers, "no answer in time")))
+                    looked.unwrap_or_else(|_| Err(fault::unreachable(servers, "no reply in time")))
                 }
             });
             Ok(stream::iter(looks).buffered(AT_ONCE).collect::<Vec<_>>().await)
@@ -321,7 +361,7 @@ impl Cells for Nats {
                 Ok(Some(info)) => Ok(info),
                 Ok(None) => Err(fault::unreachable(&url.servers(), "the bucket was deleted")),
                 Err(Missing::Silent(why)) => Err(fault::unreachable(&url.servers(), why)),
-                Err(Missing::Told(error)) => Err(error),
+                Err(Missing::Failed(error)) => Err(error),
             }
         };
         let info = self.ask(CONNECT, found).await?;

@@ -1,26 +1,30 @@
-//! `s3://bucket/folder`: objects in Amazon S3, or in what speaks its protocol.
+//! `s3://bucket/folder`: locks in objects of Amazon S3, or of a server with the same protocol.
 //!
-//! - *What is atomic*: a write that names what it replaces (`If-Match`) or that it replaces nothing
-//!   (`If-None-Match`). Of several at once one is done; 412 and 409 tell the others that they were late. Each
-//!   object begins with a random line, so that no version comes again. An endpoint that
-//!   does not know these headers is found out before anything is locked (`proof.rs`).
-//! - *Whose clock*: nothing ends by itself here. Each session says how long it lives since it was written
-//!   last, and whoever looks judges ([`lasting`](crate::lasting)): by our own clock since we first saw what
-//!   is there, or by the stamps of the servers, between `Last-Modified` and `Date` (`dates.rs`). A single
-//!   look is enough; and no wall clock of any client comes into it. A client believes in its session for less
-//!   than that, by what the servers' clocks may be apart.
-//! - *What a look shows* is what was written last: so says S3 of itself, and others of themselves. It is taken on trust
-//!   where nothing follows from it. Who finds a session over writes in its place, if it is still what was seen:
-//!   if that was an old state, it is refused, and nobody is taken for dead.
-//! - *A write whose answer is lost*: the driver repeats nothing; a look tells (`shared.rs`). One that a proxy or the store
-//!   repeats is recognized by its digits in what is there (`lasting.rs`).
-//! - *Many requests at once* have lanes (`lanes.rs`): a client has a bounded number of them under way, and renewals never
-//!   wait behind anything else, nor behind an object that hangs.
-//! - *What is left*: a lock's object stays, for it remembers its last token. What a client leaves that died (its
-//!   session, and marks) is not removed by anybody, but by a lifecycle rule where there is one: see
+//! - *Atomicity.* A write is atomic, and conditional on the version that it replaces (`If-Match`)
+//!   or on the absence of an object (`If-None-Match`). One of several concurrent writes is done,
+//!   and the others get 412 or 409. Each object begins with a random line, so no version is reused.
+//!   An endpoint that ignores these headers is detected before a lock is granted (`proof.rs`).
+//! - *Clock.* Nothing expires on its own. Each session contains its lifetime since its last write,
+//!   and each client decides whether it has expired ([`lasting`](crate::lasting)). It uses the time
+//!   since it first saw the session, by its own clock, or the servers' timestamps `Last-Modified`
+//!   and `Date` (`dates.rs`). With timestamps one read is enough, and no client's wall clock
+//!   matters. The time for which a client relies on its session is shorter than that lifetime by
+//!   the possible difference between the servers' clocks.
+//! - *Reads* return the latest write, according to S3 and other providers. Leasehold relies on this
+//!   only where a stale result is harmless. A client that considers a session dead replaces it only
+//!   if it has not changed. After a stale read this write is refused, and the session counts as
+//!   alive.
+//! - *Lost replies.* The driver repeats nothing, and the next read shows what was done
+//!   (`shared.rs`). A write that a proxy or the store repeats is recognized by the digits in the
+//!   object (`lasting.rs`).
+//! - *Concurrent requests* are divided into lanes (`lanes.rs`). Each lane has a limited number of
+//!   requests, and renewals never wait for other requests or for an object that hangs.
+//! - *Left-over objects.* A lock's object stays, because it contains the last token. The session
+//!   and the markers of a crashed client stay too, unless a lifecycle rule deletes them. See
 //!   docs/stores/s3.md.
-//! - *What it costs*: a request each for a look and for a write. A pair is two writes, where nobody came in between;
-//!   three requests otherwise. A client that holds or waits writes its session once in a fifth of it.
+//! - *Costs.* Each read and each write is a request. Acquiring and releasing a lock takes two
+//!   writes if no other client has written since this client's last write, and three requests
+//!   otherwise. A client that holds or waits renews its session five times per `session_ms`.
 
 mod bucket;
 mod dates;
@@ -57,17 +61,15 @@ use crate::cells::{Answer, Cells, Request, System};
 use crate::lasting::Lasting;
 use crate::store::{CellStore, Options, promises};
 
-/// How long it may take until it is known that a bucket can keep locks.
+/// Time limit for the check that a bucket can store locks.
 const PROOF: Duration = Duration::from_secs(10);
-/// How long an answer may take, at least and at most: as long as a session waits for its next touch.
-const ANSWER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// The least time that a look of a renewal is given, however short the lease.
+/// Minimum time for each read of a renewal, however short the lease.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the list of all keys may take.
+/// Time limit for listing all keys.
 const LISTING: Duration = Duration::from_secs(60);
-/// The largest value: some thousand claims.
+/// Maximum size of a value. There is room for several thousand claims.
 const LARGEST: usize = 1_000_000;
-/// The longest key behind its folder, as elsewhere.
+/// Maximum length of a key after its folder.
 const LONGEST_KEY: usize = 250;
 
 /// The cells of one folder of a bucket.
@@ -86,8 +88,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
 }
 
-/// Opens the store of a URL. Its connections and tasks run on `runtime`. It costs one request, or
-/// eleven when a folder is first used from an endpoint.
+/// Opens the store of a URL. Its connections and tasks run on `runtime`. Costs one request, or
+/// eleven when a folder is first used through an endpoint.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future leaves only small objects that record the test of the endpoint.
@@ -103,7 +105,7 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     on(store, parsed, redacted(url), runtime).await
 }
 
-/// The locks in these objects.
+/// Returns the store on this object store.
 async fn on(
     store: Arc<dyn ObjectStore>,
     url: ObjectsUrl,
@@ -128,7 +130,7 @@ async fn on(
 
 impl Objects {
     fn new(store: Arc<dyn ObjectStore>, url: ObjectsUrl, runtime: Handle) -> Self {
-        let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
+        let limit = url.limit();
         let lanes = Arc::<Lanes>::default();
         let link = Link::new(store, url.clone(), LARGEST, lanes.clone(), limit);
         let longest_key = url.prefix.len() + LONGEST_KEY;
@@ -136,15 +138,17 @@ impl Objects {
         Self { url, lasting, lanes, limit, round_trips: AtomicU64::new(0), runtime }
     }
 
-    /// On our runtime, since the caller's may have neither timers nor I/O, and for so long at most.
+    /// Runs the call on our runtime with a time limit, because the caller's runtime may have
+    /// neither timers nor I/O.
     async fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
         asked: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        // The timer is made there too: it belongs to the runtime in which it was made.
+        // The timer is created on our runtime too, because a timer belongs to the runtime in which
+        // it was created.
         let asking = self.runtime.spawn(async move { timeout(limit, asked).await });
-        // Dropped, what has not been sent is not sent any more.
+        // If the call is dropped, requests that were not sent yet are not sent any more.
         let _ends = Ends::new(&asking);
         match asking.await {
             Ok(Ok(told)) => told,
@@ -167,7 +171,8 @@ impl Cells for Objects {
             [Request::Touch { .. }] => Lane::Free,
             _ => Lane::Ordinary,
         };
-        // Each request has its own limit, from when its turn comes (`lanes.rs`); a create may be three of them.
+        // Each request has its own time limit, which starts at its turn (`lanes.rs`). A create may
+        // take three requests.
         let all = LANE.scope(lane, async move { lasting.run(requests).await });
         self.ask(self.limit * 8, all).await
     }
@@ -190,7 +195,7 @@ impl Cells for Objects {
                     let answer = match looked {
                         Ok(Ok(mut answers)) => Ok(answers.pop().unwrap_or(Answer::Absent)),
                         Ok(Err(error)) => Err(error),
-                        Err(_) => Err(fault::unreachable(url, "no answer in time")),
+                        Err(_) => Err(fault::unreachable(url, "no reply in time")),
                     };
                     (at, answer)
                 }
@@ -246,13 +251,13 @@ fn guarantees(cloud: &Cloud, system: &System, options: &Options) -> Guarantees {
     promised.on_store_crash = Survival::Exclusive;
     promised.on_failover = Survival::Unsafe;
     promised.on_partition = Survival::Exclusive;
-    // The stamps are of whole seconds, and one more look shows it.
+    // The timestamps have whole seconds, and one more poll is needed to see the change.
     promised.recovery += Duration::from_secs(2) + options.poll;
     promised.notes = std::iter::once(durability(cloud)).chain(NOTES.iter().cloned()).collect();
     promised
 }
 
-/// What the endpoint keeps over a crash, as far as the cloud documents it.
+/// Returns what is documented about the endpoint's durability.
 fn durability(cloud: &Cloud) -> Cow<'static, str> {
     Cow::Borrowed(match cloud.scheme() {
         "s3" => {

@@ -1,15 +1,17 @@
-//! Heartbeats: one touch of the session for all claims, and a look at the queues that they stand in, which
-//! shows who was evicted, and whose turn has come.
+//! Renewal of claims: one renewal of the session for all claims, and a read of their queues. The
+//! read shows which claims were evicted and which waiters now hold.
 //!
-//! - *Each claim has an outcome of its own.* Queues are looked at independently, each for a part of the time that
-//!   the client waits for the answer. One that fails or hangs is `Unknown` for its own claims, and moves
-//!   nothing; all others are extended.
-//! - *Claims are extended before anything else is done.* The fronts of the queues in which claims of ours wait are
-//!   looked at afterwards, by a task of their own: all their sessions at once, each once. What a waiter's
-//!   heartbeat needs is one look at its queue, whatever the number of its other waits. At most one such task
-//!   runs at a time. A heartbeat that comes while it runs leaves it to the next one.
-//! - *Who looks at a front*: the next waiter, and the one after it, at each heartbeat; those further back less often the
-//!   further back they are. So the session of a holder costs about the same number of looks, however many wait.
+//! - *Each claim has its own result.* Queues are read independently, each within a part of the time
+//!   that the client waits for the reply. If the read of a queue fails or hangs, the result for the
+//!   claims in it is `Unknown`, and those claims are not extended. All other claims are extended.
+//! - *Claims are extended before anything else.* The fronts of queues with waiting claims are
+//!   checked afterwards in a separate task, which reads each session there once. So a waiter's
+//!   renewal costs one read of its queue, regardless of the number of its other waits. At most one
+//!   such task runs at a time. A renewal that finds it running leaves the check to the next
+//!   renewal.
+//! - *Not every waiter checks the front.* The first two waiters do so at each renewal, and the
+//!   others less often the further back they are. So the number of reads of a holder's session
+//!   grows only with the logarithm of the number of waiters.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -22,11 +24,11 @@ use leasehold_core::store::{Renew, Renewal, Standing};
 use leasehold_core::{Name, Result};
 
 use crate::cells::Answer;
-use crate::known::Seen;
+use crate::last_writes::CellSnapshot;
 use crate::session::Session;
-use crate::shared::{About, Because, Proof, Shared, seen};
+use crate::shared::{ClaimEffect, Proof, Shared, WriteBasis, seen};
 
-/// How long a look at a session may take that is in a waiter's way.
+/// Time limit for reading the sessions at the fronts of queues.
 const FRONT: Duration = Duration::from_secs(3);
 
 impl Shared {
@@ -48,17 +50,18 @@ impl Shared {
                 None => Renewal::Lost,
             });
         }
-        self.see_to_lives(renewals, &queues);
+        self.extend_lifetimes(renewals, &queues);
         self.see_to_fronts(renewals, queues);
         Ok(answers)
     }
 
-    /// The queues of these claims, or why they are not known.
-    async fn queues(&self, renewals: &[Renew]) -> BTreeMap<Name, Result<Seen>> {
+    /// Reads the queues of all claims in `renewals`. The result contains an error for each queue
+    /// that could not be read.
+    async fn queues(&self, renewals: &[Renew]) -> BTreeMap<Name, Result<CellSnapshot>> {
         let mut names: Vec<&Name> = renewals.iter().map(|renew| &renew.claim.name).collect();
         names.sort_unstable();
         names.dedup();
-        // The client waits for a third of the shortest period, and some of that is gone.
+        // The client waits for a third of the shortest period, and a part of that has passed.
         let period = |renew: &Renew| match self.claims.waits(renew.claim.id) {
             Some(_) => renew.claim.waiter_lease,
             None => renew.claim.lease,
@@ -77,27 +80,33 @@ impl Shared {
         looked.collect()
     }
 
-    /// Has those queues live on that have not changed for long, where queues end.
-    fn see_to_lives(self: &Arc<Self>, renewals: &[Renew], queues: &BTreeMap<Name, Result<Seen>>) {
+    /// Extends the lifetime of queues that have not changed for a long time, if queues expire.
+    fn extend_lifetimes(
+        self: &Arc<Self>,
+        renewals: &[Renew],
+        queues: &BTreeMap<Name, Result<CellSnapshot>>,
+    ) {
         let Some(idle) = self.cells.system().idle else { return };
         for renew in renewals {
             let name = &renew.claim.name;
-            let Some(Ok(seen @ Seen { version: Some(version), .. })) = queues.get(name) else {
+            let Some(Ok(seen @ CellSnapshot { version: Some(version), .. })) = queues.get(name)
+            else {
                 continue;
             };
             if self.claims.is_old(renew.claim.id, version, self.clock.now(), idle) {
                 let (shared, name, seen) = (self.clone(), name.clone(), seen.clone());
-                // It has days for that, and is asked for again after the next of them.
+                // There are days left for this request, and it is sent again after the next `idle`
+                // period.
                 drop(spawn_on(&self.runtime, async move { shared.prolong(&name, &seen).await }));
             }
         }
     }
 
-    /// Has the fronts of those queues looked at in which claims of ours wait.
+    /// Checks the fronts of the queues in which claims of this client wait.
     fn see_to_fronts(
         self: &Arc<Self>,
         renewals: &[Renew],
-        mut queues: BTreeMap<Name, Result<Seen>>,
+        mut queues: BTreeMap<Name, Result<CellSnapshot>>,
     ) {
         let mut fronts = Vec::new();
         for renew in renewals {
@@ -106,7 +115,8 @@ impl Shared {
             let behind = waiting.position(|e| e.id == renew.claim.id);
             drop(waiting);
             let Some(behind) = behind else { continue };
-            // Two of those that live look at each heartbeat.
+            // The number of waiters that check the front grows only with the logarithm of their
+            // total number.
             let far = u32::try_from(behind).unwrap_or(u32::MAX).saturating_add(1);
             let is_ours = far <= 2 || self.chance() < 2.0 / f64::from(far);
             if is_ours && let Some((name, Ok(seen))) = queues.remove_entry(&renew.claim.name) {
@@ -122,8 +132,8 @@ impl Shared {
         }
     }
 
-    /// Looks at all sessions in front of these queues, each once, and removes those that are gone.
-    async fn clear_fronts(&self, fronts: Vec<(Name, Seen)>) {
+    /// Reads all sessions at the fronts of these queues once, and removes those that are gone.
+    async fn clear_fronts(&self, fronts: Vec<(Name, CellSnapshot)>) {
         let nobody = HashSet::new();
         let unsure: Vec<Vec<String>> =
             fronts.iter().map(|(_, seen)| self.unsure(&seen.queue, &nobody)).collect();
@@ -134,7 +144,7 @@ impl Shared {
         let looked = self.cells.looks(keys, FRONT).await;
         let mut suspects = HashSet::new();
         for (id, answer) in sessions.into_iter().zip(looked) {
-            // What is not known now is known at the next heartbeat.
+            // If the read failed, the session is read again at the next renewal.
             let Ok(answer) = answer else { continue };
             if !self.note_session(id, &answer, unsure.iter().map(Vec::len).max().unwrap_or(0)) {
                 suspects.insert(id.clone());
@@ -142,18 +152,20 @@ impl Shared {
         }
         for ((name, mut seen), unsure) in fronts.into_iter().zip(unsure) {
             if unsure.iter().any(|id| suspects.contains(id)) {
-                // Not now, then at the next heartbeat.
+                // If the check fails, the next renewal repeats it.
                 let _ = self.clear_front(&name, &mut seen).await;
             }
         }
     }
 
-    /// Removes the dead in front, if there are any, and nobody else does at this moment.
-    pub(crate) async fn clear_front(&self, name: &Name, seen: &mut Seen) -> Result<()> {
+    /// Removes dead claims from the front of the queue, unless another client writes the queue at
+    /// the same time.
+    pub(crate) async fn clear_front(&self, name: &Name, seen: &mut CellSnapshot) -> Result<()> {
         let mut settled = seen.clone();
         if self.settle(&mut settled.queue, Proof::Sure).await? {
-            let written = self.write(name, About::Nobody, settled.clone(), Because::Looked).await?;
-            *seen = if written { settled } else { self.look(name).await? };
+            let (effect, basis) = (ClaimEffect::None, WriteBasis::Read);
+            let written = self.write(name, effect, settled.clone(), basis).await?;
+            *seen = if written { settled } else { self.read_queue(name).await? };
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
-//! A writer becomes a reader, or a reader that is alone a writer: one change of the queue, as any other.
+//! Changing the weight of a claim: a writer becomes a reader, or a sole reader becomes a writer.
+//! This is one change of the queue like any other.
 //!
-//! *A write that is still under way* when the next one is asked for is refused once that has written; and a hold
-//! that was ever to become lighter is not made heavier by its client.
+//! If an earlier write is still under way, the next write causes it to be refused. The client never
+//! increases the weight of a hold again after it has requested a decrease.
 
 use leasehold_core::queue::Queue;
 use leasehold_core::store::Reweighed;
 use leasehold_core::{Claim, Result};
 
-use crate::shared::{About, Shared, Turn};
+use crate::shared::{ClaimEffect, QueueEdit, Shared};
 
 impl Shared {
     pub(crate) async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
@@ -16,12 +17,14 @@ impl Shared {
         let Some(session) = self.claims.standing(claim.id, now) else { return Ok(Reweighed::Lost) };
         let weighed = |queue: &mut Queue| {
             let ours = queue.entries().find(|e| e.id == claim.id && e.session == session);
-            let Some(before) = ours.map(|e| e.weight) else { return Turn::Told(Reweighed::Lost) };
+            let Some(before) = ours.map(|e| e.weight) else {
+                return QueueEdit::Unchanged(Reweighed::Lost);
+            };
             match queue.reweigh(claim, self.time().now) {
-                done @ Reweighed::Done { .. } if before != claim.weight => Turn::Write(done),
-                told => Turn::Told(told),
+                done @ Reweighed::Done { .. } if before != claim.weight => QueueEdit::Write(done),
+                result => QueueEdit::Unchanged(result),
             }
         };
-        self.change(&claim.name, About::Nobody, None, weighed).await
+        self.change(&claim.name, ClaimEffect::None, None, weighed).await
     }
 }

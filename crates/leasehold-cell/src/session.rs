@@ -1,28 +1,33 @@
-//! The session of this client: one cell that says that it lives, to which all its claims refer.
+//! The session of this client: a cell that proves that the client lives, to which all its claims
+//! refer.
 //!
-//! The cell ends by the system's own clock unless it is touched. So whether a client lives is decided in
-//! one place, and whoever looks once (a `--try` from cron) knows as much as who looks all the time.
+//! The cell expires by the system's own clock unless it is renewed. So the cell alone decides
+//! whether a client is alive, and a client that reads it once (a `--try` from cron) knows as much
+//! as one that polls all the time.
 //!
-//! # What is certain
-//! A touch that was sent at `t` and answered began the cell's life anew at `t` or later. So the cell is
-//! there at least until `t` + its life − the grain of the system's clock − what two clocks may differ
-//! by in that time. Nothing that is held is promised for longer. An id is used for one cell only, which
-//! is created once: a cell that was touched has been there all along, and one that is gone never comes
-//! back. What comes late is a touch, which only makes it live longer, or a creation that we gave up:
-//! nobody refers to that.
+//! # Guaranteed lifetime
+//! A renewal that was sent at `t` and answered has restarted the cell's lifetime at `t` or later.
+//! So the cell exists at least until `t` plus its lifetime, minus the grain of the system's clock,
+//! minus the possible drift between two clocks in that time. No hold is promised beyond that time.
 //!
-//! Where a touch is a write, it is refused unless the cell is what was read. If that is since an answer was
-//! lost, the cell is still ours, and is looked at and touched again.
+//! An ID is used for one cell only, which is created once. So a cell that was renewed has existed
+//! all along, and a cell that is gone never reappears. A late renewal only makes the cell live
+//! longer. A late creation of an abandoned session is harmless, because no claim refers to it.
 //!
-//! *What was certain is over*: then the session is over for us, and is not touched any more, even if its cell
-//! is there: the system may just be about to remove it.
+//! If a renewal is a write, it is refused unless the cell has the version that was read. After a
+//! lost reply the version has changed, but the cell is still ours. The client then reads the cell
+//! and renews it again.
 //!
-//! *A look that may be behind* proves of no session that it is gone. Who finds one gone puts a cell of its
-//! own in its place, which is refused if the session is there; and no touch is done after that.
+//! *After the guaranteed lifetime* the session has ended for this client. The client no longer
+//! renews it even if the cell still exists, because the system may be about to remove it.
 //!
-//! *One thing is taken for granted*: that the system reckons with the present. A server that was stopped, and
-//! goes on, may set the end of a cell before it has looked at its own clock. So an answer that took long
-//! proves nothing, and is asked for again.
+//! *A stale read* does not prove that a session is gone. A client that finds a session missing
+//! creates a marker in its place, which is refused if the session exists. After the marker no
+//! renewal succeeds.
+//!
+//! *One assumption* is that the system uses the current time when it processes a renewal. A server
+//! that was paused may set a cell's expiry before it has read its own clock. So a slow reply proves
+//! nothing, and the renewal is repeated.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -35,52 +40,54 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::cells::{Answer, Cells, Heard, Request, Version};
 use crate::text::SESSION;
 
-/// So many sessions are tried that are refused.
+/// Maximum number of attempts to create a session.
 const CREATIONS: u32 = 3;
 
-/// How long sessions live.
+/// The lifetimes of sessions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lives {
-    /// The longest lease that a session vouches for at any time.
+pub(crate) struct Lifetimes {
+    /// The longest lease that a session guarantees at any time.
     pub(crate) lease: Duration,
-    /// How often its cell is touched.
+    /// The interval between renewals of the cell.
     pub(crate) period: Duration,
-    /// How long the cell lives untouched.
+    /// How long the cell lives without a renewal.
     pub(crate) cell: Duration,
-    /// By how much earlier it may end.
+    /// How much earlier than `cell` the cell may expire.
     pub(crate) grain: Duration,
 }
 
-impl Lives {
-    /// For leases of up to this, on a system of this grain.
+impl Lifetimes {
+    /// Returns the lifetimes for leases of up to `lease`, on a system with the given `grain`.
     pub(crate) fn of(lease: Duration, grain: Duration) -> Self {
-        // A touch must be certain of more than what two clocks may differ by, however short the lease.
+        // However short the lease, a renewal must guarantee more than the possible drift of two
+        // clocks.
         let period = (lease / 5).max(drift(lease + grain) * 2);
         Self { lease, period, cell: lease + period + grain, grain }
     }
 }
 
-/// One session.
+/// A session of this client.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// What claims refer to.
+    /// The ID that claims refer to.
     pub(crate) id: String,
     key: String,
     state: Mutex<State>,
-    /// One touch at a time: the second would be refused.
+    /// Serializes renewals, because the second of two concurrent ones would be refused.
     touching: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
 struct State {
     version: Version,
-    /// It lives at least until then.
+    /// The end of the guaranteed lifetime.
     certain: Moment,
     is_over: bool,
 }
 
 impl Session {
-    /// It lives at least until then; an earlier moment if it is over.
+    /// Returns the end of the guaranteed lifetime, or a moment in the past if the session has
+    /// ended.
     pub(crate) fn certain(&self) -> Moment {
         let state = locked(&self.state);
         if state.is_over { Moment::from_nanos(0) } else { state.certain }
@@ -95,10 +102,10 @@ impl Session {
     }
 }
 
-/// The sessions of this client, one at a time.
+/// The sessions of this client, of which there is one at a time.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    pub(crate) lives: Lives,
+    pub(crate) lifetimes: Lifetimes,
     cells: Arc<dyn Cells>,
     clock: Clock,
     current: Mutex<Option<Arc<Session>>>,
@@ -108,18 +115,18 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// What is said to a session of ours comes to `heard`.
+    /// Creates the session manager. Messages to the current session are sent to `heard`.
     pub(crate) fn new(
         cells: Arc<dyn Cells>,
-        lives: Lives,
+        lifetimes: Lifetimes,
         clock: Clock,
         heard: UnboundedSender<Heard>,
     ) -> Self {
         let (current, opening, opened) = Default::default();
-        Self { lives, cells, clock, current, opening, opened, heard }
+        Self { lifetimes, cells, clock, current, opening, opened, heard }
     }
 
-    /// The one that is not known to be over.
+    /// Returns the current session, unless it is known to have ended.
     pub(crate) fn current(&self) -> Option<Arc<Session>> {
         locked(&self.current).clone().filter(|session| !session.is_over())
     }
@@ -129,7 +136,7 @@ impl Sessions {
         self.opened.notified().await;
     }
 
-    /// The one that lives, or a new one.
+    /// Returns the current session, or opens a new one.
     pub(crate) async fn open(&self, key: impl Fn(&str) -> String) -> Result<Arc<Session>> {
         if let Some(session) = self.current() {
             return Ok(session);
@@ -154,19 +161,21 @@ impl Sessions {
         Err(Error::new(ErrorKind::Unreachable, what))
     }
 
-    /// Creates the cell of a new session. `None`: that was refused, and what is there is not this session.
+    /// Creates the cell of a new session. Returns `None` if the system refused to create it, and
+    /// the existing cell is not this session.
     async fn create(
         &self,
         id: String,
         key: impl Fn(&str) -> String,
     ) -> Result<Option<Arc<Session>>> {
         let key = key(&id);
-        let (value, lives) = (SESSION.to_vec(), Some(self.lives.cell));
+        let (value, lives) = (SESSION.to_vec(), Some(self.lifetimes.cell));
         let sent = self.clock.now();
         let create = Request::Create { key: key.clone(), value, lives };
         let version = match self.cells.run(vec![create]).await?.pop() {
             Some(Answer::Written(version)) => version,
-            // No other client has this ID. A session there is ours: the request was repeated on its way.
+            // No other client has this ID. A session with this ID is ours, and the request was
+            // delivered twice.
             _ => {
                 let get = Request::Get { key: key.clone() };
                 match self.cells.run(vec![get]).await?.pop() {
@@ -180,18 +189,20 @@ impl Sessions {
         Ok(Some(Arc::new(Session { id, key, state, touching })))
     }
 
-    /// Until when a cell lives for certain that was touched by what was sent then.
+    /// Returns the end of the guaranteed lifetime of a cell that was renewed by a request sent at
+    /// `sent`.
     fn end_of(&self, sent: Moment) -> Moment {
-        let Lives { cell, grain, .. } = self.lives;
+        let Lifetimes { cell, grain, .. } = self.lifetimes;
         sent.plus(cell.saturating_sub(grain).saturating_sub(drift(cell)))
     }
 
-    /// Sees to it that the session lives for as long as this from now. Whether it does.
+    /// Renews the session unless it is guaranteed to live for `lease` from now on. Returns `false`
+    /// if the session has ended.
     ///
     /// # Errors
-    /// As the system fails; then nothing is known.
+    /// The errors of the system. The state of the session is then unknown.
     pub(crate) async fn vouch(&self, session: &Session, lease: Duration) -> Result<bool> {
-        let lease = lease.min(self.lives.lease);
+        let lease = lease.min(self.lifetimes.lease);
         for _ in 0..2 {
             if session.is_over() {
                 return Ok(false);
@@ -207,13 +218,13 @@ impl Sessions {
         Err(Error::no_reply(self.cells.system().slow))
     }
 
-    /// Makes the session's cell live longer. Whether the session is over afterwards, the session says.
+    /// Renews the session's cell, and records in `session` if it has ended.
     ///
     /// # Errors
-    /// As the system fails; then nothing is known.
+    /// The errors of the system. The state of the session is then unknown.
     pub(crate) async fn touch(&self, session: &Session) -> Result<()> {
         let _alone = session.touching.lock().await;
-        let (key, lives) = (session.key.clone(), self.lives.cell);
+        let (key, lives) = (session.key.clone(), self.lifetimes.cell);
         for _ in 0..2 {
             let sent = self.clock.now();
             let version = {
@@ -239,7 +250,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// It was touched by what was sent then.
+    /// Records a renewal that was sent at `sent`.
     fn is_touched(&self, session: &Session, answer: Option<Answer>, sent: Moment) {
         let now = self.clock.now();
         let mut state = locked(&session.state);
@@ -253,7 +264,7 @@ impl Sessions {
         }
     }
 
-    /// It is not what we know of it.
+    /// Reads the cell's current version after a renewal was refused.
     async fn look_again(&self, session: &Session) -> Result<()> {
         let get = Request::Get { key: session.key.clone() };
         match self.cells.run(vec![get]).await?.pop() {
@@ -265,12 +276,14 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends the session's cell: its claims are free at once. What is asked for later opens another.
+    /// Ends the session by removing its cell, which frees its claims immediately. A later call
+    /// opens another session.
     pub(crate) async fn close(&self) {
         self.close_if(|| true).await;
     }
 
-    /// The same, if this is so while no call can get the session.
+    /// Like [`close`](Self::close), but only if `is_so` returns true. Until it returns, no call can
+    /// get the session.
     pub(crate) async fn close_if(&self, is_so: impl FnOnce() -> bool) {
         let taken = {
             let mut current = locked(&self.current);
@@ -279,7 +292,7 @@ impl Sessions {
         let Some(session) = taken else { return };
         session.end();
         let (key, version) = (session.key.clone(), locked(&session.state).version.clone());
-        // A courtesy.
+        // A failure is harmless, because the cell expires.
         let _ = self.cells.run(vec![Request::Remove { key, version }]).await;
     }
 }

@@ -1,36 +1,48 @@
-//! One change of one queue: look, apply the rule, write if nothing changed, else again.
+//! Changes of a queue: read it, apply the change, write it if the cell has not changed, and
+//! otherwise start again.
 //!
-//! - *What is atomic*: the write. It is refused unless the cell is what was looked at, so what was worked out
-//!   from that is right or comes to nothing. Versions never come again, so a write that arrives late is
-//!   refused too as soon as anybody has written since.
-//! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after
-//!   a random pause that grows with each time. Whoever takes a lock again and again, without a look, could
-//!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
-//!   lock's, at which those look who write by guess, and then let others go first for a moment. Who leaves
-//!   others behind knows better than all of them what is there, and would be the first to join again: where a
-//!   write takes long, and nobody is told of a turn, it lets them go first without a knock. Where nothing is
-//!   forgotten, who was refused once writes and looks in one round trip from then on, and tries again with
-//!   what it saw.
-//! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
-//!   tells, by the claim's id. It may still be done later, as long as the cell stays what it was: who
-//!   must be certain that it will not, writes the cell anew as it is.
-//! - *The write is refused, and was done*: a proxy before the store may repeat it, and pass on the answer to the
-//!   repetition. So a refusal never proves that nothing was done; what is in the cell decides. An adapter recognizes its
-//!   own write where it can (`lasting.rs`). Here the claim's id decides: a join finds its place, a session its cell,
-//!   an eviction removes none but those that it saw first. A departure whose claim stood there at a look of the
-//!   same call, and is gone at the next, is one: it was held until the call began. One by guess is one
-//!   only if the adapter says that the write is in doubt, for otherwise another client evicted it since.
-//! - *A stale look* comes to nothing where it writes. Where it only tells (a waiter's place) it is as true as
-//!   any answer that took its time.
-//! - *The dead*: before the rule is applied, those in front whose sessions are gone are removed, as many
-//!   rounds as it takes. Those further back are found when they come near.
-//! - *A session is looked at* no sooner than it could be found gone: a session that was seen alive cannot be over before
-//!   what was left of its life then has passed (less what clocks may be wrong by). So the sessions of a crowd cost
-//!   a look each in several seconds, and no dead holder is found later because of that. Only a client that
-//!   removed its session itself while claims of it stood is found a few seconds later. A join that fits beside all
-//!   that hold, and a release that no claim waits for, need none of these looks.
-//! - *Who is let in* is told by whoever wrote that it is: at once where it is one of our own, by a
-//!   [bell](crate::Bells) where there are any. If we die before, it finds out at its next look.
+//! - *Atomicity.* The write is atomic. It is refused unless the cell is in the state that was read,
+//!   so the computed queue is either right or discarded. Versions are never reused. So a late write
+//!   is refused once another client has written.
+//! - *Conflicts.* A conflict is a race that another client has won, so some client always makes
+//!   progress. The loser reads again after a random pause that grows each time.
+//! - *Starvation.* A client that takes a lock repeatedly by a guess, without a read, could keep the
+//!   others from ever winning. So a client that loses a race writes a contention marker next to the
+//!   lock. A client that writes by a guess also reads the marker. If the marker exists, the client
+//!   pauses before each of its next joins.
+//! - *Priority of waiters.* A client that has just released the lock knows the state better than
+//!   all others, and would be the first to join again. If other claims remain, it pauses before its
+//!   next joins even without a marker. This applies to systems that do not lose their data and have
+//!   no messages between clients.
+//! - *Retries.* If the system does not lose its data, a client that was refused writes and reads in
+//!   one round trip from then on. It tries again with the queue that it has read.
+//! - *Lost replies, dropped futures, crashes.* It is unknown whether the write was done. The next
+//!   read shows it by the claim's ID. The write may still be done later if the cell has not changed
+//!   by then. To rule that out, a client writes the cell again unchanged.
+//! - *Writes that are refused although they were done.* A proxy before the store may repeat a
+//!   write, and return the answer to the repetition. So a refusal never proves that nothing was
+//!   done, and the content of the cell decides. An adapter recognizes its own write if it can
+//!   (`lasting.rs`). Otherwise the claim's ID decides. A join finds its claim, a session finds its
+//!   cell, and an eviction removes only the claims that its first read showed.
+//! - *Releases.* If one read of a call finds the claim and the next one does not, the release has
+//!   succeeded, because the claim was still in the queue after the call began. After a guess, this
+//!   is so only if the adapter reports the write as in doubt. Otherwise another client has evicted
+//!   the claim since this client last wrote.
+//! - *Stale reads.* A write that is based on a stale read is refused. If nothing is written, as for
+//!   a waiter's position, the result is as current as that of a slow reply.
+//! - *Dead clients.* Before a change is applied, claims at the front whose sessions are gone are
+//!   removed, in as many rounds as necessary. Dead claims further back are found when they come
+//!   near the front.
+//! - *Reads of sessions.* A session that was seen alive cannot expire before the rest of its
+//!   lifetime has passed, minus the error of clocks. It is not read again before then. So a session
+//!   in a large queue costs one read every several seconds, and no dead holder is found later
+//!   because of this. Only a client that ends its session while it has claims is found a few
+//!   seconds later. A join that fits in addition to all claims, and a release without waiters, need
+//!   no such reads.
+//! - *Notification.* The client that writes a grant also notifies the new holder. Within one client
+//!   this is immediate. For other clients it takes a [message](crate::Bells), if the system
+//!   supports messages. If the client crashes before it sends the message, the new holder finds out
+//!   at its next poll.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::AtomicBool;
@@ -48,34 +60,34 @@ use crate::cells::{Answer, Cells, Request};
 use crate::claims::Claims;
 use crate::epoch::Epochs;
 use crate::keys::Keys;
-use crate::known::{Alive, Guess, Known, Seen};
+use crate::last_writes::{AliveSessions, CellSnapshot, Guess, LastWrites};
 use crate::session::Sessions;
 use crate::text;
 
-/// How long it is to be seen that a session is gone: for longer than any call that found it so.
+/// Lifetime of the marker of a dead session. Longer than any call that found the session missing.
 const GONE_FOR: Duration = Duration::from_secs(60);
-/// So many times as long as an empty queue one stays in which somebody stands.
-const STOOD_IN: u32 = 7;
-/// After so many conflicts one who joins knocks.
-const IN_VAIN: u32 = 1;
-/// So often one who is refused begins anew.
-const KNOCKS: u32 = 8;
-/// How long a knock is to be heard.
-const KNOCK: Duration = Duration::from_secs(2);
-/// How long whoever has heard it lets others go first.
-const POLITE: Duration = Duration::from_millis(200);
-/// How long others go first, about.
-const AFTER_YOU: Duration = Duration::from_millis(8);
-/// The longest time for which a session is not looked at that was seen alive, where few are in front.
-const LOOKED_AT: Duration = Duration::from_secs(5);
-/// So many in front are few.
+/// Factor by which a queue with claims is kept longer than an empty one.
+const STRETCH: u32 = 7;
+/// Number of conflicts after which a joining client writes a contention marker.
+const MARKER_AFTER: u32 = 1;
+/// Number of conflicts after which a client pauses, reads and writes the marker again.
+const RETRIES_PER_MARKER: u32 = 8;
+/// Lifetime of a contention marker.
+const MARKER_LIFETIME: Duration = Duration::from_secs(2);
+/// How long a client that has seen a marker lets other clients join first.
+const YIELD_TIME: Duration = Duration::from_millis(200);
+/// Approximate pause before each join while other clients may join first.
+const YIELD_PAUSE: Duration = Duration::from_millis(8);
+/// Maximum time for which a session that was seen alive is not read again, if the front is short.
+const TRUST_SESSION_FOR: Duration = Duration::from_secs(5);
+/// Maximum number of claims in a short queue or front.
 const FEW: usize = 8;
-/// How often who joins many looks whether they live.
+/// Probability that a join to a long queue checks whether the other claims are alive.
 const SWEEP: f64 = 0.125;
 /// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);
 
-/// What all calls share.
+/// The state that all calls of a client share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) cells: Arc<dyn Cells>,
@@ -85,55 +97,55 @@ pub(crate) struct Shared {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) epochs: Epochs,
     pub(crate) claims: Claims,
-    pub(crate) known: Known,
-    pub(crate) alive: Alive,
-    /// Whether the fronts of queues are being looked at.
+    pub(crate) last_writes: LastWrites,
+    pub(crate) alive_sessions: AliveSessions,
+    /// Whether a task is checking the fronts of queues.
     pub(crate) is_clearing: AtomicBool,
-    /// How many claims that were given up may be taken out at once.
+    /// Limits the number of concurrent removals of claims that were given up.
     pub(crate) reaping: Semaphore,
-    /// The longest pause between two looks of a waiter.
+    /// The longest pause between two polls of a waiter.
     pub(crate) poll: Duration,
-    /// Who is told of evictions.
+    /// The listeners for evictions.
     pub(crate) ears: Ears,
-    /// By chance, so that not all come at once.
-    pub(crate) dice: Mutex<fastrand::Rng>,
+    /// Random numbers, so that not all clients send their requests at once.
+    pub(crate) rng: Mutex<fastrand::Rng>,
 }
 
-/// What became of a write.
+/// The result of a write.
 enum Written {
     Yes,
-    /// It was refused; what is there, if that was asked for.
-    No(Option<Seen>),
+    /// The write was refused. Contains the current cell if it was requested.
+    No(Option<CellSnapshot>),
 }
 
-/// What is made of a queue.
-pub(crate) enum Turn<T> {
-    /// Nothing was changed.
-    Told(T),
-    /// It is to be written.
+/// The result of applying a change to a queue.
+pub(crate) enum QueueEdit<T> {
+    /// The queue was not changed.
+    Unchanged(T),
+    /// The queue was changed and must be written.
     Write(T),
 }
 
-/// What a write was worked out from.
-pub(crate) enum Because {
-    /// What we wrote last.
-    Guessed,
-    /// A look.
-    Looked,
-    /// The same, while the system knew what it had known since this epoch began.
-    LookedIn(String),
+/// What a write was computed from.
+pub(crate) enum WriteBasis {
+    /// The last write of this client.
+    Guess,
+    /// A read.
+    Read,
+    /// A read, and the ID of the epoch in which the read was done.
+    ReadInEpoch(String),
 }
 
-/// How certain it must be of a session that it is gone.
+/// The required certainty that a session is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
-    /// For people: a look is enough, and nothing is written.
+    /// For display: a read is enough, and nothing is written.
     Shown,
-    /// For good.
+    /// Final: a marker is written, so that the session cannot be renewed any more.
     Sure,
 }
 
-/// What a claim needs of a queue.
+/// What a claim requires of a queue: its kind, its capacity, and free capacity for the weight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {
     kind: Kind,
@@ -146,7 +158,8 @@ impl Fit {
         Self { kind: claim.kind, capacity: claim.capacity, weight: claim.weight }
     }
 
-    /// Whether it fits beside all that stand there, dead or alive.
+    /// Returns whether the claim fits in addition to all claims in the queue, including expired
+    /// ones.
     fn is_beside(self, queue: &Queue) -> bool {
         let held: u64 = queue.entries().map(|entry| u64::from(entry.weight)).sum();
         let is_same = queue.kind() == self.kind && queue.capacity() == self.capacity;
@@ -154,21 +167,21 @@ impl Fit {
     }
 }
 
-/// Whose claim a write is about, and what it does to it.
+/// The claim that a write is about, and what the write does to it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum About {
+pub(crate) enum ClaimEffect {
     Joins(ClaimId, Fit),
     Leaves(ClaimId),
-    Nobody,
+    None,
 }
 
-impl About {
-    /// What may be guessed at before it.
+impl ClaimEffect {
+    /// Returns the guess that can replace the read.
     fn guess(self) -> Option<Guess> {
         match self {
             Self::Joins(..) => Some(Guess::Free),
             Self::Leaves(_) => Some(Guess::Alone),
-            Self::Nobody => None,
+            Self::None => None,
         }
     }
 }
@@ -179,78 +192,85 @@ impl Shared {
         StoreTime { now, stamp: now }
     }
 
-    /// A number from 0 to 1.
+    /// Returns a random number from 0 to 1.
     pub(crate) fn chance(&self) -> f64 {
-        locked(&self.dice).f64()
+        locked(&self.rng).f64()
     }
 
-    /// On the client's own runtime: the caller's may have no timer.
+    /// Sleeps on the client's own runtime, because the caller's may have no timer.
     pub(crate) async fn sleep(&self, pause: Duration) {
-        // Made there too: a timer belongs to the runtime in which it was made, which may end before it does.
+        // The timer is created on that runtime too. A timer belongs to the runtime in which it was
+        // created, and the caller's may end first.
         let slept = self.runtime.spawn(async move { tokio::time::sleep(pause).await }).await;
         if slept.is_err() {
-            // Our runtime has ended, and nothing comes of this any more: whoever waits must not spin.
+            // Our runtime was shut down. The caller must not spin, so this future never completes.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Does something to a queue. `guess`: what it is believed to be. One round trip with a guess that is
-    /// right, two without, and one more to ask for the sessions of those in front.
+    /// Changes a queue with `work`. `guess` is the assumed state of the queue. Takes one round trip
+    /// if the guess is right, two without a guess, and one more if sessions at the front must be
+    /// read.
     pub(crate) async fn change<T>(
         &self,
         name: &Name,
-        about: About,
-        mut guess: Option<Seen>,
-        mut work: impl FnMut(&mut Queue) -> Turn<T> + Send,
+        about: ClaimEffect,
+        mut guess: Option<CellSnapshot>,
+        mut work: impl FnMut(&mut Queue) -> QueueEdit<T> + Send,
     ) -> Result<T> {
         let mut conflicts = 0;
-        let mut since: Option<Seen> = None;
-        // Who was seen alive a few conflicts ago is not asked for again.
+        let mut since: Option<CellSnapshot> = None;
+        // Sessions that were seen alive a few conflicts ago are not read again.
         let mut alive = HashSet::new();
         loop {
             let guessed = guess.take();
             let is_guess = guessed.is_some();
             let (mut seen, epoch) = match guessed.or_else(|| since.take()) {
                 Some(seen) => (seen, None),
-                None => self.look_to_write(name, about, conflicts).await?,
+                None => self.read_for_write(name, about, conflicts).await?,
             };
             if let Some(guess) = about.guess().filter(|_| !is_guess) {
-                self.known.looked(name, guess, &seen);
+                self.last_writes.was_read(name, guess, &seen);
             }
-            if conflicts % KNOCKS == 0 {
+            if conflicts % RETRIES_PER_MARKER == 0 {
                 alive.clear();
             }
             let settled = !is_guess
                 && self.must_settle(about, &seen.queue)
                 && self.settle_but(&mut seen.queue, Proof::Sure, &mut alive).await?;
             let done = match work(&mut seen.queue) {
-                Turn::Told(told) if !settled => return Ok(told),
-                Turn::Told(done) | Turn::Write(done) => done,
+                QueueEdit::Unchanged(done) if !settled => return Ok(done),
+                QueueEdit::Unchanged(done) | QueueEdit::Write(done) => done,
             };
-            let because = match epoch {
-                _ if is_guess => Because::Guessed,
-                Some(epoch) => Because::LookedIn(epoch),
-                None => Because::Looked,
+            let basis = match epoch {
+                _ if is_guess => WriteBasis::Guess,
+                Some(epoch) => WriteBasis::ReadInEpoch(epoch),
+                None => WriteBasis::Read,
             };
-            // Now and then it begins anew, and knocks again. A guess is looked at where that costs nothing.
+            // Every few conflicts the client starts again with a marker. After a guess, it reads in
+            // the same round trip if that costs nothing extra.
             let is_free = is_guess && self.cells.bells().is_none();
-            let looks = (is_free || conflicts % KNOCKS != 0) && !self.cells.system().forgets;
+            let may_read = is_free || conflicts % RETRIES_PER_MARKER != 0;
+            let reads_after = may_read && !self.cells.system().forgets;
             let tried = seen.version.clone();
-            match self.write_and_look(name, about, seen, because, looks).await? {
+            match self.write_and_read(name, about, seen, basis, reads_after).await? {
                 Written::Yes => return Ok(done),
                 Written::No(seen) => since = seen,
             }
             if since.as_ref().is_some_and(|seen| seen.version == tried) {
-                // The look is older than the refusal, or nothing can be written for now: not again at once.
+                // The read is older than the refusal, or nothing can be written now. So the client
+                // pauses.
                 since = None;
                 self.sleep(longest_pause_after(conflicts + 3).mul_f64(0.5 + self.chance())).await;
             }
             match about.guess().filter(|_| is_guess) {
-                Some(guess) => self.known.was_wrong(name, guess),
+                Some(guess) => self.last_writes.was_wrong(name, guess),
                 None => {
                     conflicts += 1;
-                    // Where who is next is told, all wait for who leaves.
-                    let hurries = matches!(about, About::Leaves(_)) && self.cells.bells().is_some();
+                    // If new holders are notified, all waiters depend on this release, so it does
+                    // not pause.
+                    let leaves = matches!(about, ClaimEffect::Leaves(_));
+                    let hurries = leaves && self.cells.bells().is_some();
                     if since.is_none() && !hurries {
                         self.sleep(longest_pause_after(conflicts).mul_f64(self.chance())).await;
                     }
@@ -259,33 +279,35 @@ impl Shared {
         }
     }
 
-    /// The queue as it is; the epoch too where it matters. Who has come in vain before knocks.
-    async fn look_to_write(
+    /// Reads the queue, and the epoch if it matters. Writes a contention marker if earlier attempts
+    /// failed.
+    async fn read_for_write(
         &self,
         name: &Name,
-        about: About,
+        about: ClaimEffect,
         conflicts: u32,
-    ) -> Result<(Seen, Option<String>)> {
-        let joins = matches!(about, About::Joins(..));
+    ) -> Result<(CellSnapshot, Option<String>)> {
+        let joins = matches!(about, ClaimEffect::Joins(..));
         let asks_epoch = joins && self.cells.system().forgets;
         let mut requests = vec![Request::Get { key: self.keys.lock(name) }];
         requests.extend(asks_epoch.then(|| self.epochs.get()));
-        if joins && conflicts >= IN_VAIN {
-            let (key, lives) = (self.keys.knock(name), Some(KNOCK));
+        if joins && conflicts >= MARKER_AFTER {
+            let (key, lives) = (self.keys.contention_marker(name), Some(MARKER_LIFETIME));
             requests.push(Request::Create { key, value: Vec::new(), lives });
         }
-        // Where who is next is told, turns come so quickly that who comes in vain may come in vain for long.
-        let minds_others = joins && conflicts == 0 && self.cells.bells().is_some() && !asks_epoch;
-        if minds_others {
-            requests.push(Request::Get { key: self.keys.knock(name) });
+        // If new holders are notified, hand-overs are so fast that a client may keep losing races
+        // for a long time. So other clients respect its marker.
+        let yields = joins && conflicts == 0 && self.cells.bells().is_some() && !asks_epoch;
+        if yields {
+            requests.push(Request::Get { key: self.keys.contention_marker(name) });
         }
         let sent = self.clock.now();
         let mut answers = self.cells.run(requests).await?.into_iter();
         let mut cell = answers.next().unwrap_or(Answer::Absent);
-        if minds_others && matches!(answers.next(), Some(Answer::Found(_))) {
-            // For as long as a look and a write take.
+        if yields && matches!(answers.next(), Some(Answer::Found(_))) {
+            // The pause is about as long as a read and a write.
             let once = self.clock.now().since(sent);
-            self.sleep((once * 2).max(AFTER_YOU).mul_f64(0.5 + self.chance())).await;
+            self.sleep((once * 2).max(YIELD_PAUSE).mul_f64(0.5 + self.chance())).await;
             let get = Request::Get { key: self.keys.lock(name) };
             cell = self.cells.run(vec![get]).await?.pop().unwrap_or(Answer::Absent);
         }
@@ -296,72 +318,75 @@ impl Shared {
         Ok((seen(name, cell)?, epoch))
     }
 
-    /// The queue as it is.
-    pub(crate) async fn look(&self, name: &Name) -> Result<Seen> {
+    /// Reads the queue.
+    pub(crate) async fn read_queue(&self, name: &Name) -> Result<CellSnapshot> {
         let get = Request::Get { key: self.keys.lock(name) };
         let answer = self.cells.run(vec![get]).await?.pop();
         seen(name, answer.unwrap_or(Answer::Absent))
     }
 
-    /// Whether it matters to this change who in front is dead.
-    fn must_settle(&self, about: About, queue: &Queue) -> bool {
+    /// Returns whether the change `about` must first remove dead claims from the front.
+    fn must_settle(&self, about: ClaimEffect, queue: &Queue) -> bool {
         let waits = queue.entries().any(|entry| entry.standing == Standing::Waiting);
         let is_clear = match about {
-            About::Joins(id, fit) => {
-                // The dead among many are removed occasionally, so that they do not fill the queue.
+            ClaimEffect::Joins(id, fit) => {
+                // A long queue is checked occasionally, so that dead claims do not fill it.
                 let is_swept = queue.entries().len() > FEW && self.chance() < SWEEP;
                 fit.is_beside(queue) && !is_swept && queue.entries().all(|entry| entry.id != id)
             }
-            About::Leaves(_) => true,
-            About::Nobody => false,
+            ClaimEffect::Leaves(_) => true,
+            ClaimEffect::None => false,
         };
         waits || !is_clear
     }
 
-    /// Removes those in front whose sessions are gone, and grants what then fits. Whether there were any.
+    /// Removes claims at the front whose sessions are gone, and grants the claims that then fit.
+    /// Returns whether any were removed.
     pub(crate) async fn settle(&self, queue: &mut Queue, proof: Proof) -> Result<bool> {
         self.settle_but(queue, proof, &mut HashSet::new()).await
     }
 
-    /// Until when a session need not be looked at that was seen alive now, with so much of its life left.
+    /// Returns until when a session that was just seen alive, with `remaining` of its lifetime
+    /// left, need not be read again.
     fn alive_until(&self, remaining: Option<Duration>, front: usize) -> Moment {
         let now = self.clock.now();
         let Some(remaining) = remaining else { return now };
         let left = remaining.saturating_sub(Duration::from_secs(1) + self.cells.system().grain);
-        now.plus(if front > FEW { left } else { left.min(LOOKED_AT) })
+        now.plus(if front > FEW { left } else { left.min(TRUST_SESSION_FOR) })
     }
 
-    /// The sessions of those in front that must be looked at to know that they live.
+    /// Returns the sessions at the front whose state must be read.
     pub(crate) fn unsure(&self, queue: &Queue, alive: &HashSet<String>) -> Vec<String> {
         let now = self.clock.now();
         let ours = self.sessions.current().filter(|session| session.certain() > now);
         let fit = granted(queue.entries().map(|e| e.weight), queue.capacity());
-        // And the first that does not fit, who must not be in everybody's way when its turn comes.
+        // The first claim that does not fit is included. If it is dead, it must not block the queue
+        // when its turn comes.
         let front: BTreeSet<&str> =
             queue.entries().take(fit + 1).map(|e| e.session.as_str()).collect();
         let is_unsure = |session: &&str| {
             ours.as_ref().is_none_or(|ours| ours.id != **session)
                 && !alive.contains(*session)
-                && !self.alive.is_sure(session, now)
+                && !self.alive_sessions.is_sure(session, now)
         };
         front.into_iter().filter(is_unsure).map(str::to_owned).collect()
     }
 
-    /// What a look showed of a session. Whether it was there, and lives.
+    /// Records the result of reading a session. Returns whether the session is alive.
     pub(crate) fn note_session(&self, id: &str, answer: &Answer, front: usize) -> bool {
         match answer {
             Answer::Found(found) if found.value != text::GONE => {
-                self.alive.note(id, self.alive_until(found.remaining, front));
+                self.alive_sessions.note(id, self.alive_until(found.remaining, front));
                 true
             }
             _ => {
-                self.alive.forget(id);
+                self.alive_sessions.forget(id);
                 false
             }
         }
     }
 
-    /// The same, without a look at those that are known to be alive.
+    /// Like [`settle`](Self::settle), without reading the sessions in `alive`.
     pub(crate) async fn settle_but(
         &self,
         queue: &mut Queue,
@@ -403,8 +428,8 @@ impl Shared {
         }
     }
 
-    /// Puts something in the place of each of these sessions, if there is nothing: none of them is touched
-    /// after that. Whether there was nothing.
+    /// Creates a marker in place of each of these sessions that is missing, so that it cannot be
+    /// renewed any more. Returns for each session whether it was missing.
     async fn make_sure(&self, absent: Vec<String>) -> Result<Vec<(String, bool)>> {
         let creates = absent.iter().map(|id| {
             let (key, value) = (self.keys.session(id), text::GONE.to_vec());
@@ -415,187 +440,196 @@ impl Shared {
         Ok(absent.into_iter().zip(is_gone).collect())
     }
 
-    /// Tells those whom what was written lets in.
-    async fn tell(&self, about: About, queue: &mut Queue) {
+    /// Notifies the clients of the claims that the write has granted.
+    async fn notify_granted(&self, about: ClaimEffect, queue: &mut Queue) {
         for id in queue.take_fresh_grants() {
             let Some(entry) = queue.entries().find(|entry| entry.id == id) else { continue };
-            if matches!(about, About::Joins(ours, _) if ours == id) {
+            if matches!(about, ClaimEffect::Joins(ours, _) if ours == id) {
                 continue;
             }
             let is_ours = self.sessions.current().is_some_and(|ours| ours.id == entry.session);
             if is_ours {
-                self.claims.tell(id, Signal::Granted(entry.token));
+                self.claims.notify(id, Signal::Granted(entry.token));
             } else if let Some(bells) = self.cells.bells() {
                 bells.ring(&entry.session, text::rung(id, entry.token)).await;
             }
         }
     }
 
-    /// Writes it, if it is still what was looked at. Whether it was.
+    /// Writes the queue if the cell has not changed since the cell was read. Returns whether the
+    /// queue was written.
     pub(crate) async fn write(
         &self,
         name: &Name,
-        about: About,
-        seen: Seen,
-        because: Because,
+        about: ClaimEffect,
+        seen: CellSnapshot,
+        basis: WriteBasis,
     ) -> Result<bool> {
-        let written = self.write_and_look(name, about, seen, because, false).await?;
+        let written = self.write_and_read(name, about, seen, basis, false).await?;
         Ok(matches!(written, Written::Yes))
     }
 
-    /// The same; and looks at once what is there if it was not, if asked to.
-    async fn write_and_look(
+    /// Like [`write`](Self::write). With `reads_after`, also reads the cell in case the write is
+    /// refused.
+    async fn write_and_read(
         &self,
         name: &Name,
-        about: About,
-        mut seen: Seen,
-        because: Because,
-        looks: bool,
+        about: ClaimEffect,
+        mut seen: CellSnapshot,
+        basis: WriteBasis,
+        reads_after: bool,
     ) -> Result<Written> {
         let system = self.cells.system();
         let value = text::written(name, &seen.queue, system.largest_value)?;
-        // One in which only the dead stand ends too. Whoever stands there sees to it that it does not end before
-        // (`renew.rs`).
-        let lives = system.idle.map(|idle| idle * if seen.queue.is_empty() { 1 } else { STOOD_IN });
+        // A queue that contains only dead claims expires too. The clients of live claims extend its
+        // lifetime in time (`renew.rs`).
+        let lives = system.idle.map(|idle| idle * if seen.queue.is_empty() { 1 } else { STRETCH });
         let key = self.keys.lock(name);
         let write = match seen.version.take() {
             Some(version) => Request::Replace { key, value, version, lives },
             None => Request::Create { key, value, lives },
         };
         let is_new = matches!(write, Request::Create { .. });
-        let look = Request::Get { key: write.key().to_owned() };
+        let read = Request::Get { key: write.key().to_owned() };
         let mut requests = vec![write];
-        let joins = matches!(about, About::Joins(..));
-        match &because {
-            Because::LookedIn(_) if is_new => requests.push(self.epochs.get()),
-            // In the same round trip.
-            Because::Guessed if joins => {
-                requests.push(Request::Get { key: self.keys.knock(name) });
+        let joins = matches!(about, ClaimEffect::Joins(..));
+        match &basis {
+            WriteBasis::ReadInEpoch(_) if is_new => requests.push(self.epochs.get()),
+            // These reads are part of the same round trip.
+            WriteBasis::Guess if joins => {
+                requests.push(Request::Get { key: self.keys.contention_marker(name) });
                 requests.extend(system.forgets.then(|| self.epochs.get()));
             }
-            _ if looks => requests.push(look),
+            _ if reads_after => requests.push(read),
             _ => {}
         }
-        let has_look = looks && requests.len() == 2 && requests[1].key() == requests[0].key();
+        let has_read = reads_after && requests.len() == 2 && requests[1].key() == requests[0].key();
         let was_leaving = self.is_sent(about);
         let sent = self.clock.now();
         let mut answers = self.kept(requests).await?.into_iter();
         let written = answers.next();
         let Some(Answer::Written(version)) = written else {
             self.is_refused(about, was_leaving || written == Some(Answer::InDoubt));
-            let now = answers.next().filter(|_| has_look);
+            let now = answers.next().filter(|_| has_read);
             return Ok(Written::No(now.map(|now| self::seen(name, now)).transpose()?));
         };
-        if let About::Joins(id, _) = about {
-            // Whatever was sent before it is refused from now on.
+        if let ClaimEffect::Joins(id, _) = about {
+            // From now on every earlier request for the claim is refused.
             self.claims.is_certain(id);
         }
-        if let About::Leaves(id) = about {
-            // This is done, and what it did is known; what was sent before may have been done too.
+        if let ClaimEffect::Leaves(id) = about {
+            // The result of the current write is known. An earlier request may have removed the
+            // claim as well.
             self.claims.leaves(id, was_leaving);
         }
         seen.version = Some(version);
         let after = [answers.next(), answers.next()];
-        let knocked = self.is_let_in(because, after).await?;
-        self.tell(about, &mut seen.queue).await;
-        let leaves = matches!(about, About::Leaves(_)) && !seen.queue.is_empty();
-        self.known.keep(name, seen);
+        let contended = self.is_let_in(basis, after).await?;
+        self.notify_granted(about, &mut seen.queue).await;
+        let leaves = matches!(about, ClaimEffect::Leaves(_)) && !seen.queue.is_empty();
+        self.last_writes.keep(name, seen);
         let now = self.clock.now();
-        if knocked {
-            self.known.knocked(name, now.plus(POLITE), AFTER_YOU);
+        if contended {
+            self.last_writes.yield_until(name, now.plus(YIELD_TIME), YIELD_PAUSE);
         } else if leaves && self.cells.bells().is_none() && !system.forgets {
-            // For as long as a look, one at sessions and a write take.
-            self.known.knocked(name, now.plus(POLITE), (now.since(sent) * 3).min(POLITE));
+            // The pause is about as long as a read of the queue, a read of sessions, and a write.
+            let pause = (now.since(sent) * 3).min(YIELD_TIME);
+            self.last_writes.yield_until(name, now.plus(YIELD_TIME), pause);
         }
         Ok(Written::Yes)
     }
 
-    /// Has a queue live on that is there.
-    pub(crate) async fn prolong(&self, name: &Name, seen: &Seen) -> Result<()> {
+    /// Extends the lifetime of an existing queue.
+    pub(crate) async fn prolong(&self, name: &Name, seen: &CellSnapshot) -> Result<()> {
         let (Some(idle), Some(version)) = (self.cells.system().idle, seen.version.clone()) else {
             return Ok(());
         };
         let value = text::written(name, &seen.queue, self.cells.system().largest_value)?;
-        let (key, lives) = (self.keys.lock(name), idle * STOOD_IN);
-        // Refused, somebody else has written it, and it lives on by that.
+        let (key, lives) = (self.keys.lock(name), idle * STRETCH);
+        // If the touch is refused, another client has written the queue, which also extends the
+        // queue's lifetime.
         self.cells.run(vec![Request::Touch { key, value, version, lives }]).await.map(drop)
     }
 
-    /// Judges, by what was looked at together with a write, whether it stands: what the system has forgotten
-    /// before it may be believed by others. Whether somebody has knocked.
-    async fn is_let_in(&self, because: Because, after: [Option<Answer>; 2]) -> Result<bool> {
-        match (because, after) {
-            (Because::LookedIn(epoch), [Some(answer), _])
+    /// Returns an error if data was lost, according to what was read in the same round trip as the
+    /// write, because other clients may still rely on lost holds. Otherwise returns whether there
+    /// is a contention marker.
+    async fn is_let_in(&self, basis: WriteBasis, after: [Option<Answer>; 2]) -> Result<bool> {
+        match (basis, after) {
+            (WriteBasis::ReadInEpoch(epoch), [Some(answer), _])
                 if !self.epochs.is_still(&epoch, &answer) =>
             {
                 let what = "the server was restarted or emptied and has lost its data";
                 Err(Error::new(ErrorKind::Unreachable, what))
             }
-            (Because::Guessed, [knock, epoch]) => {
+            (WriteBasis::Guess, [marker, epoch]) => {
                 if let Some(epoch) = epoch {
                     self.epochs.open(&*self.cells, epoch).await?;
                 }
-                Ok(matches!(knock, Some(Answer::Found(_))))
+                Ok(matches!(marker, Some(Answer::Found(_))))
             }
             _ => Ok(false),
         }
     }
 
-    /// A system that may lose a cell which it has no room to write anew has perhaps lost one: from now on
-    /// it is as if it had lost all. That is seen to also when the caller's future is dropped meanwhile.
+    /// Runs the requests. If a system that may lose data has no room for a write, it may have lost
+    /// the cell. The system is then treated as if it had lost all data. This happens even if the
+    /// caller's future is dropped.
     async fn kept(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         if !self.cells.system().forgets {
             return self.cells.run(requests).await;
         }
         let (cells, epochs) = (self.cells.clone(), self.epochs.clone());
         let writing = spawn_on(&self.runtime, async move {
-            let told = cells.run(requests).await;
-            if told.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full) {
+            let answers = cells.run(requests).await;
+            if answers.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full) {
                 epochs.end(&*cells).await;
             }
-            told
+            answers
         });
         let ended =
             |_| Error::new(ErrorKind::Closed, "the client's runtime has ended: connect again");
         writing.await.map_err(ended)?
     }
 
-    /// Whether the claim may have been taken out before.
-    fn is_sent(&self, about: About) -> bool {
+    /// Records that a request about the claim is sent. Returns whether an earlier request may have
+    /// removed the claim.
+    fn is_sent(&self, about: ClaimEffect) -> bool {
         match about {
-            About::Joins(id, _) => self.claims.doubt(id),
-            About::Leaves(id) => {
+            ClaimEffect::Joins(id, _) => self.claims.doubt(id),
+            ClaimEffect::Leaves(id) => {
                 let was_leaving = self.claims.is_leaving(id);
                 self.claims.leaves(id, true);
                 return was_leaving;
             }
-            About::Nobody => {}
+            ClaimEffect::None => {}
         }
         false
     }
 
-    /// The claim may have been taken out all the same, before or by this.
-    fn is_refused(&self, about: About, may_have_left: bool) {
+    /// Records that the request was refused. The claim may have been removed by this or an earlier
+    /// request.
+    fn is_refused(&self, about: ClaimEffect, may_have_left: bool) {
         match about {
-            About::Joins(id, _) => self.claims.is_certain(id),
-            About::Leaves(id) => self.claims.leaves(id, may_have_left),
-            About::Nobody => {}
+            ClaimEffect::Joins(id, _) => self.claims.is_certain(id),
+            ClaimEffect::Leaves(id) => self.claims.leaves(id, may_have_left),
+            ClaimEffect::None => {}
         }
     }
 }
 
-/// What is in a lock's cell; without one, a queue that nobody has ever stood in.
-pub(crate) fn seen(name: &Name, cell: Answer) -> Result<Seen> {
+/// Returns the queue in a lock's cell, or a new queue if the cell does not exist.
+pub(crate) fn seen(name: &Name, cell: Answer) -> Result<CellSnapshot> {
     match cell {
         Answer::Found(found) => {
             let queue = text::read(name, &found.value)?;
-            Ok(Seen { queue, version: Some(found.version) })
+            Ok(CellSnapshot { queue, version: Some(found.version) })
         }
-        _ => Ok(Seen { queue: Queue::new(Kind::Mutex, 1, false), version: None }),
+        _ => Ok(CellSnapshot { queue: Queue::new(Kind::Mutex, 1, false), version: None }),
     }
 }
 
-/// Longer each time.
+/// Returns the longest pause after this number of conflicts.
 fn longest_pause_after(conflicts: u32) -> Duration {
     LONGEST_PAUSE.min(Duration::from_millis(1) * (1 << conflicts.min(10)))
 }

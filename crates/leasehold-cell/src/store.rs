@@ -1,4 +1,4 @@
-//! The store on any [`Cells`].
+//! The store on top of any [`Cells`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,9 +23,9 @@ use crate::claims::Claims;
 use crate::epoch::Epochs;
 use crate::heartbeat::beat;
 use crate::keys::Keys;
-use crate::known::{Alive, Known};
+use crate::last_writes::{AliveSessions, LastWrites};
 use crate::leave::{REAPING, reap};
-use crate::session::{Lives, Sessions};
+use crate::session::{Lifetimes, Sessions};
 use crate::shared::Shared;
 use crate::wake::hear;
 
@@ -34,8 +34,8 @@ use crate::wake::hear;
 pub struct Options {
     /// The prefix of all keys: printable ASCII without spaces, at most 64 bytes.
     pub prefix: String,
-    /// The longest lease. The locks of a crashed client stay taken slightly longer than that. It
-    /// must be equal for all clients of a system that [`forgets`](crate::System::forgets).
+    /// The longest lease. The locks of a crashed client stay taken slightly longer than that. This
+    /// value must be equal for all clients of a system that [`forgets`](crate::System::forgets).
     pub session: Duration,
     /// The longest pause between two polls of a waiter.
     pub poll: Duration,
@@ -43,10 +43,11 @@ pub struct Options {
     /// session.
     pub restart_delay: Option<Duration>,
     /// The list of systems, in printable ASCII without spaces, if lock names are distributed over
-    /// several systems with a store each. If the system [`forgets`](crate::System::forgets), a
-    /// client with another list than earlier clients gets an error.
+    /// several systems with a store each. This system's own name and `@` may precede the list. If
+    /// the system [`forgets`](crate::System::forgets), a client with another list than earlier
+    /// clients gets an error.
     pub members: Option<String>,
-    /// The client's clock; different from the machine's clock only in tests.
+    /// The client's clock. It differs from the machine's clock only in tests.
     pub clock: Clock,
 }
 
@@ -59,14 +60,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a client's cell lives on a system of this grain.
-    fn lives(&self, grain: Duration) -> Lives {
-        Lives::of(self.session, grain)
+    /// Returns the lifetimes of sessions on a system with the given `grain`.
+    fn lifetimes(&self, grain: Duration) -> Lifetimes {
+        Lifetimes::of(self.session, grain)
     }
 
     /// Returns how long no lock is granted after the system has lost its data.
     pub fn closed_for(&self, grain: Duration) -> Duration {
-        self.restart_delay.unwrap_or(self.lives(grain).cell)
+        self.restart_delay.unwrap_or(self.lifetimes(grain).cell)
     }
 }
 
@@ -78,14 +79,14 @@ pub struct CellStore {
 }
 
 impl CellStore {
-    /// Creates a store on these cells. `info` contains its guarantees (begin with [`promises`]).
-    /// Its tasks run on `runtime`. No I/O.
+    /// Creates a store on these cells. `info` contains the store's guarantees, which can be based
+    /// on [`promises`]. The store's tasks run on `runtime`. No I/O.
     pub fn new(cells: Arc<dyn Cells>, options: Options, info: StoreInfo, runtime: &Handle) -> Self {
         let (clock, system) = (options.clock.clone(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);
-        let lives = options.lives(system.grain);
+        let lifetimes = options.lifetimes(system.grain);
         let (say, heard) = unbounded_channel();
-        let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone(), say));
+        let sessions = Arc::new(Sessions::new(cells.clone(), lifetimes, clock.clone(), say));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
             epochs: Epochs::new(keys.epoch(), delay, system.grain, options.members),
@@ -95,13 +96,13 @@ impl CellStore {
             keys,
             sessions,
             claims: Claims::default(),
-            known: Known::default(),
-            alive: Alive::default(),
+            last_writes: LastWrites::default(),
+            alive_sessions: AliveSessions::default(),
             is_clearing: AtomicBool::new(false),
             reaping: Semaphore::new(REAPING),
             poll: options.poll,
             ears: Ears::default(),
-            dice: Mutex::new(dice()),
+            rng: Mutex::new(rng()),
         });
         let beating = spawn_on(runtime, beat(Arc::downgrade(&shared)));
         let reaping = spawn_on(runtime, reap(Arc::downgrade(&shared)));
@@ -110,7 +111,7 @@ impl CellStore {
         Self { info, shared, _tasks }
     }
 
-    /// Sees to it that all who use this system name the same systems beside it ([`Options::members`]).
+    /// Ensures that all clients of this system use the same list of members ([`Options::members`]).
     #[cfg(feature = "memcached")]
     pub(crate) async fn agrees(&self) -> Result<()> {
         self.told(None, self.shared.epochs.agree(&*self.shared.cells).await)
@@ -123,14 +124,14 @@ impl CellStore {
 
     fn told<T>(&self, name: Option<&Name>, done: Result<T>) -> Result<T> {
         done.map_err(|e| match name {
-            Some(name) => e.on(name).at(&self.info.url),
-            None => e.at(&self.info.url),
+            Some(name) => e.with_lock(name).with_store(&self.info.url),
+            None => e.with_store(&self.info.url),
         })
     }
 }
 
-/// What decides pauses: begun by the same chance as ids are.
-fn dice() -> fastrand::Rng {
+/// Returns the random number generator for pauses, seeded from the same source as IDs.
+fn rng() -> fastrand::Rng {
     let seeded = |id: ClaimId| fastrand::Rng::with_seed(id.as_u128() as u64);
     ClaimId::random().map_or_else(|_| fastrand::Rng::new(), seeded)
 }
@@ -143,7 +144,7 @@ impl fmt::Debug for CellStore {
 
 /// Returns the guarantees that do not depend on the system. The adapter adds what survives a crash.
 pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees {
-    let lives = options.lives(system.grain);
+    let lifetimes = options.lifetimes(system.grain);
     let mut promised = Guarantees::least();
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
@@ -154,8 +155,9 @@ pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees 
     promised.downgrades = true;
     promised.upgrades = true;
     promised.stall = Stall::Nobody;
-    // Found by whoever is next, at its next look; where that one is dead as well, by another's heartbeat.
-    promised.recovery = lives.cell + system.grain + Duration::from_secs(3);
+    // The next client finds a dead holder at its next read. If that client is dead too, another
+    // client finds both at its next renewal.
+    promised.recovery = lifetimes.cell + system.grain + Duration::from_secs(3);
     promised.recovery_leases = 0;
     promised
 }
@@ -167,7 +169,7 @@ impl Store for CellStore {
     }
 
     fn longest_lease(&self) -> Duration {
-        self.shared.sessions.lives.lease
+        self.shared.sessions.lifetimes.lease
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -182,9 +184,9 @@ impl Store for CellStore {
         let left = match keep {
             None => self.shared.leave(claim).await,
             Some(_) => {
-                let what = "at_least is not supported by this store";
+                let what = "min_hold is not supported by this store";
                 let hint =
-                    "remove at_least, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
+                    "remove min_hold, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
                 Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint))
             }
         };
@@ -219,7 +221,7 @@ impl Store for CellStore {
         self.told(None, self.shared.cells.diagnose().await)
     }
 
-    /// Others may use the store too: while any of its claims stands, the session does.
+    /// Several clients may share the store, so the session stays open while it has claims.
     async fn disconnect(&self) {
         if !self.shared.claims.any_stands(self.shared.clock.now()) {
             self.shared.sessions.close().await;

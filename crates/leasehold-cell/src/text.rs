@@ -1,19 +1,19 @@
-//! PURE: what is in the cells, written and read. What is read comes from outside: it is ours to the
-//! letter, or it is somebody else's, and then it is never written over.
+//! Encodes and decodes the content of cells, without I/O. The input is untrusted. A value that does
+//! not match our format exactly belongs to another program and is never overwritten.
 //!
 //! ```text
 //! leasehold queue 1 NAME-PERCENT-ENCODED    a lock's queue
 //! {"kind":"mutex",…}
 //!
 //! leasehold session 1                       a client's session
-//! leasehold session 1 gone                  a client's session is over, for certain
-//! leasehold epoch 1 DIGITS closed           since when the system knows what it knows
-//! leasehold epoch 1 DIGITS open a:1,b:1     the same, where it is one of several, which are named
+//! leasehold session 1 gone                  a client's session that has certainly ended
+//! leasehold epoch 1 DIGITS closed           the epoch: since when the system has kept its data
+//! leasehold epoch 1 DIGITS open a:1,b:1     the epoch of several systems, which are listed
 //! ```
 //!
-//! What a queue is made of is checked as it is read (weights within the capacity, tokens that rise, each
-//! claim once, sessions that are digits), so that nothing that follows has to doubt it. It takes memory in
-//! proportion to its text, which is bounded.
+//! A queue is validated when it is decoded, so that later code can rely on it. Weights are within
+//! the capacity, tokens rise, each claim occurs once, and session IDs consist of digits. The memory
+//! used is proportional to the length of the text, which is limited.
 
 use std::collections::HashSet;
 
@@ -22,24 +22,25 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::Standing;
 use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 
-/// The number in what follows. A later version that writes a cell otherwise counts it up.
+/// The format number in the headers below. A version of leasehold that changes the format increases
+/// it.
 const FORMAT: u32 = 1;
-/// What a queue's value begins with; the second where it is framed as an object.
+/// The beginnings of a queue's value, without and with the frame of an object.
 const FORMS: [&str; 2] = ["leasehold queue ", "leasehold object "];
 const QUEUE: &str = "leasehold queue 1 ";
 pub(crate) const SESSION: &[u8] = b"leasehold session 1";
-/// In the place of a session that is gone, so that it stays so.
+/// The marker that replaces a session that is gone, so that the session cannot be created again.
 pub(crate) const GONE: &[u8] = b"leasehold session 1 gone";
 const EPOCH: &str = "leasehold epoch 1 ";
 const EVICTED: &str = "evicted ";
-/// Hexadecimal digits of a session's id, and of an epoch's.
+/// Number of hexadecimal digits of the IDs of sessions and epochs.
 const DIGITS: usize = 32;
 
-/// A queue as it is kept.
+/// Encodes a queue.
 pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<u8>> {
     let mut text = format!("{QUEUE}{}\n", Escaped(name.as_str())).into_bytes();
     let json = serde_json::to_writer(&mut text, queue);
-    json.map_err(|e| corrupt("cannot serialize the queue", "").because(e.to_string()))?;
+    json.map_err(|e| corrupt("cannot serialize the queue", "").with_source(e.to_string()))?;
     if text.len() > largest {
         let what = format!(
             "the queue of this lock has {} bytes, but a value can have at most {largest}",
@@ -51,12 +52,12 @@ pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<
     Ok(text)
 }
 
-/// Reads what [`written`] wrote for this name.
+/// Decodes a value that [`written`] has encoded for the lock `name`.
 pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
     let (theirs, queue) = parsed(value)?;
     if theirs.as_str().to_lowercase() == name.as_str().to_lowercase() && theirs != *name {
         let what = format!(
-            "this store does not tell \"{name}\" from \"{theirs}\": use names in lower case"
+            "this store cannot distinguish \"{name}\" from \"{theirs}\": use names in lower case"
         );
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
@@ -67,7 +68,7 @@ pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
     Ok(queue)
 }
 
-/// The name and the queue that are in a cell.
+/// Decodes the name and the queue in a cell.
 pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
     let foreign = || {
         corrupt(
@@ -82,19 +83,21 @@ pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
     let (name, json) =
         text.strip_prefix(QUEUE).and_then(|rest| rest.split_once('\n')).ok_or_else(foreign)?;
     let name = unescape(name).and_then(|name| Name::new(name).ok()).ok_or_else(foreign)?;
-    let queue: Queue = serde_json::from_str(json).map_err(|e| foreign().because(e.to_string()))?;
+    let queue: Queue =
+        serde_json::from_str(json).map_err(|e| foreign().with_source(e.to_string()))?;
     match flaw(&queue) {
         None => Ok((name, queue)),
         Some(flaw) => {
             let what = "the queue of this lock is corrupt; it was left unchanged";
             let hint = "when no client holds the lock, delete its key, or use another lock name";
-            Err(corrupt(what, hint).because(flaw))
+            Err(corrupt(what, hint).with_source(flaw))
         }
     }
 }
 
-/// What to do about a value that a later version wrote, if one did. Programs are upgraded one after the
-/// other, so that the older ones meet what the newer have written: it is ours, only not this program's.
+/// Returns an error if a newer version wrote the value. Programs are upgraded one after the other,
+/// so an older one can read what a newer one wrote. Such a value is one of leasehold's, but this
+/// version cannot decode it.
 pub(crate) fn later(text: &str, sort: &str) -> Option<Error> {
     let (number, _) = text.strip_prefix(sort)?.split_once([' ', '\n'])?;
     let number: u32 = number.parse().ok().filter(|number| *number > FORMAT)?;
@@ -110,7 +113,7 @@ fn corrupt(what: &str, hint: &str) -> Error {
     if hint.is_empty() { error } else { error.with_hint(hint) }
 }
 
-/// What no queue of ours has.
+/// Returns the first flaw of the queue that leasehold would never write.
 fn flaw(queue: &Queue) -> Option<&'static str> {
     let capacity = queue.capacity();
     let mut ids = HashSet::new();
@@ -144,39 +147,39 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
         .then_some("its capacity is 0, or it has leases of its own")
 }
 
-/// What a claim is told that is let in.
+/// Returns the message that notifies a claim of its grant.
 pub(crate) fn rung(id: ClaimId, token: Token) -> String {
     format!("granted {} {token}", id.to_hex())
 }
 
-/// Reads what [`rung`] wrote.
+/// Decodes a message that [`rung`] created.
 pub(crate) fn heard(said: &str) -> Option<(ClaimId, Token)> {
     let (id, token) = said.strip_prefix("granted ")?.split_once(' ')?;
     Some((ClaimId::from_hex(id)?, Token::new(token.parse().ok()?)?))
 }
 
-/// What the client of a claim is told that somebody took out of its queue.
+/// Returns the message that notifies a claim's client of its eviction.
 pub(crate) fn evicted(id: ClaimId) -> String {
     format!("{EVICTED}{}", id.to_hex())
 }
 
-/// Reads what [`evicted`] wrote.
+/// Decodes a message that [`evicted`] created.
 pub(crate) fn heard_evicted(said: &str) -> Option<ClaimId> {
     ClaimId::from_hex(said.strip_prefix(EVICTED)?)
 }
 
-/// Whether this names a session or an epoch.
+/// Returns whether the text is the ID of a session or an epoch.
 fn is_id(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Since when the system knows what it knows.
+/// A period in which the system has lost no data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
     pub(crate) id: String,
-    /// Whether those that it may have forgotten are known to be gone.
+    /// Whether all holds that the system may have lost have ended.
     pub(crate) is_open: bool,
-    /// The systems among which names are shared out, as whoever began it names them.
+    /// The systems that share the lock names, as listed by the client that began the epoch.
     pub(crate) members: Option<String>,
 }
 
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_data_is_decoded_unchanged() {
         let samples = [
             queue(Kind::Mutex, 1, &[]),
             queue(Kind::Mutex, 1, &[1, 1]),
@@ -270,9 +273,11 @@ mod tests {
         }
     }
 
-    /// What clients that are in use have written, to the byte: a change here shuts them out, or lets them in wrongly.
+    // F44
+    /// Clients in use write exactly these bytes. After a change of this format, those clients
+    /// cannot use the locks, or mutual exclusion with them is broken.
     #[test]
-    fn f44_values_are_those_of_every_version() {
+    fn value_format_is_the_same_in_every_version() {
         let value = concat!(
             "leasehold queue 1 a%20b%2F%C3%A9\n",
             r#"{"kind":"semaphore","capacity":5,"leases":false,"last":1000001,"entries":["#,
@@ -306,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_a_client_is_one_thing_or_the_other() {
+    fn grant_and_eviction_messages_are_distinct() {
         let (id, token) = (ClaimId::random().unwrap(), Token::new(7).unwrap());
         let (granted, gone) = (rung(id, token), evicted(id));
         assert_eq!((heard(&granted), heard_evicted(&granted)), (Some((id, token)), None));
@@ -314,8 +319,9 @@ mod tests {
         assert_eq!(heard_evicted("evicted me"), None);
     }
 
+    // S90
     #[test]
-    fn s90_foreign_values_are_told_of_and_another_name_is_never_taken_for_ours() {
+    fn foreign_values_are_reported_and_names_are_never_confused() {
         let other = Name::new("other").unwrap();
         let told = |result: Result<Queue>| result.map(drop).unwrap_err().to_string();
         assert!(
@@ -349,7 +355,7 @@ mod tests {
     }
 
     trait Second {
-        /// What waits as the second place holds.
+        /// Makes the last waiter a holder.
         fn replacen_second(self) -> Self;
     }
 
@@ -362,12 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_does_not_fit_is_refused_and_says_so() {
+    fn oversized_queue_is_refused_as_full() {
         let error = written(&name(), &queue(Kind::Mutex, 1, &[1; 9]), 500).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full);
     }
 
-    /// Whatever was read, the queue can be worked with.
+    /// Checks that a queue can be used if it can be decoded.
     fn is_usable(value: &[u8]) {
         let Ok((name, mut queue)) = parsed(value) else { return };
         assert!(name.as_str().len() <= MAX_NAME_BYTES && queue.entries().len() <= value.len() / 50);

@@ -1,12 +1,16 @@
-//! Who waits looks: at first often, then less. The longest pause is the URL's `poll_ms`; it grows with the number of
-//! those in front, up to 2 s, so that the looks of a crowd do not grow with the square of its size. Who is next
-//! looks more often than who stands far behind, and whoever came nearer begins anew. Each pause is by
-//! chance half as long or half as long again, so that a crowd does not come all at once.
+//! Polling by waiters, frequently at first, then less often.
 //!
-//! Where the system has [bells](crate::Bells), whoever lets somebody in tells exactly that one, whatever the
-//! queue's length. Looks are then what is left when nobody could tell: the one before died, or a message was
-//! lost. A grant that was heard is believed as one that was looked at, under its token; the next heartbeat
-//! looks. Whoever evicts tells the claim's client in the same way, and that one asks.
+//! The longest pause of the next waiter is `poll_ms` in the URL. It grows with the number of claims
+//! ahead, up to the longer of 2 s and `poll_ms`. So the traffic of a long queue does not grow with
+//! the square of its length. The next waiter polls more often than a waiter far from the head. A
+//! waiter whose position improves starts again with short pauses. Each pause varies randomly by
+//! half, so that not all waiters poll at once.
+//!
+//! If the system has messages between clients ([`Bells`](crate::Bells)), the client that grants a
+//! claim notifies exactly the new holder, whatever the length of the queue. Polls are then needed
+//! only if the previous holder has crashed or a message was lost. A grant in a message has the same
+//! effect as one that was read from the queue, and the next renewal reads the queue. An eviction is
+//! also reported to the claim's client, which then polls.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -19,23 +23,25 @@ use crate::cells::Heard;
 use crate::shared::Shared;
 use crate::text;
 
-/// The first pause of who is next is this part of the longest.
+/// The first pause of the next waiter is `poll_ms` divided by this number.
 const FIRST: u32 = 50;
-/// The same of who would have been told.
+/// The first pause if new holders are notified.
 const FIRST_UNTOLD: Duration = Duration::from_millis(250);
-/// How often who is next sees to it that those in front live, at most.
+/// Minimum interval between two checks by the next waiter that the claims at the front are alive.
 const SESSIONS: Duration = Duration::from_millis(400);
 
-/// With so many more in front a waiter's longest pause is as long again.
+/// Number of claims ahead by which a waiter's longest pause grows by another `poll_ms`.
 const CROWD: u32 = 8;
-/// The longest pause of who stands far behind: a heartbeat's.
+/// The longest pause between two polls of a waiter far from the head of the queue, unless `poll_ms`
+/// is longer. It equals the renewal interval.
 const FAR: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// Resolves when the claim holds, or is not there any more, or has come nearer.
+    /// Waits until the claim is granted, is missing, or has a new position.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is told twice or not at all, since each look is new.
+    /// Cancel safe: dropping the future changes nothing. The next call polls again, so it misses
+    /// nothing.
     pub(crate) async fn changed(&self, claim: &Claim) -> Signal {
         let mut unasked = Duration::ZERO;
         loop {
@@ -51,8 +57,8 @@ impl Shared {
                 },
                 () = self.sleep(pause) => unasked += pause,
             }
-            // What cannot be read now can be later; the heartbeat tells of what lasts.
-            let Ok(mut seen) = self.look(&claim.name).await else { continue };
+            // A failed read is repeated later. The renewals report errors that persist.
+            let Ok(mut seen) = self.read_queue(&claim.name).await else { continue };
             let next = seen.queue.entries().find(|entry| entry.standing == Standing::Waiting);
             let is_next = next.is_some_and(|entry| entry.id == claim.id);
             if is_next && unasked >= SESSIONS {
@@ -73,22 +79,22 @@ impl Shared {
         let far = u32::try_from(ahead).unwrap_or(u32::MAX);
         let first = if self.cells.bells().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
         let first = first.saturating_mul(far.max(1));
-        // Who stands far behind cannot be next soon, and looks at each heartbeat all the same.
+        // A waiter far from the head cannot be next soon, and its renewals read the queue anyway.
         let longest = self.poll.saturating_mul(1 + far / CROWD).min(self.poll.max(FAR));
         (last + last / 2).max(first).min(longest)
     }
 }
 
-/// Passes on what is heard, for as long as the client lives.
+/// Passes on messages from other clients for as long as this client exists.
 pub(crate) async fn hear(shared: Weak<Shared>, mut heard: UnboundedReceiver<Heard>) {
     while let Some(heard) = heard.recv().await {
         let Some(now) = shared.upgrade() else { return };
         match heard {
             Heard::Missed => now.claims.ask_all(),
-            // What is no word of ours is nobody's.
+            // Other texts are not from leasehold and are ignored.
             Heard::Said(said) => {
                 if let Some((id, token)) = text::heard(&said) {
-                    now.claims.tell(id, Signal::Granted(token));
+                    now.claims.notify(id, Signal::Granted(token));
                 } else if let Some(id) = text::heard_evicted(&said) {
                     now.ears.ask(id);
                 }

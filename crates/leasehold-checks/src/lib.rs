@@ -1,4 +1,4 @@
-//! The examples on these pages of the documentation are tests. The other checks are in `tests`.
+//! Runs the examples on these documentation pages as tests. The other checks are in `tests`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/faq.md")]
@@ -15,10 +15,6 @@ struct Redisson;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/testing.md")]
 struct Testing;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/guide/transactions.md")]
-struct Transactions;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/tutorial.md")]

@@ -1,9 +1,9 @@
-//! Each example runs to its end; what it shows, it asserts itself.
+//! Runs each example to its end. Each example asserts its own results.
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where cargo puts examples: beside the tests' own directory. They are built first, since
-/// `cargo test --test examples` alone does not.
+/// Returns the directory of cargo's examples, next to the tests' own directory. The examples are
+/// built first, because `cargo test --test examples` alone does not build them.
 fn directory() -> &'static std::path::Path {
     static BUILT: OnceLock<std::path::PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -29,23 +29,31 @@ fn the_nightly_job_runs_once_a_night() {
     runs("run_once", "one night, three machines, 1 run");
 }
 
+// R40
 #[test]
-fn r40_the_fenced_ledger_refuses_the_paused_teller() {
+fn the_fenced_ledger_refuses_the_paused_teller() {
     runs("fenced_ledger", "the fence refused the late one");
 }
 
+// R35
 #[test]
-fn r35_the_http_resource_refuses_the_late_writer() {
+fn http_resource_rejects_the_stale_writer() {
     runs("http_resource", "the document: final");
 }
 
+// R26
 #[test]
-fn r26_a_payment_is_made_once() {
+fn a_payment_is_made_once() {
     runs("once_payment", "16 requests, paid 1 time");
 }
 
 #[test]
-fn leaders_follow_one_another() {
+fn transactions_example_sells_four_items() {
+    runs("transactions", "6 items left");
+}
+
+#[test]
+fn leadership_passes_to_the_next_candidate() {
     runs("leader_election", "[\"alice\", \"nobody\", \"bob\", \"carol\"]");
 }
 
@@ -54,14 +62,17 @@ fn permits_are_never_exceeded() {
     runs("permits", "of 3 in use");
 }
 
+// R26
 #[test]
-fn r26_the_four_statements_and_once() {
+fn four_statements_example_runs_to_its_end() {
     runs("four_statements", "and takes no unique index of the caller's.");
 }
 
-/// A leader whose store is away for longer than `lock()` asks for leads again when it is back.
+// F23
+/// A leader whose store is unreachable for longer than `lock()` retries becomes leader again when
+/// the store is back.
 #[test]
-fn f23_leadership_comes_back_after_a_long_outage() {
+fn leadership_comes_back_after_a_long_outage() {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 
@@ -83,7 +94,7 @@ fn f23_leadership_comes_back_after_a_long_outage() {
     until("leads, term");
     redis.stop();
     until("leads no more");
-    // The patience of `lock()` is over.
+    // The time limit of `lock()` is over.
     until("again in");
     redis.cont();
     until("leads, term");

@@ -1,5 +1,5 @@
-//! The pages for users: all links lead somewhere, linked tests exist, each Chinese page has the form of the English
-//! one, and the README is short.
+//! Checks the pages for users: all links are valid, linked tests exist, each Chinese page has the
+//! structure of the English one, and the README is short.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -8,8 +8,8 @@ mod sources;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Each English page that has a Chinese translation, with that translation. To add a translation, add a line: the
-/// test then compares headings, code and links.
+/// Each English page that has a Chinese translation, with that translation. To add a translation,
+/// add a line. The test then compares headings, code and links.
 const PAIRS: &[(&str, &str)] = &[
     ("README.md", "docs/zh/README.md"),
     ("docs/tutorial.md", "docs/zh/tutorial.md"),
@@ -26,26 +26,26 @@ const PAIRS: &[(&str, &str)] = &[
     ("docs/guide/migrating/etcdctl.md", "docs/zh/migrating/etcdctl.md"),
 ];
 
-/// The most words in the README, as `wc -w` counts them.
+/// Maximum number of words in the README, as `wc -w` counts them.
 const README_WORDS: usize = 1_000;
-/// The most words in a sentence of the README.
+/// Maximum number of words in a sentence of the README.
 const SENTENCE_WORDS: usize = 25;
 
-/// What stands between two headings.
+/// The contents between two headings.
 #[derive(Default)]
 struct Section {
-    /// How deep its heading is; 0 for what stands above the first.
+    /// Level of its heading, or 0 for the contents above the first heading.
     level: usize,
     title: String,
-    /// Code in lines of text, each once.
+    /// Inline code, without duplicates.
     code: BTreeSet<String>,
     links: Vec<Link>,
-    /// Blocks of code, with the word that says of what language.
+    /// Code blocks, each with its language.
     blocks: Vec<String>,
 }
 
 struct Link {
-    /// The last code of its text: `name` of [`name`](path).
+    /// The last inline code of its text, such as `name` of [`name`](path).
     code: Option<String>,
     target: String,
 }
@@ -60,7 +60,7 @@ impl Page {
         let text = std::fs::read_to_string(format!("{ROOT}/{path}"));
         let text = text.unwrap_or_else(|e| panic!("{path}: {e}"));
         let mut sections = vec![Section::default()];
-        // Lines that belong together: code may go on in the next one.
+        // The lines of a paragraph, because inline code may continue on the next line.
         let mut paragraph = String::new();
         let mut block: Option<String> = None;
         for line in text.lines() {
@@ -100,7 +100,8 @@ impl Page {
         self.sections.iter().flat_map(|section| &section.links)
     }
 
-    /// What this link leads to, from the top of the repository; `None` for what is elsewhere.
+    /// Returns the target of this link, relative to the top of the repository. `None` for external
+    /// links.
     fn leads(&self, link: &Link) -> Option<(PathBuf, Option<String>)> {
         if link.target.contains("://") || link.target.starts_with("mailto:") {
             return None;
@@ -124,7 +125,7 @@ impl Page {
         Some((whole, anchor))
     }
 
-    /// The names by which GitHub lets links lead to headings.
+    /// Returns the anchors that GitHub generates for headings.
     fn anchors(&self) -> BTreeSet<String> {
         let mut anchors = BTreeSet::new();
         for section in &self.sections {
@@ -144,7 +145,7 @@ fn level_of(line: &str) -> Option<usize> {
     ((1..=6).contains(&level) && line[level..].starts_with(' ')).then_some(level)
 }
 
-/// Takes code and links out of text.
+/// Extracts inline code and links from text.
 fn read_paragraph(text: &str, section: &mut Section) {
     let mut rest = text;
     let mut last = None;
@@ -169,7 +170,7 @@ fn read_paragraph(text: &str, section: &mut Section) {
     }
 }
 
-/// All pages of the repository.
+/// Returns all pages of the repository.
 fn pages() -> Vec<Page> {
     let mut pages = vec![Page::read("README.md"), Page::read("CHANGELOG.md")];
     let mut folders = ["docs", "clients", "examples"].map(PathBuf::from).to_vec();
@@ -212,9 +213,10 @@ fn every_link_leads_somewhere() {
     assert!(pages.len() > 20 && count > 200, "{count} links in {} pages", pages.len());
 }
 
-/// A link that is called `like_a_function` and leads to a source, leads to that test.
+/// If a link is named like a function and leads to a source file, that file contains a test of that
+/// name.
 #[test]
-fn every_test_that_is_linked_is_there() {
+fn every_linked_test_exists() {
     let sources = sources::all();
     for page in pages() {
         for link in page.links() {
@@ -238,7 +240,7 @@ fn is_function(name: &str) -> bool {
 }
 
 #[test]
-fn chinese_pages_have_the_form_of_the_english_ones() {
+fn chinese_pages_have_the_structure_of_the_english_ones() {
     for &(english, chinese) in PAIRS {
         let (ours, theirs) = (Page::read(english), Page::read(chinese));
         for (i, (one, other)) in ours.sections.iter().zip(&theirs.sections).enumerate() {
@@ -257,7 +259,7 @@ fn chinese_pages_have_the_form_of_the_english_ones() {
 }
 
 impl Section {
-    /// The blocks of code without their comments, which are translated.
+    /// Returns the code blocks without their comments, which are translated.
     fn commands(&self) -> Vec<String> {
         let without = |line: &str| {
             let ends = ["# ", "// "].iter().filter_map(|mark| line.find(mark));
@@ -268,22 +270,22 @@ impl Section {
     }
 }
 
-/// Where a section's links lead, in one language or the other. Which heading is not compared: it has
-/// another name there.
+/// Returns where a section's links lead, in a form that is the same in both languages. Anchors are
+/// not compared, because headings have other names in the translation.
 fn leads(page: &Page, section: &Section) -> BTreeSet<String> {
     let leads = section.links.iter().map(|link| match page.leads(link) {
         None => link.target.clone(),
         Some((path, _)) => {
             let path = path.to_str().unwrap();
             let pair = PAIRS.iter().find(|pair| pair.0 == path || pair.1 == path);
-            // The pages of a pair link to each other, and to other pages as they are written.
+            // The pages of a pair link to each other. Links to other pages are the same in both.
             pair.map_or(path, |pair| pair.0).to_owned()
         }
     });
     leads.collect()
 }
 
-/// So short that it is read.
+/// The README is short enough to be read.
 #[test]
 fn the_readme_is_short() {
     let text = std::fs::read_to_string(format!("{ROOT}/README.md")).unwrap();
@@ -301,7 +303,7 @@ fn the_readme_is_short() {
     }
 }
 
-/// The sentences of the text between headings, tables and blocks of code.
+/// Returns the sentences of the text, without headings, tables and code blocks.
 fn sentences(text: &str) -> Vec<String> {
     let (mut paragraphs, mut is_code) = (vec![String::new()], false);
     for line in text.lines().map(str::trim_start) {

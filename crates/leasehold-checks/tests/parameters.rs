@@ -1,10 +1,11 @@
-//! No store accepts a URL parameter that it does not know.
+//! No store accepts an unknown URL parameter.
 
 use leasehold::ErrorKind;
 
-/// A parameter that is misspelt means something that is not there: a namespace, or TLS.
+// F34
+/// A misspelled parameter would silently have no effect, such as a namespace or TLS.
 #[test]
-fn f34_no_store_takes_a_parameter_that_it_does_not_know() {
+fn stores_reject_unknown_url_parameters() {
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         for url in [
             "memory:?prefx=a",
@@ -15,6 +16,7 @@ fn f34_no_store_takes_a_parameter_that_it_does_not_know() {
             "sqlite:/nowhere/a.db?prefx=a",
             "postgres://127.0.0.1:1/d?sslmod=require",
             "mysql://127.0.0.1:1/d?prefx=a",
+            "http://127.0.0.1:1/?prefx=a",
         ] {
             let error = leasehold::connect(url).await.expect_err(url);
             assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");

@@ -1,11 +1,11 @@
-//! The pages of the stores say which versions of the servers are tested: those that this run's
-//! machine has, and `crates/testbed/newer-servers.sh`.
+//! Checks that the pages of the stores list the tested server versions: those on this machine, and
+//! those that `crates/testbed/newer-servers.sh` installs.
 
 use testbed::{Server, Version};
 
 const STORES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores");
 
-/// The rows `| server | oldest | newest |` of all pages.
+/// Returns the rows `| server | oldest | newest |` of all pages.
 fn rows() -> Vec<[String; 3]> {
     let pages = std::fs::read_dir(STORES).unwrap().map(|page| page.unwrap().path());
     let texts = pages.map(|page| std::fs::read_to_string(page).unwrap());

@@ -1,12 +1,15 @@
 //! `leasehold acquire`: a lock around a section of a shell script.
 //!
-//! A claim belongs to the process that made it, and this process ends before the section begins. So it starts
-//! [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that owns the lock, and
-//! reads its output until the lock is held. It prints the token, and only then writes `stay`. If it is killed before
-//! that, the hold sees the pipe close and releases the lock. So no lock stays held whose token was not printed.
+//! A claim belongs to the process that made it, and this process ends before the section begins.
+//! Therefore it starts [`leasehold hold`](crate::hold) in the background, bound to the
+//! [process](crate::process) that owns the lock. It reads the output of the hold until the lock is
+//! held. It prints the token, and only then writes `stay`. If it is killed before that, the hold
+//! sees the pipe close and releases the lock. Thus a lock whose token was not printed never stays
+//! held.
 //!
-//! The owner may exit, and its pid be reused, before the hold opens it. So once the lock is held, this process checks
-//! that the owner is still the same: then it existed all the time.
+//! The owner may exit, and its pid be reused, before the hold opens a pidfd for it. Therefore, once
+//! the lock is held, this process checks that the owner is still the same process. If so, the owner
+//! existed all the time.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +33,7 @@ use crate::process::Process;
 use crate::progress;
 use crate::take::held_by_these;
 
-/// How often the line about the queue is updated.
+/// Interval between updates of the line about the queue.
 const EACH: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: &AcquireArgs) -> ExitCode {
@@ -69,7 +72,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     };
     let token = outcome(args, lines(BufReader::new(said)))?;
     // A shell that starts the parts of a pipeline has both ends open for a moment. By now it is
-    // clear whether it reads our output.
+    // certain whether the shell reads this process's output.
     let still = whose().and_then(|now| {
         let gone =
             || Failure::system("the lock was released", format!("process {} is gone", process.pid));
@@ -87,7 +90,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     writeln!(order, "{STAY}").map_err(|e| Failure::system("the lock is no longer held", e))
 }
 
-/// The output of the hold, as far as it matters here.
+/// The events of the hold that this command handles.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Said {
@@ -104,7 +107,7 @@ enum Said {
     Other,
 }
 
-/// The place in the queue.
+/// The event about the wait: the queue position and the holders.
 #[derive(Debug, Deserialize)]
 struct Queue {
     ahead: usize,
@@ -121,7 +124,7 @@ struct Held {
 }
 
 impl Queue {
-    /// The line for a person. `age`: the time since it was printed.
+    /// Returns the line for the terminal. `age` is the time since the hold printed the position.
     fn line(&self, name: &str, age: Duration) -> String {
         let by = match &self.holders[..] {
             [] => self.held_by.clone(),
@@ -134,7 +137,8 @@ impl Queue {
     }
 }
 
-/// The lines as they arrive. A thread reads them, so that the time in the line about the queue keeps running.
+/// Parses the hold's lines as they arrive, and returns the channel that receives them. A separate
+/// thread reads them, so that the elapsed time in the line about the queue keeps updating.
 fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
     let (tell, heard) = channel();
     std::thread::spawn(move || {
@@ -145,7 +149,7 @@ fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
     heard
 }
 
-/// Reads until the lock is held, or was not acquired.
+/// Reads the hold's events until the lock is held or the acquisition has failed. Returns the token.
 #[allow(clippy::needless_pass_by_value, reason = "the reader owns its end of the channel")]
 fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
     let events = Events::new(Style::Quiet);
@@ -169,14 +173,14 @@ fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
     }
 }
 
-/// The hold ended, or cannot be reached.
+/// Returns the failure for a hold that ended or cannot be reached.
 fn no_answer() -> Failure {
     let what = "the background process `leasehold hold` ended unexpectedly; the lock is not held";
     Failure::new(SYSTEM, what)
 }
 
-/// The same options for the hold. The store's URL is passed in the environment: it may contain a
-/// password, and all users can read command lines.
+/// Returns the options for the hold, equal to those of this command. The store's URL is passed in
+/// the environment, because it may contain a password and all users can read command lines.
 fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut flag = |set: bool, name: &str| words.extend(set.then(|| name.into()));
@@ -202,14 +206,15 @@ fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     words
 }
 
-/// The hold outlives this process. A pipe of the caller that it inherited would keep the caller's reader
-/// waiting. So it inherits nothing but stdin, stdout and stderr.
+/// Marks all descriptors except stdin, stdout and stderr as close-on-exec. The hold outlives this
+/// process. If it inherited a pipe of the caller, the process that reads that pipe would keep
+/// waiting.
 fn keep_descriptors_to_ourselves() {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|&n| n > 2) {
-        // SAFETY: borrowed for this one call, which does not close it; a number that is not open
-        // any longer (the directory's own) is an error that changes nothing.
+        // SAFETY: The descriptor is borrowed for this one call, which does not close it. A number
+        // that is not open any longer (the directory's own) causes an error that changes nothing.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
@@ -223,24 +228,24 @@ mod tests {
     use crate::args::{Args, Command};
 
     #[test]
-    fn the_hold_is_told_what_we_were_told() {
+    fn acquire_passes_its_options_to_hold() {
         let said = "leasehold acquire --wait 1500ms --max 3 --permits 2 --lease 7s --max-hold 1m \
                     --min-hold 3s --lock-delay 4s --connect-timeout 5s --label=--x -q -E 9 -- -name";
         let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
-            panic!("not acquire");
+            panic!("expected the command acquire");
         };
         let hold = ["leasehold", "hold", "--json", "--pid=1"].map(OsString::from);
         let Command::Hold(told) =
             Args::parse_from(hold.into_iter().chain(words(&said.take, &said.name))).command
         else {
-            panic!("not hold");
+            panic!("expected the command hold");
         };
         assert_eq!(format!("{:?}", told.take), format!("{:?}", said.take));
         assert_eq!(told.name, "-name");
     }
 
     #[test]
-    fn a_person_sees_how_long_it_is_held() {
+    fn waiting_line_shows_how_long_the_lock_is_held() {
         let json = r#"{"time":1.0,"event":"waiting","name":"x","ahead":2,"place":2,"held_by":"x",
             "holders":[{"state":"held","host":"web-1","pid":7,"label":"nightly","token":5,
             "weight":1,"since_seconds":12.0,"remaining_seconds":null}]}"#;

@@ -1,10 +1,10 @@
-//! systemd's socket activation: `LISTEN_PID` says which process the sockets in `LISTEN_FDS` are
+//! systemd's socket activation: `LISTEN_PID` names the process that the sockets in `LISTEN_FDS` are
 //! for.
 //!
-//! CMD inherits them, but it ignores them unless `LISTEN_PID` is its own pid. That is known after
-//! fork only, when the environment is a list that std has made already. So where `LISTEN_PID` is
-//! ours, the child executes CMD with a list of our own, which was made before fork except for the
-//! number.
+//! CMD inherits the sockets, but it ignores them unless `LISTEN_PID` is its own pid. That pid is
+//! known only after fork, when std has already built the list of the environment. So if
+//! `LISTEN_PID` is leasehold's pid, the child executes CMD with another list. That list was made
+//! before fork, except for the pid.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, Write};
@@ -15,31 +15,32 @@ use nix::libc::{self, c_char};
 use nix::unistd::Pid;
 
 const LISTEN_PID: &str = "LISTEN_PID";
-/// The same as an identity of a pidfd, which would still be ours.
+/// The pidfd ID of the process in `LISTEN_PID`. CMD does not get this variable, because it
+/// identifies leasehold.
 const LISTEN_PIDFDID: &str = "LISTEN_PIDFDID";
 const PREFIX: &[u8] = b"LISTEN_PID=";
-/// As many bytes as any pid has digits, and a NUL.
+/// The maximum number of digits of a pid, and a NUL.
 const DIGITS: usize = 11;
 
-/// CMD, to be executed with sockets.
+/// CMD, prepared for an exec with sockets.
 pub(crate) struct Activated {
     program: CString,
     arguments: Vec<*const c_char>,
     environment: Vec<*const c_char>,
-    /// The entry that gets the number.
+    /// The entry `LISTEN_PID=` of the environment, with room for the pid.
     line: Box<[u8]>,
-    /// What the pointers point to.
+    /// The owner of the memory that the pointers point to.
     _strings: Vec<CString>,
 }
 
-// SAFETY: the pointers point into heap memory that this value owns and moves along with it.
+// SAFETY: The pointers point into heap memory that this value owns and that moves along with it.
 unsafe impl Send for Activated {}
-// SAFETY: as above; nothing is changed through a shared reference.
+// SAFETY: See `Send`. Nothing is changed through a shared reference.
 unsafe impl Sync for Activated {}
 
 impl Activated {
-    /// `None` unless this process was given sockets. `more`: what CMD's environment has besides
-    /// ours.
+    /// Prepares the lists. Returns `None` unless this process was given sockets. `more` are the
+    /// variables that CMD gets in addition to leasehold's.
     pub(crate) fn new(command: &[OsString], more: &[(&'static str, String)]) -> Option<Self> {
         let ours = std::env::var(LISTEN_PID).ok()?.parse() == Ok(std::process::id());
         let inherited = std::env::vars_os().filter(|(name, _)| {
@@ -62,13 +63,13 @@ impl Activated {
         ours.then_some(Self { program, arguments, environment, line, _strings: words })
     }
 
-    /// Becomes CMD in this process, or returns why not. Allocates nothing.
+    /// Executes CMD in this process. Returns only if that failed. Allocates nothing.
     pub(crate) fn exec(&mut self, pid: Pid) -> io::Error {
         let mut digits = &mut self.line[PREFIX.len()..];
         if let Err(error) = write!(digits, "{pid}\0") {
             return error;
         }
-        // SAFETY: both lists are of C strings that `self` owns, and end with a null pointer.
+        // SAFETY: Both lists contain C strings that `self` owns, and end with a null pointer.
         unsafe {
             libc::execvpe(
                 self.program.as_ptr(),

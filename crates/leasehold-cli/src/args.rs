@@ -20,7 +20,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use leasehold::Token;
-use leasehold::kit::parse_duration as duration;
+use leasehold::kit::{did_you_mean, parse_duration as duration};
 
 use run::NamesAndCommand;
 pub(crate) use run::{ElectArgs, RunArgs};
@@ -38,7 +38,7 @@ pub(crate) use take::{StoreArgs, TakeArgs};
 pub(crate) struct Args {
     #[command(flatten)]
     store: StoreArgs,
-    /// Report what happens on stderr
+    /// Report events on stderr
     #[arg(short, long, global = true, help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
     /// Print JSON instead of text, where the command supports it
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Events(FollowArgs),
     /// Wait until a lock is free, or held
     Wait(WaitArgs),
-    /// Stop new holders for a while
+    /// Prevent new holders for a while
     #[command(alias = "close")]
     Freeze(FreezeArgs),
     /// Undo `freeze`
@@ -96,6 +96,9 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Check that a store is configured safely
     Doctor(DoctorArgs),
+    /// Serve locks over HTTP
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     /// Break clients and servers and verify the guarantees
     #[cfg(feature = "torture")]
     #[command(alias = "torture")]
@@ -124,6 +127,10 @@ pub(crate) enum Command {
     #[cfg(not(feature = "lab"))]
     #[command(alias = "lab", hide = true, disable_help_flag = true)]
     Demo(Anything),
+    /// Serve locks over HTTP
+    #[cfg(not(feature = "serve"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Serve(Anything),
     /// One process of `stress`
     #[cfg(feature = "torture")]
     #[command(name = leasehold_torture::WORKER, hide = true)]
@@ -137,7 +144,7 @@ pub(crate) enum Command {
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Take locks", &["run", "elect", "acquire", "release"]),
     ("Inspect", &["ls", "show", "top", "events", "wait"]),
-    ("Operate", &["freeze", "unfreeze", "evict", "verify", "doctor"]),
+    ("Operate", &["freeze", "unfreeze", "evict", "verify", "doctor", "serve"]),
     ("Test your setup", &["stress", "demo"]),
 ];
 
@@ -165,7 +172,8 @@ fn parse_from(words: Vec<OsString>) -> Result<Args, clap::Error> {
 }
 
 fn matched(words: &[OsString]) -> Result<Args, clap::Error> {
-    Args::from_arg_matches(&command().try_get_matches_from(words).map_err(advised)?)
+    let matches = command().try_get_matches_from(words).map_err(|error| advised(error, words))?;
+    Args::from_arg_matches(&matches)
 }
 
 /// Splits NAME and CMD. Options between the two are leasehold's: then everything is parsed again
@@ -193,7 +201,7 @@ fn split<T: NamesAndCommand>(
     }
 }
 
-/// An error with the usage of this subcommand.
+/// Returns an error that prints this subcommand's usage.
 fn usage_error(subcommand: &str, kind: ErrorKind, message: &str) -> clap::Error {
     let mut all = command();
     all.build();
@@ -203,19 +211,52 @@ fn usage_error(subcommand: &str, kind: ErrorKind, message: &str) -> clap::Error 
     }
 }
 
-/// Adds what flock's users need: leasehold has no -c.
-fn advised(error: clap::Error) -> clap::Error {
+/// Adds to the error for an unknown option what the user probably meant. clap suggests longer words only, and
+/// `flock` has a -c.
+fn advised(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
-    match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(arg))
-            if error.kind() == ErrorKind::UnknownArgument && arg == "-c" =>
-        {
-            let message = "unexpected argument '-c' found\n\n  \
-                           tip: leasehold starts no shell: leasehold run NAME sh -c '...'";
-            usage_error("run", ErrorKind::UnknownArgument, message)
-        }
-        _ => error,
+    forget_hidden(&mut error);
+    let Some(ContextValue::String(unknown)) =
+        error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument)
+    else {
+        return error;
+    };
+    if unknown == "-c" {
+        let message = "unexpected argument '-c' found\n\n  \
+                       tip: leasehold starts no shell: leasehold run NAME sh -c '...'";
+        return usage_error("run", ErrorKind::UnknownArgument, message);
     }
+    if error.get(ContextKind::SuggestedArg).is_none()
+        && let Some(option) = similar_option(unknown, words)
+    {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(option));
+    }
+    error
+}
+
+/// Removes hidden subcommands from the suggestions of the error.
+fn forget_hidden(error: &mut clap::Error) {
+    use clap::error::{ContextKind, ContextValue};
+    let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
+        return;
+    };
+    let all = command();
+    let is_shown = |name: &String| all.find_subcommand(name).is_some_and(|c| !c.is_hide_set());
+    let shown: Vec<String> = similar.iter().filter(|name| is_shown(name)).cloned().collect();
+    match shown.is_empty() {
+        true => error.remove(ContextKind::SuggestedSubcommand),
+        false => error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(shown)),
+    };
+}
+
+/// The option of the subcommand that `unknown` most likely misspells.
+fn similar_option(unknown: &str, words: &[OsString]) -> Option<String> {
+    let unknown = unknown.strip_prefix("--")?;
+    let all = command();
+    let subcommand = words.iter().skip(1).find_map(|word| all.find_subcommand(word))?;
+    let options = subcommand.get_arguments().filter(|option| !option.is_hide_set());
+    let option = did_you_mean(unknown, options.filter_map(clap::Arg::get_long))?;
+    Some(format!("--{option}"))
 }
 
 /// The command line with its help.
@@ -318,7 +359,7 @@ pub(crate) struct Anything {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Nothing is connected to: --store only selects the SQL dialect.")]
+#[command(after_help = "leasehold does not connect: --store only selects the SQL dialect.")]
 pub(crate) struct SchemaArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -398,8 +439,8 @@ exact, it is the nearest ancestor that reads this command's stdout and is in the
 pipeline, with a redirection, or over ssh there is no such process. The command then fails with 2
 and takes no lock. Pass --pid $$ to make the script the owner.
 
-Nothing stops the script if the lock is lost on a store with leases. `release` then exits with 74.
-Use `leasehold run` for a script that has to be stopped.
+leasehold does not stop the script if the lock is lost. `release` then exits with 74. Use
+`leasehold run` for a script that has to be stopped.
 
 Exit status: as for `leasehold run`";
 
@@ -418,7 +459,7 @@ pub(crate) struct HoldArgs {
         help_heading = heading::LEASE,
     )]
     pub(crate) pid: Option<i32>,
-    /// Release the lock when this process exits, too, even if its forks live
+    /// Also release the lock when this process exits, even if its forks live on
     #[arg(
         long,
         value_name = "PID",
@@ -470,7 +511,7 @@ so they do not show that your program is gone.
 With --pid the lock is released when that process exits, whether or not stdout is read, and by
 `leasehold release --token`. After `stay` was written to stdin, stdin may be closed.
 
-Nothing stops the caller if the lock is lost: it has to read the output.
+leasehold does not stop the caller if the lock is lost: the caller has to read the output.
 
 Exit status: as for `leasehold run`; 74 if the lock was lost";
 
@@ -526,7 +567,7 @@ Exit status:
 pub(crate) struct FreezeArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// How long new holders are stopped (30m, 8h, 2days; at most a year)
+    /// How long to freeze the lock (30m, 8h, 2days; at most a year)
     #[arg(long = "for", value_name = "DUR", value_parser = duration)]
     time: Duration,
     /// Reason, shown to anyone who tries to take the lock
@@ -595,7 +636,7 @@ const UNFREEZE_HELP: &str = "\
 Cooldowns of jobs (--min-hold, --once-per) are not affected: see `leasehold evict`.
 
 Exit status:
-   0  the lock was frozen and is not any longer
+   0  the freeze has ended
    1  the lock is not frozen
    2, 69  as for `leasehold run`";
 
@@ -630,11 +671,54 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
+#[cfg(feature = "serve")]
+#[derive(Debug, clap::Args)]
+#[command(after_help = SERVE_HELP)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// HOST:PORT or unix:PATH [default: $XDG_RUNTIME_DIR/leasehold.sock]
+    ///
+    /// Can be given several times. Requests over TCP need tokens. The service also uses the sockets that a
+    /// systemd socket unit passes to it.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Vec<String>,
+    /// File with the identities that may use the service
+    ///
+    /// The file contains only hashes of the tokens. It is read again when it changes, and on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<std::path::PathBuf>,
+    /// Accept every request from this machine over TCP, for tests
+    #[arg(long, conflicts_with = "tokens")]
+    pub(crate) no_auth: bool,
+    /// Time for clients to finish after SIGTERM
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration)]
+    pub(crate) drain: Duration,
+    /// Log JSON lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "serve")]
+const SERVE_HELP: &str = "\
+Through a Unix socket, processes of the same user need no token. With --verbose, every request is
+logged. Several servers can share one store, unless it is file:, memory: or zookeeper:.
+
+A shell holds a lock for as long as curl runs:
+  curl -sN --unix-socket \"$XDG_RUNTIME_DIR/leasehold.sock\" \\
+    -X POST http://localhost/v1/locks/NAME/hold
+
+Exit status:
+   0  SIGTERM or SIGINT, after draining
+   2  usage error, or an invalid token file
+  69  the store is unreachable
+  71  the address cannot be used";
+
 const DOCTOR_HELP: &str = "\
 `doctor` changes no setting. In a database it creates leasehold's tables if they are missing.
 
 Exit status:
-   0  the store keeps all the guarantees of its kind
+   0  no guarantee is broken
    1  a guarantee is broken, or the store rejects this configuration
    2  usage error
   69  the store is unreachable: the answer is unknown";
@@ -710,7 +794,7 @@ pub(crate) struct TopArgs {
 #[cfg(feature = "top")]
 const TOP_HELP: &str = "\
 The longest hold comes first; press s to sort by the longest wait. Enter shows the queue of a lock.
-There, e evicts a holder after a question. ? lists all keys. Each poll is one request. The slots of
+There, e evicts a holder after confirmation. ? lists all keys. Each poll is one request. The slots of
 a semaphore (NAME/slot/1, ...) are not listed.
 
 NO_COLOR turns colors off. The terminal has to understand ANSI sequences.
@@ -768,8 +852,8 @@ const SHOW_HELP: &str = "\
 States:
   held      it holds the lock
   waiting   it is in the queue
-  departed  the holder is gone and the lock is in a cooldown (--min-hold, --once-per, --lock-delay,
-            `freeze`)
+  cooldown  the holder is gone, but the lock stays taken for a while (--min-hold, --once-per,
+            --lock-delay, `freeze`)
 
 Exit status:
    0  the lock is held, waited for, or in a cooldown
@@ -779,10 +863,10 @@ Exit status:
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchdogArgs {
-    /// Milliseconds between SIGTERM and SIGKILL once leasehold is gone
+    /// Milliseconds between SIGTERM and SIGKILL after leasehold was killed
     #[arg(long, value_name = "MS")]
     pub(crate) grace: u64,
-    /// The mark of the processes that belong to the command
+    /// Marker that identifies the command's processes
     #[arg(long, value_name = "MARK")]
     pub(crate) run: Option<crate::mark::Mark>,
 }

@@ -1,23 +1,23 @@
 //! The clock that this process and its watchdog share: CLOCK_BOOTTIME in nanoseconds.
 //!
-//! It counts while the machine sleeps, nobody can set it, and every process reads the same one,
-//! so a deadline can be told to another process as a number.
+//! It continues while the machine sleeps, it cannot be set, and all processes read the same one. So
+//! a deadline can be sent to another process as a number.
 
 use std::time::Duration;
 
 use leasehold::Clock;
 
-/// Now, in nanoseconds since the machine was switched on.
+/// Returns the current time in nanoseconds since the machine was booted.
 pub(crate) fn now() -> u64 {
     Clock::default().now().as_nanos()
 }
 
-/// The moment that is `d` away, or `None` if that is never.
+/// Returns the moment `d` from now, or `None` if it is out of range.
 pub(crate) fn after(d: Duration) -> Option<u64> {
     now().checked_add(u64::try_from(d.as_nanos()).ok()?)
 }
 
-/// What is left until `moment`.
+/// Returns the time left until `moment`.
 pub(crate) fn until(moment: u64) -> Duration {
     Duration::from_nanos(moment.saturating_sub(now()))
 }

@@ -1,23 +1,26 @@
-//! CMD: started directly, in a process group of its own, and watched for how it stops and ends.
+//! CMD: started directly, in a process group of its own, and watched until it stops or ends.
 //!
-//! Between fork and exec the child itself does what must be true before CMD's first instruction:
-//! - it looks at the clock: whoever was stopped between the grant and here, for longer than the
-//!   lease, must not start CMD beside the next holder. It looks last of all, after it has told the
-//!   watchdog its group; what is stopped after that look is killed by the watchdog at the deadline;
-//! - it tells the [watchdog](crate::watchdog) its group, through the pipe: there is no moment at
-//!   which CMD runs unwatched, even if leasehold is killed right after the fork;
-//! - it makes itself the terminal's foreground group ([`crate::terminal`]);
-//! - it keeps the store's lifeline open over exec, if CMD is to keep the lock alive;
-//! - it gets its own pid in [`LISTEN_PID`](crate::activation), if we had ours there;
-//! - it takes back the [priority](crate::priority) that we were started with;
-//! - it puts SIGPIPE back to what [we were given](crate::inherited). (Until then it is ignored: a
-//!   watchdog that was killed is an error to be told, and no death.)
+//! Between fork and exec the child itself does what must have happened before CMD's first
+//! instruction:
+//! - It checks the clock. A process that was paused for longer than the lease after the grant must
+//!   not start CMD alongside the next holder. The last check comes after everything else, including
+//!   the message to the watchdog. If the child is paused after that check, the watchdog kills it at
+//!   the deadline.
+//! - It sends its group to the [watchdog](crate::watchdog) through the pipe. So CMD never runs
+//!   unwatched, even if leasehold is killed right after the fork.
+//! - It makes itself the terminal's foreground group ([`crate::terminal`]).
+//! - It keeps the store's lifeline open across exec, if CMD is to keep the lock alive.
+//! - It sets its own pid in [`LISTEN_PID`](crate::activation), if leasehold's pid was there.
+//! - It restores the [priority](crate::priority) that leasehold was started with.
+//! - It restores the [original](crate::inherited) disposition of SIGPIPE. Until then the signal is
+//!   ignored, so that writing to a killed watchdog is an error that can be reported and does not
+//!   end the child.
 //!
-//! CMD is found as a shell finds it, on PATH; its arguments are handed on one by one. stdin, stdout
-//! and stderr are not touched.
+//! CMD is found on PATH, as in a shell. Its arguments are passed on one by one. stdin, stdout and
+//! stderr are not changed.
 //!
-//! The end is first *seen* (WNOWAIT) and only *reaped* when nothing may signal the group any more:
-//! until then the kernel cannot give its number to anybody else.
+//! The end of CMD is first *observed* (WNOWAIT). CMD is *reaped* only when leasehold and the
+//! watchdog no longer signal the group, because the kernel can reuse its number after that.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -36,40 +39,40 @@ use crate::activation::Activated;
 use crate::exit::{self, Failure, NOT_EXECUTABLE, NOT_FOUND};
 use crate::{boottime, inherited, priority, signals, terminal};
 
-/// CMD, running.
+/// The running CMD.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
     group: Pid,
 }
 
-/// What happened to CMD.
+/// A change of CMD's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has ended, and waits to be reaped.
+    /// CMD has ended and has not been reaped.
     Ended,
-    /// It was stopped by this signal.
+    /// This signal stopped CMD.
     Stopped(i32),
 }
 
-/// What CMD is started with besides its arguments.
+/// The environment, the descriptors and the deadline with which CMD is started.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
-    /// What it finds in its environment besides what we found in ours.
+    /// Variables in addition to leasehold's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) watchdog: PipeWriter,
     pub(crate) tty: Option<File>,
     pub(crate) lifeline: Option<OwnedFd>,
-    /// Until when it may be started, by the [boot clock](boottime).
+    /// The latest moment to start CMD, in [boot-clock](boottime) nanoseconds.
     pub(crate) deadline: Option<u64>,
 }
 
-/// Why CMD was not started.
+/// The reason why CMD was not started.
 #[derive(Debug)]
 pub(crate) enum NotStarted {
-    /// The watchdog is not there to be told of it.
+    /// The watchdog is dead, so it could not be notified of CMD's group.
     Unwatched,
-    /// It would have begun after its deadline.
+    /// The deadline had passed.
     TooLate,
     Failed(Failure),
 }
@@ -103,10 +106,11 @@ impl Child {
             check_in_time(deadline)?;
             activated.as_mut().map_or(Ok(()), |activated| Err(activated.exec(group)))
         };
-        // SAFETY: runs in the forked child before exec, where only async-signal-safe calls are
-        // allowed: `prepare` makes system calls (getpid, write, sigaction, sigprocmask, tcsetpgrp,
-        // fcntl, clock_gettime, setpriority, execve) on descriptors that it owns and formats a number into a
-        // buffer on its stack; it takes no lock and allocates nothing.
+        // SAFETY: The closure runs in the forked child before exec, where only async-signal-safe
+        // calls are allowed. `prepare` makes only system calls (getpid, write, sigaction,
+        // sigprocmask, tcsetpgrp, fcntl, clock_gettime, setpriority, execve) on descriptors that it
+        // owns. It formats a number into a buffer on its stack. It takes no lock and allocates
+        // nothing.
         unsafe { cmd.pre_exec(prepare) };
         let process = cmd.spawn().map_err(|e| not_started(program, &e))?;
         let group = Pid::from_raw(i32::try_from(process.id()).unwrap_or(i32::MAX));
@@ -117,7 +121,7 @@ impl Child {
         self.group
     }
 
-    /// What has happened since the last call; asked for after each SIGCHLD.
+    /// Returns what has happened to CMD since the last call. Call this after each SIGCHLD.
     pub(crate) fn change(&self) -> Option<Change> {
         let id = || rustix::process::Pid::from_raw(self.group.as_raw()).map(WaitId::Pid);
         let seen = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -129,19 +133,20 @@ impl Child {
         stopped.stopping_signal().map(Change::Stopped)
     }
 
-    /// Passes a signal on to CMD's whole group.
+    /// Forwards a signal to CMD's whole group.
     pub(crate) fn send(&self, signal: i32) {
-        // What became another user's gets no signals of ours.
+        // If CMD runs as another user, it does not get leasehold's signals.
         let _ = signals::send(self.group, signal);
     }
 
-    /// How it ended. From here on the group must not be signalled any more.
+    /// Reaps CMD and returns how it ended. After this call the group must not be signaled.
     pub(crate) fn reap(mut self) -> io::Result<ExitStatus> {
         self.process.wait()
     }
 }
 
-/// What tells our own refusal from those of the system; no exec fails so.
+/// The error of a missed deadline. No exec fails with this number, so it cannot be confused with an
+/// error of the system.
 const TOO_LATE: Errno = Errno::ETIME;
 
 fn check_in_time(deadline: Option<u64>) -> io::Result<()> {
@@ -160,12 +165,12 @@ fn tell_group(watchdog: &mut PipeWriter, group: Pid) -> io::Result<()> {
     watchdog.write_all(&line[..line.len() - unused])
 }
 
-/// A second descriptor of the store's lifeline, out of the way of what a shell script numbers its
-/// own; closed by exec until the child says otherwise.
+/// Returns a second descriptor of the store's lifeline. Its number is high, so that it does not
+/// collide with the descriptors of a shell script. exec closes it unless the child changes that.
 pub(crate) fn own_lifeline(lifeline: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let number = fcntl(lifeline, FcntlArg::F_DUPFD_CLOEXEC(100))
         .or_else(|_| fcntl(lifeline, FcntlArg::F_DUPFD_CLOEXEC(10)))?;
-    // SAFETY: fcntl has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: fcntl has just created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -177,7 +182,7 @@ fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> NotStarted {
     }
 }
 
-/// Why a program cannot be run.
+/// Returns why a program cannot be executed.
 pub(crate) fn cannot_be_run(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
     match error.kind() {
         ErrorKind::NotFound => {
@@ -213,8 +218,9 @@ mod tests {
         ["touch".into(), path.into()]
     }
 
+    // F28
     #[test]
-    fn f28_nothing_is_run_after_its_deadline() {
+    fn command_does_not_start_after_its_deadline() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ran");
         let (_watchdog, around) = surroundings(Some(boottime::now()));
@@ -227,8 +233,9 @@ mod tests {
         assert!(path.exists());
     }
 
+    // F29
     #[test]
-    fn f29_nothing_is_run_without_its_watchdog() {
+    fn command_does_not_start_without_its_watchdog() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ran");
         let (watchdog, around) = surroundings(None);

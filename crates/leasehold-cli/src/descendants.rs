@@ -1,37 +1,40 @@
-//! The processes of a command, wherever they have gone: found, asked to end, and killed.
+//! Finds, terminates and kills the processes of a command, whichever process group they are in.
 //!
-//! CMD's process group is not all of it: `timeout`, `setsid`, `su -c`, GNU parallel and a shell's
-//! `set -m` give what they start another group or session, and parents end before their children
-//! do.
+//! CMD's process group does not contain all of them. `timeout`, `setsid`, `su -c`, GNU parallel and
+//! a shell's `set -m` put what they start into another group or session. Parents may also end
+//! before their children do.
 //!
 //! # Which processes are found
-//! leasehold is a child subreaper: an orphan among CMD's descendants becomes leasehold's child. So
-//! as long as leasehold lives, be it paused, all of them are below it. These belong to the command,
-//! with all that is below them:
+//! leasehold is a child subreaper, so an orphan among CMD's descendants becomes leasehold's child.
+//! While leasehold lives, even if it is paused, all of them are its descendants. The following
+//! processes belong to the command, with all their descendants:
 //! - the members of CMD's group;
-//! - the children of leasehold, if it had none when it started CMD and is not the first process of
-//!   its PID namespace. If it had, or is, orphans of other programs may be among them: then those
-//!   with our [mark](crate::mark) in their environment;
-//! - after leasehold's death: every process with our mark;
-//! - whatever was seen to belong before, by pid and start time.
+//! - the children of leasehold, if it had no children when it started CMD and is not the first
+//!   process of its PID namespace. Otherwise orphans of other programs may be among its children,
+//!   and only children with its [mark](crate::mark) in their environment belong to the command;
+//! - after leasehold's death, every process with its mark;
+//! - every process that was found to belong to the command before, identified by pid and start
+//!   time.
 //!
-//! What leasehold itself started (the watchdog, `--on-lost`) and whatever was started with
-//! `LEASEHOLD_RUN=detached` does not belong, nor does a `leasehold hold`: it does no work, and
-//! releases when its program ends.
+//! Processes that leasehold itself started (the watchdog, `--on-lost`) do not belong to the
+//! command, nor do processes started with `LEASEHOLD_RUN=detached`. A `leasehold hold` does not
+//! belong to it either, because it does no work and releases its lock when its program ends.
 //!
-//! # Why none is missed, and no other process is hit
-//! - *Forks.* A process may fork while we read /proc. Its parent is killed then, and a
-//!   dead process cannot fork. So we look again until a look finds no live process. Each orphan is a child
-//!   of leasehold or has the mark.
+//! # Why no process is missed, and no other process is signaled
+//! - *Forks.* A process may fork while /proc is read. Its parent is killed then, and a dead process
+//!   cannot fork. Therefore the scan is repeated until it finds no live process. Each orphan is a
+//!   child of leasehold or has the mark.
 //! - *Reused pids.* A signal is sent through a pidfd that was opened before the start time was
-//!   compared. So it reaches the process that was seen, or none.
-//! - *A dead group.* Once a look found no member of CMD's group, its number may be given to another
-//!   one, and is not used again.
+//!   compared. So it reaches the process that was found, or none.
+//! - *A dead group.* Once a scan found no member of CMD's group, its number may be reused, so it is
+//!   not used again.
 //!
-//! Where /proc is of another PID namespace, its numbers are of other processes: then only the group
-//! is signalled. Not found after leasehold's own death: an orphan that cleared its environment. Not
-//! ended: another user's process, and one that the kernel cannot end, such as one that waits for a
-//! file server. Both are named.
+//! If /proc belongs to another PID namespace, its numbers denote other processes. Then only the
+//! group is signaled.
+//!
+//! After leasehold's own death, an orphan that cleared its environment is not found. Two kinds of
+//! processes cannot be ended and are named in the message. They run as another user, or the kernel
+//! cannot end them, for example because they wait for a file server.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -47,27 +50,27 @@ use crate::mark::{DETACHED, Mark, RUN};
 use crate::proc::{self, Stat};
 use crate::signals;
 
-/// The name of a watchdog's process.
+/// The name of a watchdog process.
 pub(crate) const WATCHDOG: &CStr = c"lh-watchdog";
-/// The first and the longest pause between two looks.
+/// The first and the longest pause between two scans.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
 /// The processes of one command.
 #[derive(Debug)]
 pub(crate) struct Descendants {
-    /// Without one, only the group and what is below it is found.
+    /// The mark of the run. Without a mark, only the group and its descendants are found.
     mark: Option<Mark>,
-    /// CMD's, until it was seen empty.
+    /// CMD's group, until a scan found it empty.
     group: Option<i32>,
-    /// Start times by pid.
+    /// Start times by pid of the processes that the last scan found.
     known: HashMap<i32, u64>,
-    /// Whether leasehold is dead or dying.
+    /// Whether leasehold is dead or about to exit.
     is_orphaned: bool,
-    /// Children of leasehold that are not CMD's, by pid and start time.
+    /// Children of leasehold that do not belong to CMD, by pid and start time.
     spared: Vec<(i32, u64)>,
 }
 
-/// Processes that could not be ended, in words.
+/// The processes that could not be ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Survivors(Vec<(i32, String)>);
 
@@ -77,18 +80,19 @@ impl Descendants {
         Self { mark, group, known: HashMap::new(), is_orphaned: false, spared: Vec::new() }
     }
 
-    /// Those of a leasehold that has closed its files, and so runs no more. It may still be seen: as
-    /// long as its parent does not wait for it, or before its children have another parent.
+    /// Creates the set for a leasehold that has closed its files, and therefore no longer runs. It
+    /// may still be visible in /proc until its parent waits for it, or its children may not have
+    /// been given another parent yet.
     pub(crate) fn orphaned(mark: Option<Mark>, group: Pid) -> Self {
         Self { is_orphaned: true, ..Self::new(mark, group) }
     }
 
-    /// This child of leasehold, which has just been started, is not CMD's.
+    /// Excludes a child of leasehold that was just started and does not belong to CMD.
     pub(crate) fn spare(&mut self, pid: i32) {
         self.spared.extend(Stat::of(pid).map(|stat| (pid, stat.started())));
     }
 
-    /// Whether any is alive.
+    /// Returns whether a process of the command is alive.
     pub(crate) fn is_any_left(&mut self) -> bool {
         match proc::is_ours() {
             true => !self.look().is_empty(),
@@ -96,7 +100,7 @@ impl Descendants {
         }
     }
 
-    /// Those that are alive now.
+    /// Scans /proc and returns the live processes of the command.
     fn look(&mut self) -> Vec<Stat> {
         if !proc::is_ours() {
             return Vec::new();
@@ -129,14 +133,15 @@ impl Descendants {
         members
     }
 
-    /// Whether it belongs to the command without an ancestor that does. `is_led`: leasehold may have
-    /// children.
+    /// Returns whether a process belongs to the command regardless of its ancestors. `is_led` is
+    /// whether leasehold exists, so that it may have children.
     fn is_root(&self, stat: &Stat, is_led: bool) -> bool {
         let is_marked = |m: Mark| {
             stat.started() >= m.started
                 && proc::variable(stat.pid(), RUN).is_some_and(|value| m.is_in(&value))
         };
-        // What leasehold has forked to be its watchdog or --on-lost, and not executed yet.
+        // leasehold has forked this process for its watchdog or --on-lost, and this process has not
+        // called exec yet.
         let is_fork = |m: Mark| proc::words(stat.pid()) == proc::words(m.pid);
         Some(stat.group()) == self.group
             || self.known.get(&stat.pid()) == Some(&stat.started())
@@ -146,7 +151,7 @@ impl Descendants {
             })
     }
 
-    /// Whether those that the last look found are all gone.
+    /// Returns whether all processes that the last scan found are gone.
     pub(crate) fn is_over(&self) -> bool {
         let is_there = |(pid, started): (&i32, &u64)| {
             Stat::of(*pid).is_some_and(|s| s.started() == *started && s.is_alive())
@@ -154,8 +159,9 @@ impl Descendants {
         !self.known.iter().any(is_there)
     }
 
-    /// Sends SIGTERM to those outside CMD's group, and SIGCONT so that stopped ones get to it.
-    /// Those below another leasehold are left to it: it forwards the signal.
+    /// Sends SIGTERM to the processes outside CMD's group, and SIGCONT so that stopped processes
+    /// handle it. Processes started by a nested leasehold are skipped, because that leasehold
+    /// forwards the signal.
     pub(crate) fn terminate(&mut self) {
         for stat in self.look() {
             let value = proc::variable(stat.pid(), RUN).unwrap_or_default();
@@ -167,7 +173,8 @@ impl Descendants {
         }
     }
 
-    /// Sends SIGKILL to all that a look finds. Returns how many got it, and those that did not.
+    /// Sends SIGKILL to all processes that a scan finds. Returns how many received it, and the
+    /// processes that could not be signaled.
     pub(crate) fn kill(&mut self) -> (usize, Survivors) {
         if let Some(group) = self.group.filter(|_| !proc::is_ours()) {
             let _ = signals::send(Pid::from_raw(group), nix::libc::SIGKILL);
@@ -184,8 +191,8 @@ impl Descendants {
         (killed, survivors)
     }
 
-    /// Kills until none is left, or only those that may not be killed, for at most this time.
-    /// Returns what is left.
+    /// Kills the command's processes until none remains, only processes that cannot be signaled
+    /// remain, or `limit` has passed. Returns the remaining processes.
     pub(crate) fn kill_all(&mut self, limit: Duration) -> Survivors {
         let end = Instant::now() + limit;
         let [mut pause, longest] = PAUSES;
@@ -216,7 +223,7 @@ impl Survivors {
 }
 
 impl fmt::Display for Survivors {
-    /// In one line, and not a long one.
+    /// Writes one line that names only the first processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMED: usize = 5;
         let named = self.0.iter().take(NAMED);
@@ -230,7 +237,8 @@ impl fmt::Display for Survivors {
     }
 }
 
-/// Whether it was started so that it outlives the command, or belongs to a leasehold.
+/// Returns whether a process was started so that it outlives the command, or belongs to leasehold
+/// itself.
 fn is_detached(stat: &Stat) -> bool {
     let pid = stat.pid();
     let is_hold = || {
@@ -238,7 +246,8 @@ fn is_detached(stat: &Stat) -> bool {
         let program = words.first().map(|word| word.rsplit('/').next().unwrap_or_default());
         program == Some("leasehold") && words.get(1).is_some_and(|word| word == "hold")
     };
-    // Its environment cannot be read where the binary is not readable.
+    // The name is needed because the environment of a process is unreadable if its binary is not
+    // readable.
     WATCHDOG.to_str() == Ok(stat.name())
         || proc::variable(pid, RUN).is_some_and(|value| value == DETACHED)
         || is_hold()
@@ -250,7 +259,7 @@ enum Sent {
     Refused,
 }
 
-/// Sends it to this very process.
+/// Sends the signal to exactly this process, never to one that reused its pid.
 fn send(stat: &Stat, signal: Signal) -> Sent {
     match signal_through_pidfd(stat, signal) {
         Ok(()) => Sent::Yes,
@@ -263,10 +272,11 @@ fn signal_through_pidfd(stat: &Stat, signal: Signal) -> rustix::io::Result<()> {
     let pid = rustix::process::Pid::from_raw(stat.pid()).ok_or(Errno::SRCH)?;
     let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
         Err(Errno::SRCH) => return Err(Errno::SRCH),
-        // A sandbox or an old kernel has no pidfd.
+        // In a sandbox or on an old kernel there may be no pidfd.
         pidfd => pidfd.ok(),
     };
-    // The pidfd is of the process that has the pid now: the same one, if it has the same start.
+    // The pidfd refers to the process that has the pid now. That is the process in `stat` if the
+    // start times are equal.
     if Stat::of(stat.pid()).is_none_or(|now| now.started() != stat.started()) {
         return Err(Errno::SRCH);
     }
@@ -283,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// `sh -c script` in a group of its own, with this mark.
+    /// Starts `sh -c script` in a process group of its own, with this mark.
     fn command(script: &str, mark: &str) -> Child {
         let mut command = Command::new("sh");
         command.args(["-c", script]).env(RUN, mark).process_group(0).stdout(Stdio::piped());
@@ -294,7 +304,7 @@ mod tests {
         Pid::from_raw(child.id() as i32)
     }
 
-    /// What is printed before all is started.
+    /// Reads the line that the script prints once everything is started.
     fn read_line(child: &mut Child) -> String {
         let mut line = String::new();
         let out = child.stdout.take().unwrap();
@@ -303,8 +313,9 @@ mod tests {
     }
 
     #[test]
-    fn what_left_the_group_and_is_an_orphan_is_killed_by_its_mark() {
-        // As after the death of leasehold: no process has this pid and start.
+    fn orphan_outside_the_group_is_found_by_its_mark() {
+        // This simulates the state after leasehold's death, because no process has this pid and
+        // start time.
         let mark: Mark = format!("{}-0-{}-0-1", i32::MAX, crate::boottime::now()).parse().unwrap();
         let script = "(setsid sh -c 'echo $$; exec sleep 1000' &)";
         let mut child = command(script, &mark.to_string());
@@ -317,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_detached_and_what_has_another_mark_is_spared() {
+    fn detached_and_differently_marked_processes_are_spared() {
         let mark: Mark = format!("{}-0-{}-0-1", i32::MAX, crate::boottime::now()).parse().unwrap();
         let script = format!("LEASEHOLD_RUN={DETACHED} setsid sleep 1000 & echo $!; wait");
         let mut child = command(&script, &mark.to_string());

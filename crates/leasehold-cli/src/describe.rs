@@ -1,6 +1,7 @@
 //! `leasehold completions` and `leasehold man`.
 //!
-//! Both are generated from the command line's [definition](crate::args), so they always match this version.
+//! Both are generated from the command line's [definition](crate::args), so they always match this
+//! version.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ pub(crate) fn man(args: &ManArgs) -> ExitCode {
         (None, None) => page(seen()),
         (None, Some(name)) => {
             let mut command = seen();
-            // Gives the subcommands their full names.
+            // This gives the subcommands their full names.
             command.build();
             match command.find_subcommand(name) {
                 Some(found) => page(found.clone()),
@@ -46,7 +47,7 @@ fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {
     made.map(|()| text).map_err(|e| Failure::system("cannot render the page", e))
 }
 
-/// The command line without hidden commands.
+/// Returns the definition of the command line without hidden commands.
 pub(crate) fn seen() -> clap::Command {
     let all = args::command();
     let bare = clap::Command::new("leasehold")

@@ -1,8 +1,8 @@
-//! `leasehold doctor`: what a store guarantees with its present configuration, what breaks the guarantees, and how to
-//! fix it.
+//! `leasehold doctor`: what a store guarantees with its present configuration, what breaks the
+//! guarantees, and how to fix it.
 //!
-//! The library diagnoses each store; this module prints the findings. A store that rejects its configuration is a
-//! finding as well.
+//! The library diagnoses each store, and this module prints the findings. A store that rejects its
+//! configuration is a finding as well.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -14,12 +14,12 @@ use leasehold::{Error, ErrorKind};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::drive::drive;
+use crate::block_on::block_on;
 use crate::exit::{self, Failure};
 use crate::table::{aligned, clean};
 
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
-    match drive(examine(args)) {
+    match block_on(examine(args)) {
         Ok(seen) => {
             let text = if args.json { seen.json() } else { seen.text() };
             // A closed stdout is not a failure.
@@ -30,7 +30,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     }
 }
 
-/// What was found out about a store.
+/// The diagnosis of a store.
 struct Seen {
     store: Option<String>,
     guarantees: Option<Guarantees>,
@@ -64,10 +64,13 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
 
 fn is_known(scheme: &str) -> bool {
     leasehold::BUILT_IN.contains(&scheme)
-        || matches!(scheme, "postgresql" | "mariadb" | "rediss" | "redlocks")
+        || matches!(
+            scheme,
+            "postgresql" | "mariadb" | "rediss" | "redlocks" | "https" | "http+unix"
+        )
 }
 
-/// Whether the store itself returned the error: it is reachable.
+/// Returns whether the store itself returned the error, which means that it is reachable.
 fn is_refusal(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed | ErrorKind::Timeout)
 }
@@ -76,7 +79,7 @@ fn refused(error: &Error) -> Finding {
     Finding::broken(
         "refused",
         error.reason(),
-        "leasehold cannot keep locks in this store as it is",
+        "this store cannot keep locks with its current configuration",
         error.hint().unwrap_or_default().to_owned(),
     )
 }

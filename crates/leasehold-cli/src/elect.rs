@@ -1,27 +1,28 @@
 //! `leasehold elect`: keeps CMD running on one of many machines.
 //!
-//! A term is a [`run`](crate::run): the candidate waits in the queue, runs CMD while it holds the lock, and releases.
-//! Then it rejoins the queue, whatever ended the term: CMD exited, the lock was lost, or the store is unreachable. It
-//! ends on SIGINT, SIGQUIT and SIGTERM, and if another term would fail in the same way: CMD does not exist, or the
-//! options are invalid.
+//! A term is a [`run`](crate::run): the candidate waits in the queue, runs CMD while it holds the
+//! lock, and releases. Then it rejoins the queue, whatever ended the term. CMD may have exited, the
+//! lock may have been lost, or the store may be unreachable. The candidate ends on SIGINT, SIGQUIT
+//! and SIGTERM. It also ends if another term would fail in the same way, because CMD does not exist
+//! or the options are invalid.
 //!
-//! Between two terms it pauses, longer each time, so that a CMD that fails immediately causes little load. After a
-//! long term the pause is a second. Other candidates lead meanwhile.
+//! Between two terms it pauses, longer each time, so that a CMD that fails immediately causes
+//! little load. After a long term the pause is one second. During the pause other candidates lead.
 
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::args::ElectArgs;
-use crate::end::End;
+use crate::command_end::CommandEnd;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
 use crate::run::{run, told};
 use crate::signals::Signals;
 use crate::table::short;
 
-/// The first and the longest pause between terms. After a term that was longer than the longest pause, it is the
-/// first again.
+/// The first and the longest pause between terms. After a term that was longer than the longest
+/// pause, the next pause is the first one again.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
@@ -30,7 +31,11 @@ pub(crate) fn main(args: ElectArgs) -> ExitCode {
     })
 }
 
-async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Result<End, Failure> {
+async fn elect(
+    args: ElectArgs,
+    events: &Events,
+    signals: &mut Signals,
+) -> Result<CommandEnd, Failure> {
     let args = args.term();
     let [first, longest] = PAUSES;
     let mut pause = first;
@@ -38,10 +43,10 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
         let led_since = Cell::default();
         let term = run(&args, None, events, signals, &led_since).await;
         let is_over = match &term {
-            Ok(End::Signal(_) | End::Interrupted) => true,
+            Ok(CommandEnd::Signal(_) | CommandEnd::Interrupted) => true,
             _ if signals.told_to_end() => true,
             // The exit code of CMD has no meaning here.
-            Ok(End::Code(_)) => false,
+            Ok(CommandEnd::Code(_)) => false,
             Err(failure) => {
                 [exit::USAGE, exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&failure.code)
             }
@@ -53,14 +58,14 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
             pause = first;
         }
         let why = match term {
-            Ok(End::Code(code)) => format!("the command exited with {code}"),
+            Ok(CommandEnd::Code(code)) => format!("the command exited with {code}"),
             Ok(_) => "the term ended".to_owned(),
             Err(failure) => failure.message,
         };
         let message = format!("{why}; rejoining the queue in {}", short(pause));
-        events.tell(&Event::Warning { message });
+        events.print(&Event::Warning { message });
         if let Some(number) = rest(pause, signals).await {
-            return Ok(End::Signal(number));
+            return Ok(CommandEnd::Signal(number));
         }
         pause = (pause * 2).min(longest);
     }

@@ -1,8 +1,8 @@
-//! Reports what happens on stderr: nothing (the default), plain lines (`-v`), or JSON lines (`--json`). On a terminal,
-//! one line shows the queue during a wait.
+//! Reports events on stderr: nothing (the default), plain lines (`-v`), or JSON lines
+//! (`--json`). On a terminal, one line shows the queue during a wait.
 //!
-//! A separate thread writes. Otherwise a reader that does not read would block this process, and its lease would
-//! expire. stdout belongs to CMD.
+//! A separate thread writes. Otherwise a process that does not read stderr would block leasehold,
+//! and the lease would expire. stdout belongs to CMD.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::signals;
 use crate::table::short;
 
-/// One thing that happened. The fields of its JSON form are documented. New ones may be added.
+/// An event. The fields of its JSON form are documented. New ones may be added.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
@@ -49,7 +49,8 @@ pub(crate) enum Event {
     Released { name: String, token: u64 },
     /// Something that users should know, though it changes no exit code.
     Warning { message: String },
-    /// leasehold itself ends with this code. A silent failure is printed only with `-v`.
+    /// leasehold itself ends with this code. A silent failure is printed only with `-v` or
+    /// `--json`.
     Failed {
         code: u8,
         message: String,
@@ -61,8 +62,9 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// The event in words, in one line whatever the names contain. Only a hint has a line of its own.
-    fn line(&self) -> String {
+    /// Returns the event in words, in one line whatever the names contain. Only a hint has a line
+    /// of its own.
+    pub(crate) fn line(&self) -> String {
         let sent = |signal, sent| match sent {
             true => format!("sent {signal} to the command"),
             false => format!("could not send {signal}, because the command runs as another user"),
@@ -106,13 +108,13 @@ impl Event {
         }
     }
 
-    /// The event as one JSON object, with the time in seconds since 1970.
+    /// Returns the event as one JSON object, with the time in seconds since 1970.
     pub(crate) fn json(&self) -> String {
         timed(self)
     }
 }
 
-/// An event as one JSON object with the time in seconds since 1970.
+/// Returns an event as one JSON object, with the time in seconds since 1970.
 pub(crate) fn timed(event: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Timed<'a, T> {
@@ -134,12 +136,16 @@ pub(crate) fn set_verbose(verbose: bool) {
 /// Prints the store in use, if `-v` was given. For commands that report nothing else.
 pub(crate) fn note_store(store: &str) {
     if VERBOSE.load(Ordering::Relaxed) {
-        let line = Event::Store { store: store.to_owned() }.line();
-        let _ = stderr().write_all(format!("leasehold: {line}\n").as_bytes());
+        note(&Event::Store { store: store.to_owned() }.line());
     }
 }
 
-/// How events are printed.
+/// Prints a line on stderr. For commands that report no events.
+pub(crate) fn note(line: &str) {
+    let _ = stderr().write_all(format!("leasehold: {line}\n").as_bytes());
+}
+
+/// The style in which events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Quiet,
@@ -148,7 +154,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// The style that `--json` and `--verbose` select.
+    /// Returns the style that `--json` and `--verbose` select.
     pub(crate) fn of(json: bool, verbose: bool) -> Self {
         match (json, verbose) {
             (true, _) => Self::Json,
@@ -164,7 +170,7 @@ enum Said {
     Progress(String),
 }
 
-/// Prints events.
+/// A printer of events.
 #[derive(Debug)]
 pub(crate) struct Events {
     style: Style,
@@ -184,7 +190,7 @@ impl Events {
     }
 
     /// Prints the event, if the style includes it.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn print(&self, event: &Event) {
         match (self.style, event) {
             (Style::Quiet, Event::Failed { silent: true, .. }) => {}
             // A failure is always printed.
@@ -196,7 +202,7 @@ impl Events {
         }
     }
 
-    /// Whether a line about the queue is shown.
+    /// Returns whether a line about the queue is shown.
     pub(crate) fn shows_progress(&self) -> bool {
         self.on_terminal
     }
@@ -214,7 +220,7 @@ impl Events {
         }
     }
 
-    /// Returns when everything is written.
+    /// Waits until everything is written.
     pub(crate) fn finish(&self) {
         let writer = locked(&self.writer).take();
         if let Some((sender, thread)) = writer {
@@ -248,11 +254,11 @@ fn write(said: mpsc::Receiver<Said>) {
     let _ = stderr().write_all(erase(false).as_bytes());
 }
 
-/// The number of columns for one line on the terminal.
+/// Returns the number of columns for one line on the terminal.
 fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(stderr());
     let columns = size.map_or(80, |s| usize::from(s.ws_col));
-    // One column less: some terminals wrap when the last is written.
+    // This is one column less, because some terminals wrap when the last one is written.
     if columns == 0 { 79 } else { columns - 1 }
 }
 

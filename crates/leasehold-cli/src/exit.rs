@@ -1,7 +1,7 @@
 //! Exit codes, for scripts that do not read messages.
 //!
-//! CMD's own code is passed on unchanged. So leasehold's codes are those of sysexits.h, which
-//! programs rarely use, and the shells' 126, 127 and 128+n.
+//! CMD's own code is passed on unchanged. So most of leasehold's codes are those of sysexits.h,
+//! which programs rarely use, and the shells' 126, 127 and 128+n.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -14,24 +14,24 @@ use crate::events::Event;
 
 /// Nothing was held, so nothing was released; or there is nothing to show.
 pub(crate) const NOT_HELD: u8 = 1;
-/// The doctor found a promise broken.
+/// The doctor found a broken guarantee.
 pub(crate) const BROKEN: u8 = 1;
-/// Usage, an invalid name, or options that cannot work.
+/// Usage error, an invalid name, or options that cannot work.
 pub(crate) const USAGE: u8 = 2;
 /// The store cannot be reached, or cannot be used (EX_UNAVAILABLE).
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The system refused: no more processes, no more files (EX_OSERR).
+/// The operating system refused: out of processes or files (EX_OSERR).
 pub(crate) const SYSTEM: u8 = 71;
-/// The lock was lost while it was relied on (EX_IOERR).
+/// The lock was lost while a command relied on it (EX_IOERR).
 pub(crate) const LOST: u8 = 74;
 /// The lock was not acquired (EX_TEMPFAIL).
 pub(crate) const NOT_ACQUIRED: u8 = 75;
-/// CMD is there but cannot be executed.
+/// CMD exists but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// CMD is not there.
+/// CMD does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Why leasehold itself ends: an exit code, the cause for stderr, and what to do about it.
+/// The reason why leasehold itself ends: an exit code, the cause for stderr, and the next step.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -39,7 +39,7 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// The next step, as a command or an option.
     pub(crate) hint: Option<String>,
-    /// Reported only if all events are.
+    /// Whether the failure is reported only as an event, with `-v` or `--json`.
     pub(crate) silent: bool,
 }
 
@@ -48,7 +48,7 @@ impl Failure {
         Self { code, message: message.into(), hint: None, silent: false }
     }
 
-    /// The operating system refused something that this process needs.
+    /// Creates the failure for an error of the operating system. `what` is what failed.
     pub(crate) fn system(what: &str, error: impl std::fmt::Display) -> Self {
         Self::new(SYSTEM, format!("{what}: {error}"))
     }
@@ -70,20 +70,20 @@ impl Failure {
         ExitCode::from(self.code)
     }
 
-    /// The failure as an event.
+    /// Returns the failure as an event.
     pub(crate) fn event(&self) -> Event {
         let Self { code, silent, .. } = *self;
         Event::Failed { code, message: self.message.clone(), hint: self.hint.clone(), silent }
     }
 }
 
-/// Whether the system has no more of something: descriptors, processes, memory.
+/// Returns whether the system is out of descriptors, processes or memory.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let number = error.raw_os_error().map(Errno::from_raw);
     matches!(number, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
 }
 
-/// Whether a shortage caused this error. Some drivers keep only the text of the cause.
+/// Returns whether a shortage caused this error. Some drivers keep only the text of the cause.
 fn comes_of_shortage(error: &Error) -> bool {
     let mut under = std::error::Error::source(error);
     while let Some(source) = under {
@@ -132,10 +132,9 @@ impl From<Error> for Failure {
 
 /// Replaces the names of the library's options by the command's.
 fn in_options(text: &str, kind: ErrorKind) -> String {
-    const OPTIONS: [(&str, &str); 5] = [
+    const OPTIONS: [(&str, &str); 4] = [
         ("max_hold", "--max-hold"),
         ("min_hold", "--min-hold"),
-        ("at_least", "--min-hold"),
         ("lock_delay", "--lock-delay"),
         ("min_validity", "the remaining time"),
     ];
@@ -145,14 +144,15 @@ fn in_options(text: &str, kind: ErrorKind) -> String {
     OPTIONS.iter().fold(text.to_owned(), |text, (name, option)| text.replace(name, option))
 }
 
-/// Why a release failed. If the lock was lost before, the code is [`LOST`], because a command relied on it.
+/// Returns why a release failed. If the lock was lost before, the code is [`LOST`], because a
+/// command relied on it.
 pub(crate) fn released(error: Error) -> Failure {
     let lost = error.kind() == ErrorKind::Lost;
     let failure = Failure::from(error);
     if lost { Failure { code: LOST, ..failure } } else { failure }
 }
 
-/// The code that a shell would report for the end of CMD.
+/// Returns the code that a shell would report for the end of CMD.
 pub(crate) fn of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n));
     code.and_then(|c| u8::try_from(c).ok()).unwrap_or(SYSTEM)
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_failure_has_its_code() {
+    fn each_failure_has_its_exit_code() {
         let code = |kind| Failure::from(Error::new(kind, "x")).code;
         assert_eq!(code(ErrorKind::Contended), 75);
         assert_eq!(code(ErrorKind::Timeout), 75);
@@ -171,17 +171,17 @@ mod tests {
         assert_eq!(code(ErrorKind::Denied), 69);
         assert_eq!(code(ErrorKind::InvalidName), 2);
         assert_eq!(code(ErrorKind::Mismatch), 2);
-        // Whatever was being done when there were no more files.
+        // The code is the same whatever operation ran out of files.
         for kind in [ErrorKind::Config, ErrorKind::Unreachable] {
             let number = io::Error::from_raw_os_error(Errno::EMFILE as i32);
             let drivers = format!("cannot connect: {number}");
-            assert_eq!(Failure::from(Error::new(kind, "x").because(number)).code, 71);
-            assert_eq!(Failure::from(Error::new(kind, "x").because(drivers)).code, 71);
+            assert_eq!(Failure::from(Error::new(kind, "x").with_source(number)).code, 71);
+            assert_eq!(Failure::from(Error::new(kind, "x").with_source(drivers)).code, 71);
         }
     }
 
     #[test]
-    fn the_commands_end_is_told_as_a_shell_tells_it() {
+    fn command_status_maps_to_an_exit_code_like_in_sh() {
         assert_eq!(of(ExitStatus::from_raw(7 << 8)), 7);
         assert_eq!(of(ExitStatus::from_raw(255 << 8)), 255);
         assert_eq!(of(ExitStatus::from_raw(9)), 137);

@@ -1,37 +1,39 @@
-//! `leasehold events`: what changes in the queues, a line for each change.
+//! `leasehold events`: prints a line for each change in the queues.
 //!
-//! The library looks, and tells the differences ([`Changes`](leasehold::Changes)); this prints them.
+//! The library polls the queues and reports the differences
+//! ([`LockEvents`](leasehold::LockEvents)). This module prints them.
 //!
-//! A store that is away is said so once, and looked at again: what changed meanwhile is told then.
+//! If the store is unreachable, this is reported once and polling continues. The changes made in
+//! the meantime are printed after the next successful poll.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{Became, Change, Leasehold, Token};
+use leasehold::{Client, LockEvent, LockEventKind, Token};
 use serde::Serialize;
 
 use crate::args::FollowArgs;
-use crate::drive::drive;
+use crate::block_on::block_on;
 use crate::events::timed;
 use crate::exit::Failure;
 use crate::reader;
 use crate::table::clean;
 use crate::take::with_store;
 
-/// The pause after a look that failed.
+/// Pause after a poll that failed.
 const AGAIN: Duration = Duration::from_secs(1);
-/// So long after the last one that failed, it is another outage.
+/// An error that occurs later than this after the previous error belongs to a new outage.
 const ANOTHER: Duration = Duration::from_secs(60);
 
 pub(crate) fn main(args: &FollowArgs) -> ExitCode {
-    let done = drive(with_store(&args.store, async |locks| {
+    let done = block_on(with_store(&args.store, async |locks| {
         let (tell, gone) = tokio::sync::oneshot::channel();
         let cannot = |e| Failure::system("cannot follow stdout", e);
         reader::watch(move || _ = tell.send(())).map_err(cannot)?;
         tokio::select! {
             done = follow(args, locks) => done,
-            // Who has seen enough is no failure.
+            // A reader that closes the pipe is not an error.
             Ok(()) = gone => Ok(()),
         }
     }));
@@ -41,14 +43,14 @@ pub(crate) fn main(args: &FollowArgs) -> ExitCode {
     }
 }
 
-async fn follow(args: &FollowArgs, locks: &Leasehold) -> Result<(), Failure> {
+async fn follow(args: &FollowArgs, locks: &Client) -> Result<(), Failure> {
     let mut changes = locks.watch_all(&args.prefix).every(args.every);
     let mut away: Option<Instant> = None;
     loop {
         match changes.next().await {
             Ok(change) => {
                 if print(args.json, &change).is_err() {
-                    // A reader that has seen enough is no failure.
+                    // A reader that closes the pipe is not an error.
                     return Ok(());
                 }
             }
@@ -63,16 +65,16 @@ async fn follow(args: &FollowArgs, locks: &Leasehold) -> Result<(), Failure> {
     }
 }
 
-fn print(json: bool, change: &Change) -> std::io::Result<()> {
+fn print(json: bool, change: &LockEvent) -> std::io::Result<()> {
     let line = if json { timed(&Line::of(change)) } else { line(change) };
     let mut stdout = stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush())
 }
 
-/// A change as JSON. Its fields are what is documented, and only grow.
+/// A change as JSON. The fields are documented, and only new ones may be added.
 #[derive(Serialize)]
 struct Line<'a> {
-    event: Became,
+    event: LockEventKind,
     name: &'a str,
     token: Option<Token>,
     host: &'a str,
@@ -82,7 +84,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn of(change: &'a Change) -> Self {
+    fn of(change: &'a LockEvent) -> Self {
         let (claim, holder) = (&change.claim, &change.claim.holder);
         Self {
             event: change.became,
@@ -96,10 +98,11 @@ impl<'a> Line<'a> {
     }
 }
 
-fn line(change: &Change) -> String {
+fn line(change: &LockEvent) -> String {
     let word = change.became.as_str();
     let Line { name, token, host, pid, label, .. } = Line::of(change);
-    let mut line = format!("{word:8}  {}  {}", clean(name), clean(host));
+    let time = humantime::format_rfc3339_seconds(SystemTime::now());
+    let mut line = format!("{time}  {word:8}  {}  {}", clean(name), clean(host));
     if pid != 0 {
         line.push_str(&format!(" pid {pid}"));
     }

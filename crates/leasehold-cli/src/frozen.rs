@@ -1,37 +1,30 @@
-//! How a frozen lock is marked: the label of the claim that is left in its queue says that it was frozen, and why.
+//! The label of the claim that freezes a lock. It contains the reason.
 
-use leasehold::store::{ClaimInfo, LockInfo, Standing};
+use leasehold::kit::frozen_label;
+use leasehold::store::{ClaimInfo, LockInfo};
 
 use crate::exit::{Failure, USAGE};
 
-/// How the label begins.
-const FROZEN: &str = "frozen";
-/// How much of a reason fits into a label after that.
+/// Maximum length of a reason, so that it fits into a label.
 const LONGEST_REASON: usize = 240;
 
-/// The label of a claim that freezes a lock for this reason.
+/// Returns the label of a claim that freezes a lock for this reason.
 pub(crate) fn label(reason: Option<&str>) -> Result<String, Failure> {
-    match reason {
-        None | Some("") => Ok(FROZEN.to_owned()),
-        Some(reason) if reason.len() > LONGEST_REASON => {
-            let what = format!(
-                "the --reason is too long: {} bytes, at most {LONGEST_REASON} are allowed",
-                reason.len()
-            );
-            Err(Failure::new(USAGE, what))
-        }
-        Some(reason) => Ok(format!("{FROZEN}: {reason}")),
+    let reason = reason.unwrap_or_default();
+    if reason.len() > LONGEST_REASON {
+        let length = reason.len();
+        let what = format!("the --reason is too long: {length} bytes (maximum: {LONGEST_REASON})");
+        return Err(Failure::new(USAGE, what));
     }
+    Ok(frozen_label(reason))
 }
 
-/// Why the lock is frozen, if this claim freezes it. The reason may be empty.
+/// Returns why the lock is frozen, if this claim freezes it. The reason may be empty.
 pub(crate) fn reason(claim: &ClaimInfo) -> Option<&str> {
-    let rest = claim.holder.label.strip_prefix(FROZEN)?;
-    let reason = if rest.is_empty() { Some("") } else { rest.strip_prefix(": ") };
-    reason.filter(|_| claim.standing == Standing::Departed)
+    claim.frozen()
 }
 
-/// Whether the lock has no holder because it is frozen.
+/// Returns whether the lock has no holder because it is frozen.
 pub(crate) fn is_frozen(lock: &LockInfo) -> bool {
     lock.holders().next().is_none() && lock.claims.iter().any(|claim| reason(claim).is_some())
 }
@@ -41,11 +34,12 @@ mod tests {
     use std::time::Duration;
 
     use leasehold::Holder;
+    use leasehold::store::Standing;
 
     use super::*;
 
     #[test]
-    fn a_reason_is_read_as_it_was_given_but_not_from_a_holder() {
+    fn freeze_reason_is_read_back_except_from_a_holder() {
         let claim = |standing, label: &str| {
             let holder = Holder { host: "h".into(), pid: 1, label: label.into() };
             ClaimInfo::new(standing, holder, None, 1, Duration::ZERO, None)

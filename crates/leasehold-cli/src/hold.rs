@@ -1,34 +1,40 @@
 //! `leasehold hold`: a lock for a program in any language.
 //!
-//! It takes the lock, says on stdout what becomes of it, one line for each thing, and holds it for as long as
-//! somebody is there who wants it held. So another program has a lock by starting this one, and a shell
-//! by `exec {L}< <(leasehold hold NAME < /dev/null)`, or by [`acquire`](crate::acquire).
+//! It acquires the lock, prints each change of its state as one line on stdout, and holds the lock
+//! as long as its caller needs it. So another program can hold a lock by starting this one. A shell
+//! does so with `exec {L}< <(leasehold hold NAME < /dev/null)`, or with
+//! [`acquire`](crate::acquire).
 //!
-//! # Nobody's death leaves it held
-//! It gives the lock back and ends when
-//! - stdin says `release`, or ends;
-//! - nobody reads stdout any more: whoever started us is gone, however that came, and its pipes with it;
+//! # The lock never stays held after a crash
+//! It releases the lock and exits when
+//! - stdin contains `release`, or ends;
+//! - stdout is closed, because the caller and its pipes are gone for any reason;
 //! - the process of `--caller` ends;
 //! - a signal ends it.
 //!
-//! **A fork of the caller does not keep the lock.** A fork inherits both pipes, so a caller that is killed leaves them
-//! open for as long as a fork lives. The kernel reports the end of the caller itself through a pidfd.
+//! **With `--caller`, a fork of a killed caller does not keep the lock.** The fork has inherited
+//! both pipes, so they stay open while it lives. But the kernel reports the end of the caller
+//! itself through a pidfd.
 //!
-//! With `--pid` the process of that number takes the reader's place, stdin's end means nothing any more once `stay` was
-//! written there, and `leasehold release NAME --token T` ends it too, through [a door](crate::door), and learns
-//! whether the lock was held all the time: so one whose lock is lost while nobody reads stays to say so.
+//! With `--pid`, the end of that process ends the hold, and a closed stdout does not. The end of
+//! stdin has no effect after `stay` was written there. `leasehold release NAME --token T` also ends
+//! the hold, through [a control socket](crate::control_socket), and receives the answer whether the
+//! lock was held all the time. To give this answer, a hold that lost its lock after `stay` keeps
+//! running.
 //!
-//! If *we* die, the caller reads the end of our stdout, which says that the lock is not certain any more. If
-//! the lock is lost, that is the last line, and we end with 74.
+//! If *this process* dies, the caller reads the end of this process's stdout, which means that the
+//! lock is not certain any longer. If the lock is lost, the last line says that, and the exit code
+//! is 74.
 //!
-//! stdin is read where it is a pipe or a socket. A terminal is the shell's to read, and so is a file.
+//! stdin is read only if it is a pipe or a socket. A terminal belongs to the shell, and so does a
+//! file.
 //!
-//! We are told of nothing by the caller while it works, so a caller that is stopped or hangs goes on holding:
-//! `--max-hold` bounds that.
+//! The caller sends nothing while it works. So a caller that is paused or hangs keeps holding the
+//! lock. `--max-hold` limits that.
 
-mod ends;
+mod end_events;
+mod lines;
 mod polls;
-mod told;
 
 use std::io::{Write, stdout};
 use std::pin::pin;
@@ -37,13 +43,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::store::{LockInfo, Place};
-use leasehold::{Guard, Leasehold, State};
+use leasehold::{Client, Hold, State};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
 
 use crate::args::HoldArgs;
-use crate::door::Door;
-use crate::drive::drive;
+use crate::block_on::block_on;
+use crate::control_socket::ControlSocket;
 use crate::events::timed;
 use crate::exit::{self, Failure};
 use crate::inherited;
@@ -53,19 +59,20 @@ use crate::progress::{self, Ahead};
 use crate::signals;
 use crate::take::{CLOSE_TIMEOUT, Taking, connect_to_take};
 
-pub(crate) use ends::STAY;
-use ends::{End, Ends};
+pub(crate) use end_events::STAY;
+use end_events::{EndEvent, EndEvents};
+use lines::{Caller, Certain, HoldLine};
 use polls::Polls;
-use told::{Caller, Certain, Told};
 
-/// How long the store has to say who holds, before we say that we wait without it.
+/// Time limit for polling the holders. After it, the wait is reported without them.
 const ASK: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: &HoldArgs) -> ExitCode {
-    // For `ps`, where `acquire` started us as /proc/self/exe. A cosmetic matter, whatever comes of it.
+    // Sets the name that `ps` shows, because `acquire` starts this program as /proc/self/exe. An
+    // error has no consequences.
     let _ = nix::sys::prctl::set_name(c"leasehold");
     priority::raise();
-    match drive(hold(args)) {
+    match block_on(hold(args)) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(number)) => ExitCode::from(signals::die_of(number)),
         Err(failure) if args.json => ExitCode::from(failure.code),
@@ -73,8 +80,8 @@ pub(crate) fn main(args: &HoldArgs) -> ExitCode {
     }
 }
 
-/// Prints a usage error as the last line too, for a caller that reads JSON. The exit status alone does not reach
-/// a caller whose children are reaped by others.
+/// Prints a usage error on stdout too, for a caller that reads JSON. The exit code alone may not
+/// reach a caller whose children are reaped by another process.
 pub(crate) fn report_usage(error: &clap::Error) {
     let words: Vec<_> = std::env::args_os().skip(1).take_while(|word| word != "--").collect();
     let subcommand = words.iter().find(|word| !word.as_encoded_bytes().starts_with(b"-"));
@@ -85,11 +92,11 @@ pub(crate) fn report_usage(error: &clap::Error) {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
     let message = first.strip_prefix("error: ").unwrap_or(first);
-    let failed = Told::Failed { code: exit::USAGE, message, hint: None };
+    let failed = HoldLine::Failed { code: exit::USAGE, message, hint: None };
     let _ = writeln!(stdout(), "{}", timed(&failed));
 }
 
-/// The signal that we are to end by, if any.
+/// Acquires and holds the lock. Returns the signal by which this process must end, if any.
 async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
     if inherited::stdout_closed() {
         return Err(Failure::system(
@@ -98,7 +105,7 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
         ));
     }
     let (caller, writer) = Caller::new(args.json);
-    let mut ends = Ends::new(args);
+    let mut ends = EndEvents::new(args);
     let done = match &mut ends {
         Ok(ends) => hold_for(args, &caller, ends).await,
         Err(failure) => Err(failure.clone()),
@@ -106,10 +113,10 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
     if let Err(Failure { code, message, hint, .. }) = &done
         && *code != exit::LOST
     {
-        caller.tell(&Told::Failed { code: *code, message, hint: hint.as_deref() });
+        caller.report(&HoldLine::Failed { code: *code, message, hint: hint.as_deref() });
     }
     drop(caller);
-    // All is written, or nobody reads it.
+    // Waits until everything is written, or the caller is gone.
     let written = tokio::task::spawn_blocking(|| writer.join());
     match ends {
         Ok(mut ends) => tokio::select! {
@@ -124,7 +131,7 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
 async fn hold_for(
     args: &HoldArgs,
     caller: &Caller,
-    ends: &mut Ends,
+    ends: &mut EndEvents,
 ) -> Result<Option<i32>, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
@@ -141,7 +148,8 @@ async fn hold_for(
     let done = match guard {
         Ok(guard) => {
             if args.pid.is_some() {
-                ends.listen_at(Door::new(locks.identity(), &args.name, guard.token().get()));
+                let token = guard.grant().get();
+                ends.listen_at(ControlSocket::new(locks.identity(), &args.name, token));
             }
             hold_until(guard, caller, ends).await
         }
@@ -151,13 +159,13 @@ async fn hold_for(
     done
 }
 
-/// Waits our turn, and says so.
+/// Acquires the lock and reports the wait.
 async fn wait(
-    locks: &Leasehold,
+    locks: &Client,
     args: &HoldArgs,
     started: Instant,
     caller: &Caller,
-) -> Result<Guard, Failure> {
+) -> Result<Hold, Failure> {
     let (news, mut waiting) = unbounded_channel();
     let known = Ahead::default();
     let on_waiting = Arc::new(move |name: &str, place: Place| {
@@ -179,12 +187,12 @@ async fn wait(
             Some(lock) => progress::place(lock, place.ahead),
             None => polls.place(place.ahead),
         };
-        caller.tell(&Told::waiting(&args.name, place.ahead, number, lock));
+        caller.report(&HoldLine::waiting(&args.name, place.ahead, number, lock));
     };
     loop {
         let place = tokio::select! {
             guard = &mut taking => {
-                // Both may have come at once.
+                // The grant and new positions may have arrived at the same time.
                 while let Ok(place) = waiting.try_recv() {
                     tell(&polls, place, None);
                 }
@@ -196,7 +204,7 @@ async fn wait(
             tell(&polls, place, None);
             continue;
         }
-        // Who holds is the store's to say, and no reason to be late where we have it.
+        // The acquisition continues during the poll, so that a slow poll does not delay a grant.
         tokio::select! {
             guard = &mut taking => {
                 tell(&polls, place, None);
@@ -211,11 +219,12 @@ async fn wait(
     }
 }
 
-/// Holds until that is to end, and gives back. The signal that ended it, if any.
+/// Holds the lock until the hold must end, and releases it. Returns the signal that ended it, if
+/// any.
 async fn hold_until(
-    guard: Guard,
+    guard: Hold,
     caller: &Caller,
-    ends: &mut Ends,
+    ends: &mut EndEvents,
 ) -> Result<Option<i32>, Failure> {
     let (done, end) = match stay(&guard, caller, ends).await {
         Some(end) => (give_back(guard, caller).await, end),
@@ -224,25 +233,25 @@ async fn hold_until(
             if !ends.stays {
                 return Err(failure);
             }
-            // Whoever works under it asks later how that went.
+            // The program that works under this lock will request its result later.
             (Err(failure), ends.next().await)
         }
     };
     let number = end.signal();
-    if let End::Knocked(asker) = end {
-        asker.answer(&done).await;
+    if let EndEvent::ReleaseRequested(request) = end {
+        request.answer(&done).await;
     }
     done.map(|()| number)
 }
 
-/// Holds until that is to end. `None`: it was lost.
-async fn stay(guard: &Guard, caller: &Caller, ends: &mut Ends) -> Option<End> {
+/// Holds the lock until the hold must end. Returns `None` if the lock was lost.
+async fn stay(guard: &Hold, caller: &Caller, ends: &mut EndEvents) -> Option<EndEvent> {
     let name = guard.name().as_str();
     let mut watch = guard.watch();
     let certain = |watch: &leasehold::Watch| Certain::for_the_next(watch.remaining());
-    caller.tell(&Told::Held {
+    caller.report(&HoldLine::Held {
         name,
-        token: guard.token().get(),
+        token: guard.grant().get(),
         sequencer: guard.sequencer().to_string(),
         certain: certain(&watch),
     });
@@ -252,11 +261,11 @@ async fn stay(guard: &Guard, caller: &Caller, ends: &mut Ends) -> Option<End> {
             State::Lost(_) => return None,
             State::AtRisk(_) if !at_risk => {
                 at_risk = true;
-                caller.tell(&Told::AtRisk { name, certain: certain(&watch) });
+                caller.report(&HoldLine::AtRisk { name, certain: certain(&watch) });
             }
             State::Held if at_risk => {
                 at_risk = false;
-                caller.tell(&Told::Recovered { name, certain: certain(&watch) });
+                caller.report(&HoldLine::Recovered { name, certain: certain(&watch) });
             }
             _ => {}
         }
@@ -267,31 +276,31 @@ async fn stay(guard: &Guard, caller: &Caller, ends: &mut Ends) -> Option<End> {
     }
 }
 
-/// Says that it was lost.
-fn lost(guard: &Guard, caller: &Caller) -> Failure {
+/// Reports that the lock was lost, and returns the failure.
+fn lost(guard: &Hold, caller: &Caller) -> Failure {
     let name = guard.name().as_str();
     let state = guard.state();
     let reason = match &state {
         State::Lost(reason) => reason.as_str(),
         _ => "gone",
     };
-    caller.tell(&Told::Lost { name, reason });
+    caller.report(&HoldLine::Lost { name, reason });
     Failure::new(exit::LOST, format!("lost {name:?}: {reason}"))
 }
 
-async fn give_back(guard: Guard, caller: &Caller) -> Result<(), Failure> {
-    let (name, token) = (guard.name().as_str().to_owned(), guard.token().get());
+async fn give_back(guard: Hold, caller: &Caller) -> Result<(), Failure> {
+    let (name, token) = (guard.name().as_str().to_owned(), guard.grant().get());
     let released = timeout(CLOSE_TIMEOUT, guard.release()).await;
     match released {
         Ok(Err(error)) if error.kind() == leasehold::ErrorKind::Lost => {
             let reason = error.lost_reason().map_or("gone", |reason| reason.as_str());
-            caller.tell(&Told::Lost { name: &name, reason });
+            caller.report(&HoldLine::Lost { name: &name, reason });
             Err(exit::released(error))
         }
         released => {
             use leasehold::Released::{Now, Shared};
             let answered = matches!(released, Ok(Ok(Now | Shared)));
-            caller.tell(&Told::Released { name: &name, token, answered });
+            caller.report(&HoldLine::Released { name: &name, token, answered });
             Ok(())
         }
     }

@@ -11,7 +11,8 @@ use leasehold::store::{ClaimInfo, LockInfo, Standing};
 use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
-use crate::drive::drive;
+use crate::block_on::block_on;
+use crate::events::note;
 use crate::exit::{self, Failure};
 use crate::place::Place;
 use crate::slots;
@@ -19,11 +20,12 @@ use crate::table::{aligned, clean, short};
 use crate::take::{held_by, with_store};
 
 pub(crate) fn ls(args: LsArgs) -> ExitCode {
-    finish(drive(with_store(&args.store, async |locks| {
+    finish(block_on(with_store(&args.store, async |locks| {
         let found = slots::hidden(locks.list(&args.prefix).await?);
         let text = if args.json {
             json(&found.iter().map(|info| Lock::of(info, None)).collect::<Vec<_>>())
         } else if found.is_empty() {
+            report_none(locks.url(), &args.prefix);
             String::new()
         } else {
             lines(&found)
@@ -33,8 +35,8 @@ pub(crate) fn ls(args: LsArgs) -> ExitCode {
 }
 
 pub(crate) fn show(args: ShowArgs) -> ExitCode {
-    finish(drive(with_store(&args.store, async |locks| {
-        let found = locks.read(&args.name).await?;
+    finish(block_on(with_store(&args.store, async |locks| {
+        let found = locks.inspect(&args.name).await?;
         let store = Some(locks.url());
         let text = match (&found, args.json) {
             (Some(info), true) => json(&Lock::of(info, store)),
@@ -48,6 +50,16 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
         let code = if found.is_some() { 0 } else { exit::NOT_HELD };
         Ok((text, ExitCode::from(code)))
     })))
+}
+
+/// Prints on stderr that `ls` has found nothing, so that an empty list is not mistaken for a failure
+/// and a wrong store is recognized.
+fn report_none(store: &str, prefix: &str) {
+    let which = match prefix {
+        "" => String::new(),
+        prefix => format!(" whose name begins with {prefix:?}"),
+    };
+    note(&format!("no lock{which} is in use in {}", clean(store)));
 }
 
 /// Prints the text. A closed stdout is not a failure.
@@ -70,7 +82,7 @@ struct Lock<'a> {
     kind: Option<Kind>,
     capacity: Option<u32>,
     claims: Vec<Place<'a>>,
-    /// Why nothing more is known about it.
+    /// The reason why the lock could not be read, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<&'a str>,
 }
@@ -96,7 +108,7 @@ fn json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).map(|text| text + "\n").unwrap_or_default()
 }
 
-/// The kind of a lock, in words.
+/// Returns the kind of a lock in words.
 pub(crate) fn kind(info: &LockInfo) -> String {
     match info.kind {
         Kind::Semaphore => format!("semaphore of {}", info.capacity),
@@ -104,7 +116,7 @@ pub(crate) fn kind(info: &LockInfo) -> String {
     }
 }
 
-/// One line per lock.
+/// Returns a table with one line per lock.
 fn lines(locks: &[LockInfo]) -> String {
     let mut rows =
         vec![["NAME", "KIND", "WAITING", "SINCE", "HELD BY"].map(str::to_owned).to_vec()];
@@ -125,12 +137,12 @@ fn lines(locks: &[LockInfo]) -> String {
     aligned(&rows)
 }
 
-/// The holder that has held it for the longest time.
+/// Returns the holder that has held the lock for the longest time.
 pub(crate) fn longest(info: &LockInfo) -> Option<&ClaimInfo> {
     info.holders().max_by_key(|claim| claim.since)
 }
 
-/// The holder, or why the lock is unavailable without one.
+/// Returns the holder in words, or why the lock is unavailable without one.
 pub(crate) fn by(info: &LockInfo) -> String {
     let more = match info.holders().count() {
         count @ 2.. => format!(" and {} more", count - 1),
@@ -138,12 +150,12 @@ pub(crate) fn by(info: &LockInfo) -> String {
     };
     match longest(info) {
         Some(first) => format!("{}{more}", clean(&first.holder.to_string())),
-        // It may be frozen, or in a cooldown.
+        // The lock may be frozen or in a cooldown.
         None => held_by(info).unwrap_or_else(|| "-".to_owned()),
     }
 }
 
-/// One line per claim.
+/// Returns a table with one line per claim.
 fn details(info: &LockInfo, store: &str) -> String {
     let (name, kind, store) = (clean(info.name.as_str()), kind(info), clean(store));
     let mut rows = vec![CLAIM.map(str::to_owned).to_vec()];
@@ -151,7 +163,7 @@ fn details(info: &LockInfo, store: &str) -> String {
     format!("lock   {name} ({kind})\nstore  {store}\n\n{}", aligned(&rows))
 }
 
-/// Whether this waiter belongs to the process of a holder, which may be a deadlock.
+/// Returns whether this waiter and a holder belong to the same process, which may be a deadlock.
 fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     let same = |other: &ClaimInfo| {
         (&other.holder.host, other.holder.pid) == (&c.holder.host, c.holder.pid)
@@ -159,11 +171,11 @@ fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     c.standing == Standing::Waiting && c.holder.pid != 0 && info.holders().any(same)
 }
 
-/// The headings of a queue.
+/// The headings of a queue's table.
 pub(crate) const CLAIM: [&str; 7] =
     ["STATE", "HOST", "PID", "LABEL", "TOKEN", "SINCE", "REMAINING"];
 
-/// One claim in these columns.
+/// Returns the cells of one claim, in the order of [`CLAIM`].
 pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     let state = c.standing.as_str();
     let behind = if waits_for_its_own_process(info, c) { " for its own process" } else { "" };
@@ -177,7 +189,8 @@ pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     vec![
         format!("{state}{behind}{side}"),
         or_none(clean(&c.holder.host)),
-        c.holder.pid.to_string(),
+        // Clients of other libraries do not store a pid.
+        if c.holder.pid == 0 { "-".to_owned() } else { c.holder.pid.to_string() },
         or_none(clean(&c.holder.label)),
         c.token.map_or("-".to_owned(), |t| t.to_string()),
         short(c.since),
@@ -201,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_for_people() {
+    fn table_output_is_human_readable() {
         assert_eq!(
             details(&lock("nightly"), "file:/x"),
             "lock   x y (mutex)\nstore  file:/x\n\n\
@@ -224,8 +237,9 @@ mod tests {
         );
     }
 
+    // F80
     #[test]
-    fn f80_one_who_waits_behind_its_own_process_is_seen_to() {
+    fn waiter_blocked_by_its_own_process_is_marked() {
         let waits = |pid| {
             let holder = Holder { host: "web-1".into(), pid, label: String::new() };
             ClaimInfo::new(Standing::Waiting, holder, Token::new(43), 1, Duration::ZERO, None)
@@ -237,15 +251,17 @@ mod tests {
         assert!(text.contains("waiting                      web-1  8 "), "{text}");
     }
 
+    // S90
     #[test]
-    fn s90_labels_of_others_are_shown_harmless() {
+    fn control_characters_in_labels_are_escaped() {
         for text in [details(&lock("a\x1b]0;x\x07"), "file:"), lines(&[lock("a\x1b]0;x\x07")])] {
             assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
         }
     }
 
+    // F06
     #[test]
-    fn f06_a_lock_that_cannot_be_read_is_told_beside_the_others() {
+    fn unreadable_lock_is_listed_with_the_others() {
         let damaged = LockInfo::unreadable(Name::new("torn").unwrap(), "written by halves");
         let text = lines(&[damaged.clone(), lock("")]);
         assert!(text.contains("torn  UNREADABLE  -        -       written by halves\n"), "{text}");
@@ -257,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_for_programs() {
+    fn json_output_is_machine_readable() {
         let value: serde_json::Value =
             serde_json::from_str(&json(&Lock::of(&lock("a"), Some("file:")))).unwrap();
         assert_eq!(value["claims"][0]["token"], 42);

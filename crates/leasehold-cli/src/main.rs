@@ -3,24 +3,24 @@
 mod acquire;
 mod activation;
 mod args;
+mod block_on;
 mod boottime;
 mod child;
-mod danger;
+mod command_end;
+mod control_socket;
 mod descendants;
 mod describe;
 mod doctor;
-mod door;
-mod drive;
 mod elect;
-mod end;
 mod events;
 mod exit;
 mod follow;
 mod freeze;
 mod frozen;
-mod held;
+mod held_locks;
 mod hold;
 mod inherited;
+mod kill_policy;
 mod list;
 mod mark;
 mod missing;
@@ -39,6 +39,8 @@ mod reference;
 mod release;
 mod run;
 mod schema;
+#[cfg(feature = "serve")]
+mod serve;
 mod signals;
 mod slots;
 mod supervise;
@@ -82,6 +84,8 @@ fn main() -> ExitCode {
         Command::Stress(args) => leasehold_torture::main(&args),
         #[cfg(feature = "lab")]
         Command::Demo(args) => leasehold_lab::main(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(of) => serve::main(&of, args.verbose),
         Command::Hold(args) => hold::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => describe::completions(&args),
@@ -92,6 +96,8 @@ fn main() -> ExitCode {
         Command::Stress(_) => missing::subcommand("stress", "torture"),
         #[cfg(not(feature = "lab"))]
         Command::Demo(_) => missing::subcommand("demo", "lab"),
+        #[cfg(not(feature = "serve"))]
+        Command::Serve(_) => missing::subcommand("serve", "serve"),
         #[cfg(feature = "torture")]
         Command::TortureWorker => leasehold_torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),

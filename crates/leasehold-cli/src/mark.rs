@@ -1,8 +1,8 @@
-//! The mark in the environment by which the processes of a command are recognized: `LEASEHOLD_RUN`.
+//! The mark in the environment that identifies the processes of a command: `LEASEHOLD_RUN`.
 //!
-//! It lists the marks of all enclosing `leasehold run`, outermost first. No two runs have the same
-//! one: it has the pid and the start of its leasehold, and a moment of the boot clock. A process
-//! that is started with [`DETACHED`] in its place does not belong to any command.
+//! The variable lists the marks of all enclosing `leasehold run`, outermost first. Every run has a
+//! unique mark. It contains the pid and the start time of its leasehold, and a moment of the boot
+//! clock. A process that is started with [`DETACHED`] as the value does not belong to any command.
 
 use std::env;
 use std::fmt;
@@ -13,30 +13,30 @@ use crate::proc::Stat;
 use crate::{boottime, orphans};
 
 pub(crate) const RUN: &str = "LEASEHOLD_RUN";
-/// The value for what is to outlive the command.
+/// The value of `LEASEHOLD_RUN` for processes that must outlive the command.
 pub(crate) const DETACHED: &str = "detached";
 
-/// The mark of one run.
+/// The mark that identifies one run in `LEASEHOLD_RUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Its leasehold.
+    /// The pid of the run's leasehold, and its start time in `started`.
     pub(crate) pid: i32,
     pub(crate) started: u64,
     at: u64,
-    /// Its PID namespace; 0 if that is unknown.
+    /// The PID namespace of the run's leasehold; 0 if it is unknown.
     namespace: u64,
-    /// Whether all descendants of this leasehold, except those that it started itself, are the
-    /// command's.
+    /// Whether all descendants of this leasehold belong to the command, except those that leasehold
+    /// started itself.
     pub(crate) is_alone: bool,
 }
 
 impl Mark {
-    /// One for a command that this process is about to start.
+    /// Creates the mark for a command that this process is about to start.
     ///
-    /// Children that it has already are not the command's: `elect` has those that an earlier term
-    /// left behind, and a shell that started others may have become leasehold by `exec`. Orphans of
-    /// these, and of whatever else runs in a container whose first process we are, may become our
-    /// children later.
+    /// Existing children of this process do not belong to the command. `elect` has children that an
+    /// earlier term left behind, and a shell with children may have become leasehold by `exec`.
+    /// Orphans of these children may become children of this process later. If this process is the
+    /// first one of a container, so may orphans of all other programs in it.
     pub(crate) fn new() -> Self {
         let pid = i32::try_from(std::process::id()).unwrap_or_default();
         let started = Stat::of(pid).map_or(0, |stat| stat.started());
@@ -44,7 +44,7 @@ impl Mark {
         Self { pid, started, at: boottime::now(), namespace: namespace(), is_alone }
     }
 
-    /// The value for the command's environment.
+    /// Returns the value of `LEASEHOLD_RUN` for the command's environment.
     pub(crate) fn handed_down(self) -> String {
         let above = env::var(RUN).unwrap_or_default();
         if above.is_empty() || above == DETACHED {
@@ -54,12 +54,12 @@ impl Mark {
         }
     }
 
-    /// Whether it is in this value.
+    /// Returns whether this mark is in a value of `LEASEHOLD_RUN`.
     pub(crate) fn is_in(self, value: &str) -> bool {
         marks(value).any(|mark| mark == self)
     }
 
-    /// Whether the run of this value is this one, and not one below it.
+    /// Returns whether this mark is the innermost one in a value of `LEASEHOLD_RUN`.
     pub(crate) fn is_last_in(self, value: &str) -> bool {
         marks(value).last() == Some(self)
     }
@@ -69,13 +69,13 @@ fn marks(value: &str) -> impl Iterator<Item = Mark> {
     value.split(' ').filter_map(|mark| mark.parse().ok())
 }
 
-/// Whether an enclosing run is in another PID namespace, where pids have another meaning.
+/// Returns whether an enclosing run is in another PID namespace, where pids have another meaning.
 pub(crate) fn is_below_another_namespace() -> bool {
     let ours = namespace();
     marks(&env::var(RUN).unwrap_or_default()).any(|mark| mark.namespace != ours)
 }
 
-/// The PID namespace of this process, by the number of its inode.
+/// Returns the PID namespace of this process, as its inode number.
 fn namespace() -> u64 {
     let link = read_link("/proc/self/ns/pid").unwrap_or_default();
     let text = link.to_string_lossy();

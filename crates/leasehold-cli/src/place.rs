@@ -1,10 +1,10 @@
-//! A claim in a lock's queue, as every `--json` shows it.
+//! A claim in a lock's queue, in the JSON form that all commands share.
 
 use leasehold::Token;
 use leasehold::store::ClaimInfo;
 use serde::Serialize;
 
-/// Its fields are what is documented, and only grow.
+/// The JSON form of a claim. The fields are documented, and only new ones may be added.
 #[derive(Debug, Serialize)]
 pub(crate) struct Place<'a> {
     state: &'static str,

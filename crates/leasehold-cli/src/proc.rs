@@ -1,4 +1,4 @@
-//! What the kernel says of a process: /proc/PID/stat, read field by field, and its first
+//! Reads what the kernel reports about a process: the fields of /proc/PID/stat, and its initial
 //! environment.
 
 use std::fs;
@@ -9,23 +9,23 @@ pub(crate) struct Stat {
     pid: i32,
     name: String,
     is_zombie: bool,
-    /// From the third on.
+    /// The fields from the third one on.
     numbers: Vec<u64>,
 }
 
 impl Stat {
-    /// Of process `pid`; `None` if there is no such process.
+    /// Reads the fields of process `pid`. Returns `None` if it does not exist.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn parse(line: &str) -> Option<Self> {
-        // The second field is the program's name in parentheses, and may hold anything.
+        // The second field is the program's name in parentheses, and may contain any characters.
         let (before, rest) = line.rsplit_once(')')?;
         let (pid, name) = before.split_once(" (")?;
         let mut fields = rest.split_whitespace().peekable();
         let is_zombie = fields.peek().is_some_and(|state| ["Z", "X"].contains(state));
-        // Other letters and negative numbers are of no interest here.
+        // Fields with other letters or negative numbers are not needed.
         let numbers = fields.map(|f| f.parse().unwrap_or(0)).collect();
         Some(Self { pid: pid.parse().ok()?, name: name.to_owned(), is_zombie, numbers })
     }
@@ -42,12 +42,12 @@ impl Stat {
         self.pid
     }
 
-    /// The program's name, at most 15 bytes of it.
+    /// Returns the program's name, truncated to 15 bytes by the kernel.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether any of its threads may still run. The first thread of a program may end before the
+    /// Returns whether any thread of the process may still run. The first thread may end before the
     /// others.
     pub(crate) fn is_alive(&self) -> bool {
         const THREADS: usize = 20;
@@ -66,20 +66,21 @@ impl Stat {
         self.id(6)
     }
 
-    /// When it was started, in clock ticks since boot: with the pid, the identity of a process.
+    /// Returns when the process started, in clock ticks since boot. The pid and the start time
+    /// together identify a process.
     pub(crate) fn started(&self) -> u64 {
         self.field(22)
     }
 }
 
-/// The process, its parent, and so on.
+/// Returns the pids of the process, its parent, and so on.
 pub(crate) fn lineage(pid: i32) -> impl Iterator<Item = i32> {
     let parent = |pid: &i32| Stat::of(*pid).map(|stat| stat.parent()).filter(|&pid| pid > 0);
     std::iter::successors(Some(pid), parent)
 }
 
-/// A variable of the environment that the process was started with. `None` if it has none of that
-/// name, or runs as a user whose processes we may not read.
+/// Returns a variable of the environment that the process was started with. Returns `None` if the
+/// variable is missing, or if the process runs as a user whose processes this one may not read.
 pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let values = environment.split(|&byte| byte == 0);
@@ -87,21 +88,21 @@ pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
     values.find_map(|rest| Some(String::from_utf8_lossy(rest.strip_prefix(b"=")?).into_owned()))
 }
 
-/// The words of its command line.
+/// Returns the arguments of the process's command line.
 pub(crate) fn words(pid: i32) -> Vec<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = line.split(|&byte| byte == 0);
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// Whether /proc is of the PID namespace that we are in. Otherwise its numbers mean other processes
-/// to us.
+/// Returns whether /proc belongs to this process's PID namespace. Otherwise its numbers denote
+/// other processes.
 pub(crate) fn is_ours() -> bool {
     fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
-/// Every process there is.
+/// Returns all processes.
 pub(crate) fn all() -> impl Iterator<Item = Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|e| Stat::of(e.file_name().to_str()?.parse().ok()?))
@@ -120,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_a_parent_and_a_start() {
+    fn own_process_has_a_parent_and_a_start_time() {
         let stat = Stat::of(std::process::id() as i32).unwrap();
         assert_eq!(stat.parent(), std::os::unix::process::parent_id() as i32);
         assert!(stat.started() > 0);
     }
 
     #[test]
-    fn a_program_lives_as_long_as_one_of_its_threads() {
+    fn process_is_alive_while_any_of_its_threads_is() {
         let zombie = |threads| {
             let line = format!("7 (x) Z 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 5");
             Stat::parse(&line).unwrap()
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_environment_of_a_process_is_read() {
+    fn initial_environment_of_a_process_is_read() {
         let pid = std::process::id() as i32;
         assert_eq!(variable(pid, "PATH"), std::env::var("PATH").ok());
         assert_eq!(variable(pid, "PAT"), None);
@@ -147,7 +148,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_process_of_any_name_is_read(line in testbed::texts(&[
+        fn parsing_any_stat_line_does_not_panic(line in testbed::texts(&[
             "17 (a) b (c) S 4 5 6 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12345 9 9",
         ])) {
             if let Some(stat) = Stat::parse(&line) {

@@ -1,17 +1,18 @@
-//! Whose life a hold is bound to, where it is not its reader's: a process that is named, or the one that reads the
-//! token of `leasehold acquire`.
+//! The process that a hold is bound to: one given by number, or the one that reads the token of
+//! `leasehold acquire`.
 //!
-//! In `T=$(leasehold acquire x)` that is the shell that runs the `$(…)`: it has the other end of
-//! our stdout, a pipe. The owner is the nearest ancestor in our session that has the pipe open for
-//! reading. /proc shows this whatever the program is and whatever runs in between (`timeout`,
-//! `bash -c`, a subshell). Node gives its children a pair of sockets instead; the kernel reports
-//! the process that made the pair, which is Node.
+//! In `T=$(leasehold acquire x)` this is the shell that runs the `$(…)`. It has the other end of
+//! stdout, a pipe. The owner is the nearest ancestor in the same session that has the pipe open for
+//! reading. /proc shows this for any program, no matter what runs in between (`timeout`, `bash -c`,
+//! a subshell). Node gives its children a pair of sockets instead. The kernel reports the process
+//! that made the pair, which is Node.
 //!
 //! An ancestor in another session (sshd, sudo with a terminal of its own) only forwards what it
-//! reads, and exits with us. If no ancestor reads stdout (a pipeline, a file, a terminal), the
-//! command is refused: a lock without an owner would be released before the work begins.
+//! reads, and exits with this process. If no ancestor reads stdout (a pipeline, a file, a
+//! terminal), the command is refused. A lock without an owner would be released before the work
+//! begins.
 //!
-//! A process is its pid *and* its start time: a number may be given to somebody else.
+//! A process is identified by its pid *and* its start time, because a pid may be reused.
 
 use std::fs::{read_dir, read_link, read_to_string};
 use std::io;
@@ -27,7 +28,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::exit::{Failure, USAGE};
 use crate::proc::{Stat, lineage};
 
-/// A process that is waited for.
+/// A process whose end is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -35,7 +36,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The one that has this number now.
+    /// Returns the process that has this pid now.
     pub(crate) fn with_pid(pid: i32) -> Result<Self, Failure> {
         Self::of(pid).ok_or_else(|| Failure::new(USAGE, format!("--pid {pid}: no such process")))
     }
@@ -44,15 +45,15 @@ impl Process {
         Some(Self { pid, started: Stat::of(pid)?.started() })
     }
 
-    /// Whoever started us, if it is there.
+    /// Returns the parent process, if it exists.
     pub(crate) fn parent() -> Option<Self> {
         Self::of(i32::try_from(parent_id()).ok()?)
     }
 
-    /// The one above us that reads our stdout.
+    /// Returns the ancestor that reads this process's stdout.
     pub(crate) fn reader() -> Result<Self, Failure> {
         let refused = |why: &str| {
-            let what = format!("cannot tell which process owns the lock: {why}");
+            let what = format!("cannot find the process that owns the lock: {why}");
             Failure::new(USAGE, what).hint(
                 "pass --pid PID, the process that works under the lock (in a shell: --pid $$); the \
                  lock was not taken",
@@ -73,28 +74,28 @@ impl Process {
         let session = |pid| Stat::of(pid).map(|stat| stat.session());
         let ours = i32::try_from(std::process::id()).ok().and_then(session);
         if ours.is_none() || session(reader.pid) != ours {
-            let who = reader.program();
-            return Err(refused(&format!("{who}, which reads stdout, is in another session")));
+            let program = reader.program();
+            return Err(refused(&format!("{program}, which reads stdout, is in another session")));
         }
         Ok(reader)
     }
 
-    /// Whether it is still there.
+    /// Returns whether the process still exists.
     pub(crate) fn is_there(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 
-    /// What the kernel calls its program.
+    /// Returns the name of the process's program, as the kernel reports it.
     pub(crate) fn program(self) -> String {
         let comm = read_to_string(format!("/proc/{}/comm", self.pid));
         comm.unwrap_or_default().trim_end().to_owned()
     }
 
-    /// Calls `ended` when the process ends. An error if it has ended already.
+    /// Calls `ended` when the process ends. Returns an error if it has ended already.
     pub(crate) fn watch(self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let pidfd = open(self.pid)?;
-        // The descriptor is of whoever has the number now; if that one was started when ours was,
-        // it is ours.
+        // The descriptor refers to the process that has the pid now. It is the right process if its
+        // start time is the same.
         if !self.is_there() {
             return Err(gone());
         }
@@ -102,10 +103,11 @@ impl Process {
     }
 }
 
-/// Calls `ended` when the process that started this one, directly or not, ends. An error if it has ended already.
+/// Calls `ended` when the process that started this one, directly or indirectly, ends. Returns an
+/// error if it has ended already.
 ///
-/// It may have ended, and its pid been reused, before we look. Then the process that has the pid now started after
-/// this one. Where /proc does not say when, the pid alone decides.
+/// It may have ended, and its pid been reused, before this call. Then the process that has the pid
+/// now started after this one. If /proc does not show the start times, the pid alone decides.
 pub(crate) fn watch_caller(pid: i32, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let pidfd = open(pid)?;
     let started = |pid| Stat::of(pid).map(|stat| stat.started());
@@ -137,13 +139,13 @@ fn when_ended(pidfd: OwnedFd, ended: impl FnOnce() + Send + 'static) -> io::Resu
     std::thread::Builder::new().name("process".into()).spawn(watch).map(drop)
 }
 
-/// The process that made the pair of sockets of which our stdout is one.
+/// Returns the pid of the process that created the socket pair to which stdout belongs.
 fn maker_of_stdout() -> Option<i32> {
     let maker = rustix::net::sockopt::socket_peercred(std::io::stdout()).ok()?;
     Some(maker.pid.as_raw_nonzero().get())
 }
 
-/// Whether the process has this pipe open to read from it.
+/// Returns whether the process has this pipe open for reading.
 fn reads(pid: i32, pipe: &Path) -> bool {
     let open = read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     open.filter(|fd| read_link(fd.path()).is_ok_and(|to| to == pipe)).any(|fd| {

@@ -1,24 +1,25 @@
-//! The line on the terminal during a wait: who holds the lock, since when, and the place in the queue.
+//! The line on the terminal during a wait: the holder, how long it has held the lock, and the queue
+//! position.
 
 use leasehold::kit::{LISTED_HOLDERS, locked};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use leasehold::store::{LockInfo, Standing};
 
 use crate::take::held_by;
 
-/// The pause before the first line, to avoid flicker: most locks are acquired sooner.
+/// Pause before the first line. It avoids flicker, because most locks are acquired sooner.
 const FIRST: Duration = Duration::from_millis(300);
 const EACH: Duration = Duration::from_secs(1);
 
-/// The lock that is waited for, and how many claims are ahead. `None`: not waiting.
+/// The lock that this client waits for, and how many claims are ahead. `None` if it does not wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ahead(Arc<Mutex<Option<(String, usize)>>>);
 
 impl Ahead {
-    /// Stores it, and returns whether it changed.
+    /// Stores the position, and returns whether it changed.
     pub(crate) fn learn(&self, name: &str, ahead: usize) -> bool {
         let learnt = Some((name.to_owned(), ahead));
         let mut known = locked(&self.0);
@@ -30,16 +31,16 @@ impl Ahead {
     }
 }
 
-/// Shows the line while it is polled. Reads the holders once a second, not the queue.
+/// Shows the line while this future is polled. It reads the holders once per second, not the queue.
 pub(crate) async fn show(
-    locks: &Leasehold,
+    locks: &Client,
     ahead: &Ahead,
     mut line: impl FnMut(String),
 ) -> std::convert::Infallible {
     tokio::time::sleep(FIRST).await;
     loop {
         if let Some((name, ahead)) = ahead.get() {
-            // The acquisition reports a store that does not answer.
+            // Errors are ignored here, because the acquisition reports an unreachable store.
             let info = locks.holders(&name).await.ok().flatten();
             line(describe(&name, info.as_ref(), ahead));
         }
@@ -52,20 +53,20 @@ fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
     waiting(name, place, info.and_then(held_by).as_deref())
 }
 
-/// The line for a person.
+/// Returns the line for the terminal.
 pub(crate) fn waiting(name: &str, place: usize, held_by: Option<&str>) -> String {
     let by = held_by.map_or(String::new(), |by| format!(": {by}"));
     format!("waiting for {name:?} (place {place} in the queue){by}")
 }
 
-/// The place among the waiters, with this many claims ahead. Holders and cooldowns do not count.
-/// `None`: there may be more of them than the store lists.
+/// Returns the position among the waiters, with `ahead` claims ahead. Holders and cooldowns do not
+/// count. Returns `None` if the lock may have more holders than the store lists.
 pub(crate) fn place(info: &LockInfo, ahead: usize) -> Option<usize> {
     let others = others(info);
     (others < LISTED_HOLDERS).then(|| ahead.saturating_sub(others) + 1)
 }
 
-/// How many claims hold the lock or are in a cooldown.
+/// Returns how many claims hold the lock or are in a cooldown.
 pub(crate) fn others(info: &LockInfo) -> usize {
     info.claims.iter().filter(|claim| claim.standing != Standing::Waiting).count()
 }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_says_who_since_when_and_our_place() {
+    fn waiting_line_shows_holder_duration_and_queue_position() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
         let claim = |standing, since| {
             let since = Duration::from_secs(since);
@@ -93,9 +94,10 @@ mod tests {
         assert_eq!(describe("x", None, 0), "waiting for \"x\" (place 1 in the queue)");
     }
 
+    // F72
     /// The holder is gone and the lock is in a cooldown: the next claim is first in the queue.
     #[test]
-    fn f72_who_departed_is_not_said_to_hold_nor_counted_as_waiting() {
+    fn claim_in_cooldown_is_neither_a_holder_nor_a_waiter() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
         let (since, left) = (Duration::from_secs(9), Some(Duration::from_secs(60)));
         let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);

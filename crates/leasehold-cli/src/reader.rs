@@ -1,7 +1,8 @@
-//! Whether anybody reads our stdout.
+//! Detects that no process reads stdout any longer.
 //!
-//! Who writes learns that nobody reads as it writes. Who has nothing to say for hours has to be told: the kernel
-//! reports an error on a pipe, and a hang-up on a socket or a terminal, to whoever polls it for nothing at all.
+//! A process that writes finds out when it writes. A process that writes nothing for hours has to
+//! poll. The kernel reports an error on a pipe, and a hang-up on a socket or a terminal, even to a
+//! poll for no events.
 
 use std::io::{self, stdout};
 use std::os::fd::AsFd;
@@ -9,7 +10,8 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Calls `gone` when nobody reads stdout any more, where that can be known (a file has no reader).
+/// Calls `gone` when no process reads stdout any longer. It is never called for a file, which has
+/// no reader.
 pub(crate) fn watch(gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let out = stdout().as_fd().try_clone_to_owned()?;
     let watch = move || {
@@ -18,7 +20,7 @@ pub(crate) fn watch(gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
             match poll(&mut watched, None) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                // No more memory: then nobody is told.
+                // The kernel is out of memory, so `gone` is not called.
                 Err(_) => return,
             }
         }

@@ -1,8 +1,8 @@
-//! `run --reenter` under a `leasehold run` that has the lock: CMD, under its hold.
+//! `run --reenter` below a `leasehold run` that holds the lock: executes CMD under that hold.
 //!
-//! Nothing is taken. We become CMD, in the place where we are: in the process group that the one above ends when the
-//! lock is as good as lost, and with the end that it waits for. So what it promises of its CMD holds of
-//! this one.
+//! Nothing is acquired. This process becomes CMD. It stays in the process group that the enclosing
+//! run ends when the lock is almost lost, and its end is the end that the enclosing run waits for.
+//! So the guarantees of the enclosing run apply to this CMD too.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -16,13 +16,13 @@ use crate::exit::{self, Failure};
 use crate::nested::Above;
 use crate::{inherited, priority, signals};
 
-/// Becomes CMD. Returns if that could not be.
+/// Executes CMD in this process. Returns only if that failed.
 pub(crate) fn exec(args: &RunArgs, above: &Above, events: &Events) -> Failure {
     let Some((program, arguments)) = args.command.split_first() else {
         return Failure::new(exit::USAGE, "no command given");
     };
     let (name, token) = (args.name().to_owned(), above.token.get());
-    events.tell(&Event::Reentered { name: name.clone(), token, pid: above.holder });
+    events.print(&Event::Reentered { name: name.clone(), token, pid: above.holder });
     events.finish();
     let mut command = Command::new(program);
     command.args(arguments).envs(args.take.store.environment()).envs([
@@ -34,7 +34,7 @@ pub(crate) fn exec(args: &RunArgs, above: &Above, events: &Events) -> Failure {
         ("LEASEHOLD_SEQUENCERS", above.sequencer.to_string()),
     ]);
     if inherited::sigpipe_ignored() {
-        // SAFETY: runs before exec in this very process; one system call.
+        // SAFETY: The closure runs before exec in this same process, and makes one system call.
         unsafe {
             command.pre_exec(|| {
                 signals::set(Signal::SIGPIPE, SigHandler::SigIgn).map(drop).map_err(Into::into)

@@ -1,5 +1,7 @@
-//! The command reference, `docs/reference/cli.md`, is generated from the definition of the command line. To update it:
-//! `UPDATE_DOCS=1 cargo test -p leasehold-cli --all-features reference`.
+//! Generates the command reference, `docs/reference/cli.md`, from the definition of the command
+//! line.
+//!
+//! To update it: `UPDATE_DOCS=1 cargo test -p leasehold-cli --all-features reference`.
 
 use std::fmt::Write;
 
@@ -12,9 +14,8 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cl
 const HEAD: &str = "\
 # Command reference
 
-All options, each with a summary. `leasehold COMMAND --help` and `leasehold man COMMAND` explain more. Exit
-statuses are in [Shell scripts](../guide/shell-scripts.md#exit-status). This page is generated from the
-definition of the command line.
+`leasehold COMMAND --help` and `leasehold man COMMAND` explain more. Exit statuses are in [Shell
+scripts](../guide/shell-scripts.md#exit-status). `NAME` is the name of the lock. This page is generated.
 ";
 
 #[test]
@@ -36,11 +37,6 @@ fn page() -> String {
     command.build();
     let mut page = HEAD.to_owned();
     let commands: Vec<&Command> = visible(&command).collect();
-    page.push('\n');
-    for (n, command) in commands.iter().enumerate() {
-        let (name, end) = (command.get_name(), if n + 1 < commands.len() { " ·\n" } else { "\n" });
-        let _ = write!(page, "[`{name}`](#{name}){end}");
-    }
     let shared = shared(&commands);
     page.push_str("\n## Common options\n\n");
     for id in &shared {
@@ -54,12 +50,16 @@ fn page() -> String {
     page
 }
 
-/// The usage and the options of a command, and those of its own commands. What the first command has too is only
-/// named.
+/// Writes the usage and the options of a command, and those of its subcommands. Options that the
+/// first command also has are only listed by name.
 fn describe(page: &mut String, command: &Command, shared: &[String], first: Option<&Command>) {
     let usage = command.clone().render_usage().to_string();
-    let _ = writeln!(page, "```text\n{}\n```", usage.trim_start_matches("Usage: ").trim());
-    let own = options(command).filter(|arg| !shared.contains(&arg.get_id().to_string()));
+    let usage = usage.trim_start_matches("Usage: ").lines().map(str::trim);
+    let usage: Vec<String> = usage.map(|line| format!("`{line}`")).collect();
+    let _ = writeln!(page, "{}", usage.join(" or "));
+    let own = options(command).filter(|arg| {
+        !shared.contains(&arg.get_id().to_string()) && text(arg) != "Name of the lock"
+    });
     let (known, own): (Vec<&Arg>, Vec<&Arg>) = own.partition(|arg| {
         let is_same = |other: &&Arg| other.get_id() == arg.get_id() && text(other) == text(arg);
         first.is_some_and(|first| options(first).any(|other| is_same(&other)))
@@ -99,7 +99,7 @@ fn options(command: &Command) -> impl Iterator<Item = &Arg> {
         .filter(|arg| !arg.is_positional() || arg.get_help().is_some())
 }
 
-/// The options that more than half of the commands have, with the same help.
+/// Returns the options that more than half of the commands have with the same help.
 fn shared(commands: &[&Command]) -> Vec<String> {
     let all = || commands.iter().flat_map(|command| options(command));
     let same = |one: &Arg, other: &Arg| {
@@ -115,7 +115,7 @@ fn shared(commands: &[&Command]) -> Vec<String> {
     shared
 }
 
-/// `-w, --wait DUR`
+/// Returns the names of an option and its value, such as `-w, --wait DUR`.
 fn name(arg: &Arg) -> String {
     let mut names = Vec::new();
     names.extend(arg.get_short().map(|short| format!("-{short}")));
@@ -145,7 +145,7 @@ fn option(page: &mut String, arg: &Arg) {
     let _ = writeln!(page, "- `{}`: {help}", name(arg));
 }
 
-/// The first paragraph of an option's help, in one line.
+/// Returns the first paragraph of an option's help, in one line.
 fn text(arg: &Arg) -> String {
     one_line(&arg.get_help().map(ToString::to_string).unwrap_or_default())
 }
@@ -155,7 +155,8 @@ fn about(command: &Command) -> String {
     about.trim_end_matches('.').to_owned()
 }
 
-/// In Markdown: text in angle brackets must not become an HTML element.
+/// Returns the first paragraph in one line of Markdown. Text in angle brackets must not become an
+/// HTML element.
 fn one_line(text: &str) -> String {
     let first = text.split("\n\n").next().unwrap_or_default();
     first.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "\\<").replace('|', "\\|")

@@ -1,24 +1,27 @@
-//! `leasehold release` ends the hold of a script, `leasehold evict` any hold.
+//! `leasehold release` ends the hold of a script, and `leasehold evict` ends any hold.
 //!
-//! `release --token` first asks the [`hold`](crate::hold) that has the lock, through its [door](crate::door). Only that
-//! process knows whether the lock was held all the time, and it keeps what `--min-hold` promised. If there is none (it
-//! was killed, or runs on another machine), the claim is removed from the store.
+//! `release --token` first contacts the [`hold`](crate::hold) process that has the lock, through
+//! its [control socket](crate::control_socket). Only that process knows whether the lock was held
+//! all the time, and it keeps the lock for the time of `--min-hold`. If it does not exist (it was
+//! killed, or runs on another machine), the claim is removed from the store.
 
 use std::process::ExitCode;
 
 use leasehold::store::Evict;
-use leasehold::{Leasehold, Token};
+use leasehold::{Client, Token};
 
 use crate::args::{EvictArgs, ReleaseArgs};
-use crate::door::Door;
-use crate::drive::drive;
+use crate::block_on::block_on;
+use crate::control_socket::ControlSocket;
+use crate::events::note;
 use crate::exit::{self, Failure};
+use crate::frozen;
 use crate::table::quoted;
-use crate::take::with_store;
+use crate::take::{held_by, with_store};
 
 pub(crate) fn main(args: &ReleaseArgs) -> ExitCode {
     let ReleaseArgs { store, name, token, .. } = args;
-    finish(drive(with_store(store, async |locks| match *token {
+    finish(block_on(with_store(store, async |locks| match *token {
         Some(token) => release(locks, name, token).await,
         None => evict(locks, name, None).await,
     })))
@@ -26,7 +29,7 @@ pub(crate) fn main(args: &ReleaseArgs) -> ExitCode {
 
 pub(crate) fn evict_main(args: &EvictArgs) -> ExitCode {
     let EvictArgs { store, name, token } = args;
-    finish(drive(with_store(store, async |locks| evict(locks, name, *token).await)))
+    finish(block_on(with_store(store, async |locks| evict(locks, name, *token).await)))
 }
 
 fn finish(done: Result<(), Failure>) -> ExitCode {
@@ -39,8 +42,9 @@ fn finish(done: Result<(), Failure>) -> ExitCode {
 /// The hint for a script that lost its lock.
 const OVERLAP: &str = "work done since then may overlap with another holder's: check its result";
 
-async fn release(locks: &Leasehold, name: &str, token: Token) -> Result<(), Failure> {
-    if let Some(answer) = Door::new(locks.identity(), name, token.get()).knock().await {
+async fn release(locks: &Client, name: &str, token: Token) -> Result<(), Failure> {
+    let socket = ControlSocket::new(locks.identity(), name, token.get());
+    if let Some(answer) = socket.request_release().await {
         return answer.map_err(|failure| match failure.code {
             exit::LOST => failure.hint(OVERLAP),
             _ => failure,
@@ -56,17 +60,35 @@ async fn release(locks: &Leasehold, name: &str, token: Token) -> Result<(), Fail
     }
 }
 
-async fn evict(locks: &Leasehold, name: &str, token: Option<Token>) -> Result<(), Failure> {
-    let whom = token.map_or(Evict::Holders, Evict::Token);
-    match locks.evict(name, whom).await? {
-        0 => {
-            let what = match token {
-                Some(token) => format!("token {token} does not hold {name:?}"),
-                None => format!("{name:?} has no holder"),
-            };
-            let hint = format!("leasehold show {}", quoted(name));
-            Err(Failure::new(exit::NOT_HELD, what).hint(hint))
-        }
-        _ => Ok(()),
+async fn evict(locks: &Client, name: &str, token: Option<Token>) -> Result<(), Failure> {
+    let lock = match token {
+        // The holders of a lock that cannot be read can be evicted too.
+        None => locks.holders(name).await.ok().flatten(),
+        Some(_) => None,
+    };
+    if let Some(frozen) = lock.as_ref().filter(|lock| frozen::is_frozen(lock)) {
+        let state = held_by(frozen).unwrap_or_default();
+        let what = format!("{name:?} has no holder: it is {state}");
+        let hint = format!("to end the freeze: leasehold unfreeze {}", quoted(name));
+        return Err(Failure::new(exit::NOT_HELD, what).hint(hint));
     }
+    let whom = token.map_or(Evict::Holders, Evict::Token);
+    let evicted = locks.evict(name, whom).await?;
+    let has_holder = lock.is_none_or(|lock| lock.holders().next().is_some());
+    let done = match (evicted, token) {
+        (0, Some(token)) => {
+            return Err(nothing_held(name, format!("token {token} does not hold {name:?}")));
+        }
+        (0, None) => return Err(nothing_held(name, format!("{name:?} has no holder"))),
+        (_, Some(token)) => format!("evicted the holder of {name:?} with token {token}"),
+        (_, None) if !has_holder => format!("ended the cooldown of {name:?}"),
+        (1, None) => format!("evicted the holder of {name:?}"),
+        (_, None) => format!("evicted {evicted} holders of {name:?}"),
+    };
+    note(&done);
+    Ok(())
+}
+
+fn nothing_held(name: &str, what: String) -> Failure {
+    Failure::new(exit::NOT_HELD, what).hint(format!("leasehold show {}", quoted(name)))
 }

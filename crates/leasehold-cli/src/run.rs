@@ -4,10 +4,11 @@
 //! 1. Acquire the locks.
 //! 2. Start the [watchdog](crate::watchdog) with the deadlines.
 //! 3. Start [CMD](crate::child), forward signals and relay stops.
-//! 4. When CMD has ended, dismiss the watchdog, reap CMD, release, and exit with CMD's code.
+//! 4. When CMD has ended, dismiss the watchdog, reap CMD, release the locks, and exit with CMD's
+//!    code.
 //!
-//! So whenever CMD runs, the lock is held and a second process would stop CMD if this one could not: see
-//! [supervise](crate::supervise).
+//! So whenever CMD runs, the lock is held, and a second process would stop CMD if this one could
+//! not. See [supervise](crate::supervise).
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -16,15 +17,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::store::Place;
-use leasehold::{Leasehold, MIN_LEASE};
+use leasehold::{Client, MIN_LEASE};
 
 use crate::args::RunArgs;
-use crate::danger::lease_for;
-use crate::drive::drive;
-use crate::end::End;
+use crate::block_on::block_on;
+use crate::command_end::CommandEnd;
 use crate::events::{Event, Events, Style};
 use crate::exit::{Failure, USAGE};
-use crate::held::Held;
+use crate::held_locks::HeldLocks;
+use crate::kill_policy::lease_for;
 use crate::progress::{self, Ahead};
 use crate::signals::Signals;
 use crate::supervise::{Job, SHORT_FAREWELL, supervise};
@@ -38,28 +39,29 @@ pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     })
 }
 
-/// Does this work, reports what happens, and ends with its result.
+/// Does this work and reports its failure, if any. Returns the exit code, or ends this process by a
+/// signal.
 pub(crate) fn told(
     style: Style,
-    work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<End, Failure>,
+    work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<CommandEnd, Failure>,
 ) -> ExitCode {
     priority::raise();
     let events = Events::new(style);
-    let end = drive(async {
+    let end = block_on(async {
         let signals = Signals::while_waiting();
         let mut signals = signals.map_err(|e| Failure::system("cannot catch signals", e))?;
         work(&events, &mut signals).await
     });
     let end = end.unwrap_or_else(|failure| {
-        events.tell(&failure.event());
-        End::Code(failure.code)
+        events.print(&failure.event());
+        CommandEnd::Code(failure.code)
     });
     events.finish();
     end.exit()
 }
 
-/// Reduces `--once-per` to `--try` and `--min-hold`. Removes and returns `--max-hold`, which is enforced here and not by
-/// the guard.
+/// Translates `--once-per` to `--try` and `--min-hold`. Removes and returns `--max-hold`, which is
+/// enforced here and not by the guard.
 fn settle(args: &mut RunArgs) -> Option<Duration> {
     let take = &mut args.take;
     if let Some(period) = args.once_per {
@@ -74,20 +76,21 @@ fn settle(args: &mut RunArgs) -> Option<Duration> {
     max_hold
 }
 
-/// Waits, runs CMD and releases, once. `held_since`: set when the lock is acquired.
+/// Acquires the locks, runs CMD and releases the locks, once. `held_since` is set when the lock is
+/// acquired.
 pub(crate) async fn run(
     args: &RunArgs,
     max_hold: Option<Duration>,
     events: &Events,
     signals: &mut Signals,
     held_since: &Cell<Option<Instant>>,
-) -> Result<End, Failure> {
+) -> Result<CommandEnd, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
         locks = take::connect_to_take(&args.take, started) => locks?,
-        number = signals.next_ending() => return Ok(End::Signal(number)),
+        number = signals.next_ending() => return Ok(CommandEnd::Signal(number)),
     };
-    events.tell(&Event::Store { store: locks.url().to_owned() });
+    events.print(&Event::Store { store: locks.url().to_owned() });
     check_grace(args, max_hold, &locks)?;
     if args.reenter
         && let Some(above) = nested::held_above(&locks, &args.take, args.name()).await
@@ -95,11 +98,17 @@ pub(crate) async fn run(
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, locks.close()).await;
         return Err(reenter::exec(args, &above, events));
     }
-    let held = tokio::select! {
-        held = wait(&locks, args, started, events) => held?,
-        number = signals.next_ending() => {
+    let waited = tokio::select! {
+        held = wait(&locks, args, started, events) => held.map_err(Err),
+        number = signals.next_ending() => Err(Ok(CommandEnd::Signal(number))),
+    };
+    let held = match waited {
+        Ok(held) => held,
+        Err(end) => {
+            // This withdraws the claims. Otherwise the store could grant the lock to a process that
+            // no longer exists.
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, locks.close()).await;
-            return Ok(End::Signal(number));
+            return end;
         }
     };
     held_since.set(Some(Instant::now()));
@@ -107,17 +116,13 @@ pub(crate) async fn run(
     signals.all().map_err(|e| Failure::system("cannot catch signals", e))?;
     let job = Job { args, locks: &locks, events, ends };
     let ended = supervise(&job, held, signals).await;
-    // Sends a release that was not answered yet.
+    // This sends a release that was not answered yet.
     let _ = tokio::time::timeout(SHORT_FAREWELL, locks.close()).await;
     ended
 }
 
-/// Fails if the lease is too short for this grace period.
-fn check_grace(
-    args: &RunArgs,
-    max_hold: Option<Duration>,
-    locks: &Leasehold,
-) -> Result<(), Failure> {
+/// Fails if the lease is too short for the grace period of `--kill-after`.
+fn check_grace(args: &RunArgs, max_hold: Option<Duration>, locks: &Client) -> Result<(), Failure> {
     let Some(grace) = args.kill_after else { return Ok(()) };
     let ends = max_hold.is_some() || locks.guarantees().has_leases();
     let least = lease_for(grace);
@@ -131,16 +136,16 @@ fn check_grace(
 
 /// Acquires the locks, and reports the wait.
 async fn wait(
-    locks: &Leasehold,
+    locks: &Client,
     args: &RunArgs,
     started: Instant,
     events: &Events,
-) -> Result<Held, Failure> {
+) -> Result<HeldLocks, Failure> {
     let (news, mut waiting) = tokio::sync::mpsc::unbounded_channel();
     let ahead = Ahead::default();
     let learnt = ahead.clone();
     let program = args.command.first().map(std::path::Path::new);
-    // Its name without its arguments, which may contain secrets.
+    // The label is the program's name without its arguments, which may contain secrets.
     let label = program.and_then(|p| p.file_name()).unwrap_or_default().to_string_lossy();
     let on_waiting = move |name: &str, place: Place| {
         if learnt.learn(name, place.ahead) {
@@ -152,10 +157,10 @@ async fn wait(
     let mut taking = pin!(async {
         let names = args.names();
         let guards = if args.any { taking.any(names).await } else { taking.all(names).await };
-        Held::of(guards?, &taking).await
+        HeldLocks::of(guards?, &taking).await
     });
     let mut showing = pin!(progress::show(locks, &ahead, |line| events.progress(line)));
-    let tell_waiting = |(name, ahead)| events.tell(&Event::Waiting { name, ahead });
+    let tell_waiting = |(name, ahead)| events.print(&Event::Waiting { name, ahead });
     let held = loop {
         tokio::select! {
             held = &mut taking => break held,
@@ -163,7 +168,7 @@ async fn wait(
             never = &mut showing, if events.shows_progress() => match never {},
         }
     };
-    // Both may have come at once.
+    // The grant and new positions may have arrived at the same time.
     while let Ok(news) = waiting.try_recv() {
         tell_waiting(news);
     }
@@ -171,7 +176,7 @@ async fn wait(
     let held = held?;
     for (name, token) in held.tokens() {
         let waited_seconds = started.elapsed().as_secs_f64();
-        events.tell(&Event::Held { name, token: token.get(), waited_seconds });
+        events.print(&Event::Held { name, token: token.get(), waited_seconds });
     }
     Ok(held)
 }

@@ -1,7 +1,9 @@
-//! `leasehold schema`: prints the SQL that creates leasehold's tables, for databases whose schema is managed by
-//! migrations: the tables of the store, and those that the library's `lock_in`, `once` and `fence::sql` use in the
-//! caller's own transactions. Or prints the statements of these, for programs that do not call the library. It does
-//! not connect.
+//! `leasehold schema`: prints the SQL that creates leasehold's tables, for databases whose schema
+//! is managed by migrations.
+//!
+//! There are the tables of the store, and those that the library's `lock_in`, `once` and
+//! `fence::sql` use in the caller's own transactions. It can also print the statements of these
+//! functions, for programs that do not call the library. It does not connect to the database.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -26,7 +28,7 @@ fn printed(url: &str, args: &SchemaArgs) -> leasehold::Result<String> {
     use leasehold::{fence, lock_in, once, versioned};
 
     use crate::args::Tables;
-    // Also rejects URLs of other stores.
+    // This also rejects URLs of other stores.
     let locks = leasehold::store::sql::schema(&leasehold::kit::with_passwords(url)?)?;
     let dialect = match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
         "sqlite" => Dialect::Sqlite,
@@ -49,6 +51,6 @@ fn printed(url: &str, args: &SchemaArgs) -> leasehold::Result<String> {
 fn printed(url: &str, _: &SchemaArgs) -> leasehold::Result<String> {
     let scheme = url.split(':').next().filter(|scheme| ["postgres", "mysql"].contains(scheme));
     let hint = crate::missing::store_hint(scheme.unwrap_or("sqlite"));
-    let what = "support for SQL databases is not in this build";
+    let what = "leasehold was built without SQL databases";
     Err(leasehold::Error::new(leasehold::ErrorKind::Unsupported, what).with_hint(hint))
 }

@@ -1,15 +1,16 @@
-//! Signals: which are passed on, and how leasehold itself ends by one.
+//! Signals: which ones are forwarded to CMD, and how leasehold itself ends by a signal.
 //!
-//! *Passed on* is every signal that somebody sends on purpose: HUP, INT, QUIT, TERM, USR1, USR2,
-//! ALRM, WINCH, CONT, TSTP, PWR and the real-time signals. Not passed on are those that the kernel
-//! raises for what a process does itself (PIPE, TTIN, TTOU, XCPU, XFSZ, SEGV, …): they would be
-//! about leasehold and not about CMD. KILL and STOP cannot be caught; the
-//! [watchdog](crate::watchdog) is there for them.
+//! *Forwarded* are all signals that are sent on purpose: HUP, INT, QUIT, TERM, USR1, USR2, ALRM,
+//! WINCH, CONT, TSTP, PWR and the real-time signals. *Not forwarded* are signals that the kernel
+//! raises for an action of the process itself (PIPE, TTIN, TTOU, XCPU, XFSZ, SEGV, …). They would
+//! concern leasehold and not CMD. KILL and STOP cannot be caught. The [watchdog](crate::watchdog)
+//! acts if they kill or stop leasehold.
 //!
-//! What was ignored when we were started stays ignored, here and in CMD: `nohup` works.
+//! Signals that were ignored when leasehold was started stay ignored, here and in CMD. So `nohup`
+//! works.
 //!
-//! Before CMD runs, the signals that end a program end our waiting: the place in the queue is given
-//! up first, and then we die of that very signal, so that the caller sees what happened.
+//! Before CMD runs, the signals that end a program end the wait. leasehold leaves the queue first,
+//! and then dies of the same signal, so that the caller sees what happened.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::orphans;
 
-/// Those that end a program that does nothing about them.
+/// The signals that end a program by default.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 const OTHERS: [Signal; 7] = [
     Signal::SIGUSR1,
@@ -44,7 +45,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches what would end us while we wait.
+    /// Starts to catch the signals that would end this process while it waits.
     pub(crate) fn while_waiting() -> std::io::Result<Self> {
         let (catcher, arrived) = mpsc::unbounded_channel();
         let ignored = ignored_from_the_start();
@@ -55,7 +56,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// From now on catches everything that is passed on.
+    /// Starts to catch all signals that are forwarded.
     pub(crate) fn all(&mut self) -> std::io::Result<()> {
         if std::mem::replace(&mut self.catches_all, true) {
             return Ok(());
@@ -64,8 +65,10 @@ impl Signals {
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
     }
 
-    /// The next one while no process of ours runs: all that end meanwhile are orphans, and are
-    /// reaped. Cancel safe.
+    /// Waits for the next signal. Call this only while no child that this process started runs: all
+    /// children that end meanwhile are reaped as orphans.
+    ///
+    /// Cancel safe: dropping the future changes nothing.
     pub(crate) async fn next_while_idle(&mut self) -> i32 {
         loop {
             orphans::reap(&[]);
@@ -76,9 +79,11 @@ impl Signals {
         }
     }
 
-    /// The next one that ends a program, while no process of ours runs. Of the others, which are
-    /// caught for the sake of a CMD that does not run now, the one that stops a job stops us.
-    /// Cancel safe.
+    /// Waits for the next signal that ends a program. Call this only while CMD does not run,
+    /// because all children that end meanwhile are reaped as orphans. Of the other signals, only
+    /// TSTP has an effect: it stops this process.
+    ///
+    /// Cancel safe: dropping the future changes nothing.
     pub(crate) async fn next_ending(&mut self) -> i32 {
         loop {
             let number = self.next_while_idle().await;
@@ -91,7 +96,7 @@ impl Signals {
         }
     }
 
-    /// From now on what ends a program ends us at once.
+    /// Restores the default action of the signals that end a program.
     #[cfg(feature = "top")]
     pub(crate) fn let_go(&self) {
         for signal in ENDING {
@@ -101,7 +106,7 @@ impl Signals {
         }
     }
 
-    /// Whether INT, QUIT or TERM has come.
+    /// Returns whether INT, QUIT or TERM has arrived.
     pub(crate) fn told_to_end(&self) -> bool {
         self.told_to_end
     }
@@ -118,7 +123,9 @@ impl Signals {
         Ok(())
     }
 
-    /// The next one. Cancel safe.
+    /// Waits for the next signal.
+    ///
+    /// Cancel safe: dropping the future changes nothing.
     pub(crate) async fn next(&mut self) -> i32 {
         let number = self.arrived.recv().await;
         self.note(number).await
@@ -127,61 +134,62 @@ impl Signals {
     async fn note(&mut self, number: Option<i32>) -> i32 {
         match number {
             Some(number) => {
-                // A program that is hung up on may read its settings again.
+                // HUP is excluded, because a program may reload its settings on it.
                 self.told_to_end |= ENDING[1..].iter().any(|&s| s as i32 == number);
                 number
             }
-            // We keep a sender ourselves.
+            // `self` keeps a sender, so the channel never closes.
             None => std::future::pending().await,
         }
     }
 }
 
-/// The signals that this process was started with as ignored, as a bit mask.
+/// Returns the signals that were ignored when this process was started, as a bit mask.
 fn ignored_from_the_start() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Sends `number` to every process of the group that we may signal. One that is empty already is no
-/// error; one of which every process is another user's is (EPERM).
+/// Sends `number` to every process of the group that this process may signal. An empty group is not
+/// an error. If all its processes run as another user, this fails with EPERM.
 pub(crate) fn send(group: Pid, number: i32) -> nix::Result<()> {
-    // SAFETY: killpg takes two numbers and touches no memory of ours. (nix's own has no name for
-    // the real-time signals.)
+    // SAFETY: `killpg` takes two numbers and does not access this process's memory. (nix's own
+    // wrapper does not support real-time signals.)
     match Errno::result(unsafe { libc::killpg(group.as_raw(), number) }) {
         Ok(_) | Err(Errno::ESRCH) => Ok(()),
         Err(refused) => Err(refused),
     }
 }
 
-/// Whether any process of the group is left, be it another user's.
+/// Returns whether the group has processes, including those of other users.
 pub(crate) fn is_alive(group: Pid) -> bool {
     !matches!(nix::sys::signal::killpg(group, None), Err(Errno::ESRCH))
 }
 
-/// Whether the group has become another user's: we may signal none of it.
+/// Returns whether the group now runs as another user, so that this process may not signal any of
+/// its processes.
 pub(crate) fn is_anothers(group: Pid) -> bool {
     nix::sys::signal::killpg(group, None) == Err(Errno::EPERM)
 }
 
-/// Does with `signal` what the system does by default, or ignores it. Gives what was set before.
+/// Sets the default action for `signal`, or ignores it. Returns the previous action.
 pub(crate) fn set(signal: Signal, to: SigHandler) -> nix::Result<SigAction> {
     debug_assert!(matches!(to, SigHandler::SigDfl | SigHandler::SigIgn));
     let action = SigAction::new(to, SaFlags::empty(), SigSet::empty());
-    // SAFETY: neither the default nor ignoring runs code of ours.
+    // SAFETY: Neither the default action nor ignoring runs code of this program.
     unsafe { sigaction(signal, &action) }
 }
 
-/// Puts back what [`set`] gave.
+/// Restores what [`set`] returned.
 pub(crate) fn restore(signal: Signal, before: &SigAction) {
-    // SAFETY: that handler was installed until now by whoever wrote it.
+    // SAFETY: That handler was installed before, so it is valid.
     let _ = unsafe { sigaction(signal, before) };
 }
 
-/// Lets the signals that end a program end this one as the first process of a PID namespace, too.
+/// Makes the signals that end a program end this one even as the first process of a PID namespace.
 /// There, as in a container, the kernel ignores them by default. A handler that is installed later
-/// replaces this one.
+/// replaces the one that this function installs.
 pub(crate) fn end_even_as_first_process() {
     if std::process::id() != 1 {
         return;
@@ -195,22 +203,22 @@ pub(crate) fn end_even_as_first_process() {
 }
 
 extern "C" fn end(number: i32) {
-    // SAFETY: ends the process, without running any code of it.
+    // SAFETY: The call ends the process without running any of its code.
     unsafe { libc::_exit(128 + number) }
 }
 
-/// The signal's name, such as SIGTERM. Real-time signals have only a number.
+/// Returns the signal's name, such as SIGTERM. Real-time signals have only a number.
 pub(crate) fn name(number: i32) -> String {
     Signal::try_from(number)
         .map_or_else(|_| format!("signal {number}"), |signal| signal.to_string())
 }
 
-/// Ends this process by the signal, as it would have ended had we not caught it.
+/// Ends this process by the signal, as if the signal had not been caught.
 pub(crate) fn die_of(number: i32) -> u8 {
     if let Ok(signal) = Signal::try_from(number) {
         let _ = set(signal, SigHandler::SigDfl);
         let _ = raise(signal);
     }
-    // Only for a signal that does not end a program after all.
+    // This is reached only for a signal that does not end a program.
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }

@@ -1,21 +1,21 @@
 //! The slots of a semaphore: the locks NAME/slot/1 to NAME/slot/N that number its permits.
 //!
-//! They belong to `run --max`, and overviews do not list them as locks of their own.
+//! They belong to `run --max`, and overviews do not list them as separate locks.
 //!
-//! No slot's name is too long for a store if the semaphore's is not: of a long NAME, as much is
-//! replaced by a hash as a slot adds to it.
+//! If the semaphore's name is valid for a store, so are the names of its slots. In a long NAME, a
+//! hash replaces as many bytes as a slot adds.
 
 use std::collections::HashMap;
 
 use leasehold::store::LockInfo;
 use leasehold::{Kind, MAX_NAME_BYTES};
 
-/// Names up to here have room for a slot's number even in the longest namespace.
+/// Maximum length of a name that has room for a slot's number even in the longest namespace.
 const SHORT: usize = MAX_NAME_BYTES / 2 - 16;
-/// What a slot adds to a long name: `~`, the hash, `/slot/` and a number.
+/// Bytes that a slot adds to a long name: `~`, the hash, `/slot/` and a number.
 const ADDED: usize = 1 + 16 + 6 + 10;
 
-/// What the names of a semaphore's slots begin with.
+/// Returns the common prefix of the names of a semaphore's slots.
 pub(crate) fn prefix(semaphore: &str) -> String {
     if semaphore.len() <= SHORT {
         return format!("{semaphore}/slot/");
@@ -27,13 +27,13 @@ pub(crate) fn prefix(semaphore: &str) -> String {
     format!("{}~{:016x}/slot/", &semaphore[..end], hash(semaphore))
 }
 
-/// FNV-1a, which is the same in every build.
+/// Computes FNV-1a, which is the same in every build.
 fn hash(text: &str) -> u64 {
     let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// These locks without the slots of semaphores that are among them.
+/// Removes the slots of the semaphores in the list.
 pub(crate) fn hidden(mut locks: Vec<LockInfo>) -> Vec<LockInfo> {
     let is_semaphore = |lock: &&LockInfo| lock.kind == Kind::Semaphore && lock.unreadable.is_none();
     let semaphores: HashMap<String, u32> = locks
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_have_valid_names_of_their_own_whatever_the_semaphores_name() {
+    fn slot_names_are_valid_and_unique_for_any_semaphore_name() {
         let mut seen = std::collections::HashSet::new();
         for length in 1..=MAX_NAME_BYTES / 2 {
             for letter in ["n", "ü"] {

@@ -1,20 +1,20 @@
-//! CMD while it runs under its locks, and the end of both: see [danger](crate::danger) for when it is ended
-//! because of them.
+//! Supervises CMD while it runs under its locks, and ends it if its locks require that. The
+//! [kill_policy](crate::kill_policy) module defines when CMD is stopped because of its locks.
 
 use std::time::Duration;
 
-use leasehold::{ErrorKind, Leasehold, LostReason, Released, State};
+use leasehold::{Client, ErrorKind, LostReason, Released, State};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::RunArgs;
 use crate::child::{Change, Child, NotStarted, Surroundings, own_lifeline};
-use crate::danger::{Danger, after_kill, danger, deadlines, until_next};
+use crate::command_end::CommandEnd;
 use crate::descendants::{Descendants, Survivors};
-use crate::end::End;
 use crate::events::{Event, Events};
 use crate::exit::{self, Failure};
-use crate::held::{Held, Watched};
+use crate::held_locks::{HeldLocks, LocksWatch};
+use crate::kill_policy::{Danger, after_kill, danger, deadlines, until_next};
 use crate::mark::{self, Mark};
 use crate::on_lost::OnLost;
 use crate::signals::{self, Signals};
@@ -23,68 +23,70 @@ use crate::terminal::Terminal;
 use crate::watchdog::{Deadlines, Watchdog, terminate};
 use crate::{boottime, nested, orphans};
 
-/// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
+/// Default time that CMD has to end on its own after leasehold was killed. It applies if CMD's
+/// inherited lifeline or a lease keeps the lock meanwhile.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long we wait for a store that does not answer when the lease is as good as over.
+/// Time limit for an unresponsive store when the lease has almost expired anyway.
 pub(crate) const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long the kernel has to end what is killed.
+/// Time that the kernel gets to end killed processes.
 const TO_KILL: Duration = Duration::from_secs(1);
-/// The pause between two looks at what of CMD could not be ended.
+/// Pause between two attempts to kill processes of CMD that could not be killed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What is to be done.
+/// What to run, and with which locks.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub(crate) args: &'a RunArgs,
-    pub(crate) locks: &'a Leasehold,
+    pub(crate) locks: &'a Client,
     pub(crate) events: &'a Events,
-    /// When max-hold is over, by the [boot clock](boottime).
+    /// The moment when max-hold ends, in [boot-clock](boottime) nanoseconds.
     pub(crate) ends: Option<u64>,
 }
 
 impl Job<'_> {
-    /// What is left of max-hold.
+    /// Returns the time left until max-hold ends.
     fn of_hold(&self) -> Duration {
         self.ends.map_or(Duration::MAX, boottime::until)
     }
 
-    /// What is left of lock and max-hold.
-    fn left(&self, watch: &Watched) -> Duration {
+    /// Returns the time left until the lock is uncertain or max-hold ends, whichever comes first.
+    fn left(&self, watch: &LocksWatch) -> Duration {
         watch.remaining().min(self.of_hold())
     }
 }
 
-/// CMD and all that looks after it.
+/// CMD and everything that supervises it.
 struct Supervisor<'a> {
     job: Job<'a>,
-    /// The longest lease that there may be, and the longest that there was: L.
+    /// The longest lease that is possible (`asked`) and the longest that was held so far (`lease`,
+    /// called L in the [kill_policy](crate::kill_policy) module).
     asked: Duration,
     lease: Duration,
-    watch: Watched,
+    watch: LocksWatch,
     watchdog: Watchdog,
     child: Child,
     descendants: Descendants,
     terminal: Option<Terminal>,
     done: Danger,
     at_risk: bool,
-    /// CMD became another user's, and a signal of ours was refused, or would be.
+    /// Whether CMD now runs as another user, so that leasehold's signals are refused.
     is_anothers: bool,
-    /// What of CMD could not be ended.
+    /// Processes of CMD that could not be killed.
     survivors: Survivors,
-    /// What was done was done because max-hold is over.
+    /// Whether CMD was signaled because max-hold ended.
     is_over: bool,
-    /// What is to be started when CMD is ended.
+    /// The program to start when CMD is stopped.
     on_lost: OnLost<'a>,
 }
 
 pub(crate) async fn supervise(
     job: &Job<'_>,
-    held: Held,
+    held: HeldLocks,
     signals: &mut Signals,
-) -> Result<End, Failure> {
-    // Before CMD is started, so that none of its SIGCHLD is missed; and whoever started us with
-    // SIGCHLD ignored would leave us no status to reap.
+) -> Result<CommandEnd, Failure> {
+    // This comes before CMD starts, so that no SIGCHLD of CMD is missed. It also undoes an ignored
+    // SIGCHLD, with which the kernel would keep no exit status to reap.
     let mut sigchld =
         signal(SignalKind::child()).map_err(|e| Failure::system("cannot catch signals", e))?;
     let mut supervisor = match start(job, &held) {
@@ -112,12 +114,12 @@ pub(crate) async fn supervise(
 }
 
 /// Starts the watchdog, then CMD.
-fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
+fn start<'a>(job: &Job<'a>, held: &HeldLocks) -> Result<Supervisor<'a>, Failure> {
     let Job { args, locks, events, .. } = *job;
     let watch = held.watch();
     let asked = take::lease(locks, &args.take);
     let lease = asked.min(watch.remaining());
-    // Without leases and lifeline, the lock dies with us.
+    // If the store has no leases and CMD inherits no lifeline, the lock ends with this process.
     let inherits = locks.store().lifeline().is_some() && !args.no_inherit;
     let outlives_us = inherits || locks.guarantees().has_leases();
     let orphaned = args.kill_after.unwrap_or(GRACE);
@@ -133,10 +135,10 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
     let terminal = Terminal::open();
     let mut environment = nested::handed_down(&held.sequencers(), after_kill);
     environment.extend(held.environment(args.names()));
-    // What runs under the lock means the same store.
+    // A leasehold that CMD starts must use the same store.
     environment.extend(args.take.store.environment());
     environment.push((mark::RUN, mark.handed_down()));
-    // Orphans among CMD's descendants become our children.
+    // Orphans among CMD's descendants become children of this process.
     let _ = nix::sys::prctl::set_child_subreaper(true);
     let started = start_child(job, &environment, &mut watchdog, terminal.as_ref(), || {
         due(job.left(&watch)).kill
@@ -152,7 +154,7 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
         }
     };
     watchdog.watches(child.group());
-    events.tell(&Event::Started { pid: child.group().as_raw() });
+    events.print(&Event::Started { pid: child.group().as_raw() });
     Ok(Supervisor {
         job: *job,
         asked,
@@ -171,7 +173,7 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
     })
 }
 
-/// Starts CMD under a watchdog that is there, in the time that is left.
+/// Starts CMD under a running watchdog, before the deadline. Replaces a watchdog that was killed.
 fn start_child(
     job: &Job<'_>,
     environment: &[(&'static str, String)],
@@ -203,7 +205,7 @@ fn start_child(
 }
 
 impl Supervisor<'_> {
-    /// Looks at what is left of the lock, does what must be done, and tells the watchdog.
+    /// Checks how much is left of the lock, signals CMD if necessary, and updates the watchdog.
     fn look(&mut self) {
         let (left, of_hold) = (self.watch.remaining(), self.job.of_hold());
         let (state, name) = self.watch.worst();
@@ -223,7 +225,7 @@ impl Supervisor<'_> {
             self.at_risk = true;
             self.is_over = of_hold <= left;
             let remaining_seconds = left.min(of_hold).as_secs_f64();
-            events.tell(&Event::AtRisk { name: name.clone(), remaining_seconds, sent });
+            events.print(&Event::AtRisk { name: name.clone(), remaining_seconds, sent });
         }
         if danger == Danger::Kill && self.done == Danger::Kill {
             self.descendants.kill();
@@ -232,7 +234,7 @@ impl Supervisor<'_> {
             let sent = signals::send(group, Signal::SIGKILL as i32).is_ok();
             self.descendants.kill();
             self.done = Danger::Kill;
-            events.tell(&match state {
+            events.print(&match state {
                 State::Lost(reason) => {
                     Event::Lost { name: name.clone(), reason: reason.to_string() }
                 }
@@ -241,19 +243,19 @@ impl Supervisor<'_> {
             if !sent {
                 self.say_that_it_is_anothers();
             }
-            // There is nothing left for it to do unless we die.
-            self.watchdog.tell(Deadlines::default());
+            // After SIGKILL the watchdog needs no deadline. It acts only if this process dies.
+            self.watchdog.send(Deadlines::default());
         }
         if danger == Danger::None && self.done == Danger::Terminate && self.at_risk {
             self.at_risk = false;
-            events.tell(&Event::Recovered { name });
+            events.print(&Event::Recovered { name });
         }
         if self.done > Danger::None {
             self.start_on_lost();
         }
         if timed && self.done < Danger::Kill {
             let terminated = self.done >= Danger::Terminate;
-            self.watchdog.tell(deadlines(left.min(of_hold), self.lease, grace, terminated));
+            self.watchdog.send(deadlines(left.min(of_hold), self.lease, grace, terminated));
         }
     }
 
@@ -264,18 +266,19 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Once, as soon as it is seen.
+    /// Reports that CMD runs as another user. Only the first call has an effect.
     fn say_that_it_is_anothers(&mut self) {
         if !std::mem::replace(&mut self.is_anothers, true) {
             let message = format!(
                 "the command runs as another user, so leasehold cannot stop it if lock {:?} is lost",
                 self.job.args.name()
             );
-            self.job.events.tell(&Event::Warning { message });
+            self.job.events.print(&Event::Warning { message });
         }
     }
 
-    /// A fraction of the lease, so that the watchdog's news are fresh; less if something is due before.
+    /// Returns the time until the next check. It is a fraction of the lease, so that the watchdog's
+    /// deadlines are fresh, or less if a signal is due earlier.
     fn until_next_look(&self) -> Duration {
         let soonest = Duration::from_millis(2);
         let until = match self.done {
@@ -287,16 +290,16 @@ impl Supervisor<'_> {
 
     fn forward(&self, number: i32) {
         self.child.send(number);
-        self.job.events.tell(&Event::Forwarded { signal: number });
+        self.job.events.print(&Event::Forwarded { signal: number });
     }
 
-    /// After SIGCHLD. Tells whether CMD has ended.
+    /// Handles a SIGCHLD. Returns whether CMD has ended.
     fn child_changed(&mut self) -> bool {
         while let Some(change) = self.child.change() {
             match change {
                 Change::Ended => return true,
                 Change::Stopped(signal) => {
-                    self.job.events.tell(&Event::Stopped { signal });
+                    self.job.events.print(&Event::Stopped { signal });
                     if let Some(terminal) = &mut self.terminal {
                         terminal.relay_stop(self.child.group(), signal);
                     }
@@ -304,15 +307,16 @@ impl Supervisor<'_> {
             }
         }
         if let Err(failure) = self.watchdog.check() {
-            // Better unwatched than not at all supervised; the next SIGCHLD tries again.
-            self.job.events.tell(&Event::Warning { message: failure.message });
+            // CMD continues without a watchdog, because that is better than without supervision.
+            // The next SIGCHLD retries.
+            self.job.events.print(&Event::Warning { message: failure.message });
         }
         orphans::reap(&[self.child.group().as_raw(), self.watchdog.pid()]);
         false
     }
 
-    /// CMD was ended because of its lock: what it started must not run on either. While some of it
-    /// does, the lock is kept for as long as it can be, unless a signal ends us.
+    /// Kills what CMD started, after CMD was stopped because of its lock. While some of these
+    /// processes survive, the lock is kept as long as possible, unless a signal ends leasehold.
     async fn end_descendants(&mut self, signals: &mut Signals) {
         let sent = signals::send(self.child.group(), Signal::SIGKILL as i32);
         self.is_anothers |= sent.is_err();
@@ -320,10 +324,10 @@ impl Supervisor<'_> {
         if self.survivors.is_empty() || !self.is_held() {
             return;
         }
-        self.watchdog.tell(Deadlines::default());
+        self.watchdog.send(Deadlines::default());
         let (name, left) = (self.job.args.name(), &self.survivors);
         let message = format!("{left} could not be stopped: lock {name:?} is kept until they end");
-        self.job.events.tell(&Event::Warning { message });
+        self.job.events.print(&Event::Warning { message });
         while !self.survivors.is_empty() && self.is_held() && !signals.told_to_end() {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
@@ -337,14 +341,14 @@ impl Supervisor<'_> {
         !matches!(self.watch.worst().0, State::Lost(_)) && !self.watch.remaining().is_zero()
     }
 
-    /// CMD has ended.
-    async fn end(mut self, held: Held, signals: &mut Signals) -> Result<End, Failure> {
+    /// Releases the locks after CMD has ended, and returns how leasehold must end.
+    async fn end(mut self, held: HeldLocks, signals: &mut Signals) -> Result<CommandEnd, Failure> {
         let group = self.child.group();
         if self.done > Danger::None {
             self.end_descendants(signals).await;
         }
         if self.watchdog.done() {
-            // We were stopped meanwhile, and are back before we had our own look.
+            // This process was paused, and the watchdog signaled CMD before this process could.
             self.is_over |= self.job.of_hold() <= self.lease / 3;
             self.done = Danger::Kill;
             self.start_on_lost();
@@ -352,17 +356,20 @@ impl Supervisor<'_> {
         }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
         let reaped = self.child.reap();
-        // What was killed with it, for a first process that reaps nothing.
+        // Processes that were killed together with CMD may have become children of this process.
+        // They are reaped here, because a container's first process would inherit them and may reap
+        // nothing.
         orphans::reap(&[]);
         let status =
             reaped.map_err(|e| Failure::system("cannot read the exit status of the command", e))?;
         let (code, number) =
             (status.code(), std::os::unix::process::ExitStatusExt::signal(&status));
         let events = self.job.events;
-        events.tell(&Event::Exited { code, signal: number });
+        events.print(&Event::Exited { code, signal: number });
         let (name, why) = (self.watch.worst().1.to_owned(), Why::of(&self.watch, self.is_over));
         if self.done > Danger::None {
-            // A leasehold that was killed with CMD ends its own command in this time.
+            // A nested leasehold that was killed together with CMD stops its own command within
+            // this time.
             tokio::time::sleep(after_kill(self.lease).min(self.job.left(&self.watch))).await;
         }
         let limit = if self.done > Danger::None { SHORT_FAREWELL } else { CLOSE_TIMEOUT };
@@ -382,11 +389,11 @@ impl Supervisor<'_> {
         }
         released?;
         let interrupted = had_terminal && number == Some(Signal::SIGINT as i32);
-        Ok(if interrupted { End::Interrupted } else { End::Code(exit::of(status)) })
+        Ok(if interrupted { CommandEnd::Interrupted } else { CommandEnd::Code(exit::of(status)) })
     }
 }
 
-/// Why CMD is stopped.
+/// The reason why CMD is stopped.
 #[derive(Clone, Copy)]
 enum Why {
     Lost(LostReason),
@@ -395,7 +402,7 @@ enum Why {
 }
 
 impl Why {
-    fn of(watch: &Watched, is_over: bool) -> Self {
+    fn of(watch: &LocksWatch, is_over: bool) -> Self {
         match watch.worst().0 {
             State::Lost(reason) => Self::Lost(reason),
             _ if is_over => Self::MaxHold,
@@ -403,7 +410,7 @@ impl Why {
         }
     }
 
-    /// The reason alone, for LEASEHOLD_REASON.
+    /// Returns only the reason, for LEASEHOLD_REASON.
     fn reason(self) -> &'static str {
         match self {
             Self::Lost(LostReason::Expired) => "the lease expired",
@@ -414,7 +421,7 @@ impl Why {
         }
     }
 
-    /// What happened to the lock, and the next step.
+    /// Returns what happened to the lock, and the next step for the user.
     fn explained(self) -> (&'static str, Option<&'static str>) {
         let longer = "check the store; a longer --lease tolerates longer outages";
         match self {
@@ -432,14 +439,14 @@ impl Why {
     }
 }
 
-/// Releases the locks. If the store does not answer, it warns, but CMD has not failed: the lease ends
-/// the hold.
-async fn give_back(held: Held, events: &Events, limit: Duration) -> Result<(), Failure> {
+/// Releases the locks. If the store does not answer, this prints a warning and succeeds, because
+/// CMD has not failed. The lock is then freed when its lease expires.
+async fn give_back(held: HeldLocks, events: &Events, limit: Duration) -> Result<(), Failure> {
     let tokens = held.tokens();
     let error = match tokio::time::timeout(limit, held.release()).await {
         Ok(Ok(Released::Now | Released::Shared)) => {
             for (name, token) in tokens {
-                events.tell(&Event::Released { name, token: token.get() });
+                events.print(&Event::Released { name, token: token.get() });
             }
             return Ok(());
         }
@@ -458,6 +465,6 @@ async fn give_back(held: Held, events: &Events, limit: Duration) -> Result<(), F
     let why = error.reason();
     let message =
         format!("could not release {names}: {why}; the lock is freed when its lease expires");
-    events.tell(&Event::Warning { message });
+    events.print(&Event::Warning { message });
     Ok(())
 }

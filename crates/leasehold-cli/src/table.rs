@@ -1,10 +1,10 @@
-//! Columns for people: aligned, and with nothing in them that a terminal would obey.
+//! Tables for people: aligned columns, without control characters that a terminal would interpret.
 
 use std::time::Duration;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The rows under each other, each column as wide as its widest cell.
+/// Returns the rows as lines. Each column is as wide as its widest cell.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |i: usize| rows.iter().filter_map(|r| r.get(i)).map(|c| c.width()).max();
@@ -22,7 +22,7 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// What came from outside, made harmless: control and invisible characters are escaped.
+/// Escapes control and invisible characters in text from other users.
 pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
@@ -33,7 +33,7 @@ pub(crate) fn clean(text: &str) -> String {
         .collect()
 }
 
-/// As much of the line as fits into `columns`.
+/// Returns as much of the line as fits into `columns`.
 pub(crate) fn cut(line: &str, columns: usize) -> String {
     let mut used = 0;
     let fits = |c: &char| {
@@ -43,7 +43,7 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
     line.chars().take_while(fits).collect()
 }
 
-/// A lock's name as an argument of a shell command.
+/// Returns a lock's name as an argument of a shell command.
 pub(crate) fn quoted(name: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:@%+=,".contains(c);
     if !name.is_empty() && name.chars().all(is_plain) {
@@ -53,7 +53,7 @@ pub(crate) fn quoted(name: &str) -> String {
     }
 }
 
-/// A duration as people read it, to two units.
+/// Returns a duration for people, with at most two units.
 pub(crate) fn short(d: Duration) -> String {
     let s = d.as_secs();
     match s {
@@ -76,8 +76,9 @@ mod tests {
         assert_eq!(aligned(&rows), "NAME      HOST\n漢字漢字  a\nx         b\n");
     }
 
+    // S90
     #[test]
-    fn s90_nothing_in_a_label_reaches_the_terminal_raw() {
+    fn control_characters_in_labels_are_escaped() {
         let evil = "a\x1b[2J\r\n\u{9b}31m\u{202e}\"b\\";
         let shown = clean(evil);
         assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}'), "{shown}");

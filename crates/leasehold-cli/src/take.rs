@@ -8,14 +8,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::store::{LockInfo, Place, Standing};
-use leasehold::{Error, ErrorKind, Guard, Guards, Holder, Leasehold, MIN_LEASE, Wanted};
+use leasehold::{Client, Error, ErrorKind, Hold, Holder, LockRequest, MIN_LEASE, MultiGuard};
 
 use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE, USAGE};
 use crate::table::{quoted, short};
 use crate::{events, frozen, nested};
 
-/// How long to wait for a store that does not answer, before the rest is left to the lease.
+/// Time limit for a store that does not answer a release. After it, the lease frees the lock.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Fails for a store that no other process can use.
@@ -24,11 +24,12 @@ fn check_shared(url: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let what = "memory: locks exist only inside one process, so they cannot protect a command";
-    Err(Failure::new(USAGE, what).hint("use file: (this machine), or the store of a server"))
+    Err(Failure::new(USAGE, what)
+        .hint("use file: (this machine), or a store with a server, such as postgres:"))
 }
 
-/// Fails if the file or directory that the URL names does not exist: reading must not create a
-/// store. (The user's own store, `file:`, may be created.)
+/// Fails if the file or directory that the URL names does not exist, because reading must not
+/// create a store. (The user's own store, `file:`, may be created.)
 fn check_there(url: &str) -> Result<(), Failure> {
     let Some((scheme @ ("file" | "sqlite"), rest)) = url.split_once(':') else { return Ok(()) };
     let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -48,7 +49,7 @@ fn check_there(url: &str) -> Result<(), Failure> {
 /// Connects to the store, does this work, and closes the connection.
 pub(crate) async fn with_store<T>(
     store: &StoreArgs,
-    work: impl AsyncFnOnce(&Leasehold) -> Result<T, Failure>,
+    work: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     check_shared(store.url())?;
     check_there(store.url())?;
@@ -60,11 +61,11 @@ pub(crate) async fn with_store<T>(
     done
 }
 
-/// The least time to keep retrying while the store is unreachable: the library's own limit during a
-/// wait.
+/// Minimum time to keep retrying while the store is unreachable. It is also the library's limit
+/// during a wait.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How long to keep retrying with this lease.
+/// Returns how long to keep retrying with this lease.
 fn patience(args: &TakeArgs) -> Duration {
     PATIENCE.max(args.lease)
 }
@@ -72,13 +73,10 @@ fn patience(args: &TakeArgs) -> Duration {
 /// The first and the longest pause between attempts to connect.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// Connects to the store, and retries while it is unreachable: for `--connect-timeout`, or as long as
-/// the library retries during a wait (a lease, at least 15 s), but not beyond `--wait` since
-/// `started`. With `--try` there is one attempt.
-pub(crate) async fn connect_to_take(
-    args: &TakeArgs,
-    started: Instant,
-) -> Result<Leasehold, Failure> {
+/// Connects to the store, and retries while it is unreachable. The limit is `--connect-timeout`, or
+/// as long as the library retries during a wait (a lease, at least 15 s). It does not exceed
+/// `--wait`, measured from `started`. With `--try` there is one attempt.
+pub(crate) async fn connect_to_take(args: &TakeArgs, started: Instant) -> Result<Client, Failure> {
     check_shared(args.store.url())?;
     let patience = match (args.connect_timeout, args.wait) {
         (None, _) if args.tries_only() => Duration::ZERO,
@@ -107,47 +105,51 @@ pub(crate) async fn connect_to_take(
     }
 }
 
-/// The lease to request. It is no longer than `--max-hold`: a command is stopped at fractions of it.
+/// Returns the lease to request. It is no longer than `--max-hold`, because a command is stopped at
+/// fractions of the lease.
 fn wanted_lease(args: &TakeArgs) -> Duration {
     args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
 }
 
-/// The lease that the store supports.
-pub(crate) fn lease(locks: &Leasehold, args: &TakeArgs) -> Duration {
+/// Returns the lease to request, limited to the longest that the store supports.
+pub(crate) fn lease(locks: &Client, args: &TakeArgs) -> Duration {
     wanted_lease(args).min(locks.store().longest_lease())
 }
 
-/// What must be left of this lease when the lock was acquired. A grant that was pushed to a waiter has
-/// less left if the lease is long, and is then renewed first.
+/// Returns how much must be left of this lease when the lock has been acquired. A grant that was
+/// pushed to a waiter has less left if the lease is long, and is then renewed first.
 fn least(lease: Duration, args: &TakeArgs) -> Duration {
     args.max_hold.unwrap_or(lease).min(lease / 2)
 }
 
-/// Acquires locks with the options of the command line. Dropping one of its futures leaves the queues and releases what
-/// it has.
+/// An acquisition of locks with the options of the command line.
+///
+/// Dropping a future of its methods leaves the queues and releases the locks that the future has
+/// acquired.
 #[derive(Clone)]
 pub(crate) struct Taking<'a> {
-    pub(crate) locks: &'a Leasehold,
+    pub(crate) locks: &'a Client,
     pub(crate) args: &'a TakeArgs,
-    /// When the time of `--wait` began.
+    /// The moment at which the time limit of `--wait` begins.
     pub(crate) started: Instant,
-    /// The label, unless `--label` was given.
+    /// The label to use if `--label` was not given.
     pub(crate) label: String,
-    /// Called with the name of the lock and the queue position.
+    /// The callback for a new queue position. Its arguments are the name of the lock and the
+    /// position.
     pub(crate) on_waiting: OnWaiting,
 }
 
 pub(crate) type OnWaiting = Arc<dyn Fn(&str, Place) + Send + Sync>;
 
 impl Taking<'_> {
-    /// The lock of this name.
-    pub(crate) async fn one(&self, name: &str) -> Result<Guard, Failure> {
+    /// Acquires the lock of this name.
+    pub(crate) async fn one(&self, name: &str) -> Result<Hold, Failure> {
         let mut guards = self.all(&[name.to_owned()]).await?.into_iter();
         guards.next().ok_or_else(|| Failure::new(USAGE, "no lock name was given"))
     }
 
-    /// All of these, or none.
-    pub(crate) async fn all(&self, names: &[String]) -> Result<Guards, Failure> {
+    /// Acquires all of these locks, or none.
+    pub(crate) async fn all(&self, names: &[String]) -> Result<MultiGuard, Failure> {
         for name in names {
             nested::refuse_what_is_held_above(self.locks, self.args, name).await?;
         }
@@ -158,8 +160,9 @@ impl Taking<'_> {
         }
     }
 
-    /// The first of these that is free, in this order; and where none is, the first that becomes free.
-    pub(crate) async fn any(&self, names: &[String]) -> Result<Guards, Failure> {
+    /// Acquires the first of these locks that is free, in this order. If none is free, waits for
+    /// the first that becomes free.
+    pub(crate) async fn any(&self, names: &[String]) -> Result<MultiGuard, Failure> {
         if !self.args.tries_only() {
             for name in names {
                 nested::refuse_what_is_held_above(self.locks, self.args, name).await?;
@@ -193,7 +196,7 @@ impl Taking<'_> {
     }
 
     /// Waits in all of these queues until one lock is acquired.
-    async fn first(&self, names: &[String]) -> leasehold::Result<Guards> {
+    async fn first(&self, names: &[String]) -> leasehold::Result<MultiGuard> {
         let takes = names.iter().map(|name| self.take(std::slice::from_ref(name), false));
         let mut takes: Vec<_> = takes.map(Box::pin).collect();
         std::future::poll_fn(|cx| {
@@ -203,8 +206,8 @@ impl Taking<'_> {
         .await
     }
 
-    async fn take(&self, names: &[String], tries_only: bool) -> leasehold::Result<Guards> {
-        let wanted: Vec<Wanted> = names.iter().map(|name| self.wanted(name)).collect();
+    async fn take(&self, names: &[String], tries_only: bool) -> leasehold::Result<MultiGuard> {
+        let wanted: Vec<LockRequest> = names.iter().map(|name| self.wanted(name)).collect();
         match self.args.wait {
             _ if tries_only => self.locks.try_lock_all(wanted).await,
             Some(limit) => {
@@ -215,11 +218,11 @@ impl Taking<'_> {
         }
     }
 
-    /// One lock with its options.
-    fn wanted(&self, name: &str) -> Wanted {
+    /// Returns the request for one lock with its options.
+    fn wanted(&self, name: &str) -> LockRequest {
         let Self { locks, args, label, .. } = self;
         let (tell, named) = (self.on_waiting.clone(), name.to_owned());
-        /// Every kind of lock has these.
+        /// Sets the options that all kinds of locks share.
         macro_rules! with_options {
             ($lock:expr) => {{
                 let mut lock = $lock
@@ -231,7 +234,7 @@ impl Taking<'_> {
                     lock = lock.max_hold(longest);
                 }
                 if let Some(period) = args.min_hold {
-                    lock = lock.at_least(period);
+                    lock = lock.min_hold(period);
                 }
                 if let Some(delay) = args.lock_delay {
                     lock = lock.lock_delay(delay);
@@ -241,18 +244,19 @@ impl Taking<'_> {
         }
         if let Some(capacity) = args.max {
             let permits = args.permits.unwrap_or(1);
-            with_options!(locks.semaphore(name, capacity)).to_acquire(permits)
+            with_options!(locks.semaphore(name, capacity)).permit_request(permits)
         } else if args.shared {
-            with_options!(locks.rwlock(name)).to_read()
+            with_options!(locks.rwlock(name)).read_request()
         } else if args.exclusive {
-            with_options!(locks.rwlock(name)).to_write()
+            with_options!(locks.rwlock(name)).write_request()
         } else {
             with_options!(locks.mutex(name)).into()
         }
     }
 
-    /// Retries for `--connect-timeout` while the store is unreachable. The library reports an error only after
-    /// retrying on its own, so the outage began that much earlier than the first error.
+    /// Retries for `--connect-timeout` while the store is unreachable. The library reports an error
+    /// only after it has retried on its own. So the outage began that much earlier than the first
+    /// error.
     async fn patiently<T>(
         &self,
         take: impl AsyncFn() -> leasehold::Result<T>,
@@ -298,8 +302,7 @@ impl Taking<'_> {
         });
         let state = match &by {
             Some(by) => format!("{name:?} is {by}"),
-            None if error.store_answered() => format!("{name:?} is not free"),
-            None => format!("{name:?} was not acquired, and the store has not answered"),
+            None => format!("{name:?} is not free"),
         };
         let message = match error.kind() {
             ErrorKind::Timeout => {
@@ -310,11 +313,13 @@ impl Taking<'_> {
         let shell_name = quoted(name);
         let is_held = info.as_ref().is_none_or(|info| info.holders().next().is_some());
         let hint = match &info {
-            Some(info) if frozen::is_frozen(info) => format!("leasehold unfreeze {shell_name}"),
+            Some(info) if frozen::is_frozen(info) => {
+                format!("wait, or end the freeze: leasehold unfreeze {shell_name}")
+            }
             Some(_) if !is_held && by.is_some() => {
                 format!("to end the cooldown: leasehold evict {shell_name}")
             }
-            // `--once-per` does not wait either.
+            // `--once-per` does not wait, so the hint must not suggest `--wait`.
             _ if args.quiet => format!("to see the queue: leasehold show {shell_name}"),
             _ if args.try_only => {
                 format!("drop --try to wait, or see the queue: leasehold show {shell_name}")
@@ -326,10 +331,11 @@ impl Taking<'_> {
     }
 }
 
-/// How long to wait for the store to say who holds a lock that was not acquired.
+/// Time limit for polling the holders of a lock that was not acquired.
 const READ_LIMIT: Duration = Duration::from_secs(1);
 
-/// How the lock is taken, in words that follow "is": by whom it is held, or why it is unavailable.
+/// Describes how the lock is taken, in words that follow "is". It names the holder, or the reason
+/// why the lock is unavailable.
 pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
     if let Some(first) = info.holders().next() {
         let others = info.holders().count() - 1;
@@ -350,7 +356,7 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
 
 pub(crate) fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {
     let mut text = match first.pid {
-        // A client of another program: nothing more is known.
+        // This is the lock of another program, of which nothing more is known.
         0 => format!("held by {}", first.host.escape_debug()),
         _ => format!("held by {first} for {}", short(since)),
     };

@@ -1,23 +1,27 @@
-//! The terminal: CMD is its foreground job, and stopping CMD stops us, as under a job-control shell.
+//! The terminal: CMD is its foreground job, and stopping CMD stops leasehold, as under a
+//! job-control shell.
 //!
-//! CMD has a process group of its own, so on a terminal it would be a background job: Ctrl-C would
-//! miss it, and reading would stop it. So we do what a shell does, one level down:
+//! CMD has a process group of its own, so on a terminal it would be a background job. Ctrl-C would
+//! not reach it, and reading would stop it. So leasehold does what a shell does, one level down:
 //!
-//! - *Handing over.* If we are in the foreground group, and stdin and stdout are both terminals,
-//!   CMD's group becomes the foreground group before CMD's first instruction. If one of them is not
-//!   (a pipeline, whose other members may need the terminal), only once CMD asks for it by being
-//!   stopped with TTIN or TTOU; until then Ctrl-C reaches us and is passed on.
-//! - *Stopping.* When CMD stops, we take the terminal back and stop our own group, so that the
-//!   shell above sees the job stopped. When it continues us (`fg`, `bg`), we hand the terminal over
-//!   again if it is ours, and continue CMD.
-//! - *Nobody above.* If no shell could continue us (our group is orphaned, in POSIX's word), the
-//!   kernel would not have stopped CMD in our group. We restore that: a TSTP is taken back, and who
-//!   asks for a terminal that nobody can give gets HUP, as the kernel does to stopped orphans.
-//! - *Ctrl-C of a script.* While CMD has the foreground, a script that called us misses Ctrl-C.
-//!   If CMD died of INT then, we pass INT to our own group, and die of it too.
+//! - *Handing over.* If leasehold is in the foreground group, and stdin and stdout are both
+//!   terminals, CMD's group becomes the foreground group before CMD's first instruction. If one of
+//!   them is not a terminal, this is a pipeline, whose other members may need the terminal. Then
+//!   CMD gets the terminal only when TTIN or TTOU stops it. Until then Ctrl-C reaches leasehold and
+//!   is forwarded.
+//! - *Stopping.* When CMD stops, leasehold takes the terminal back and stops its own group, so that
+//!   the parent shell sees the job stopped. When the shell continues leasehold (`fg`, `bg`),
+//!   leasehold continues CMD. If leasehold is in the foreground then, it gives CMD the terminal
+//!   again.
+//! - *No parent shell.* If no shell could continue leasehold (its group is orphaned, in the POSIX
+//!   term), the kernel would not have stopped CMD in leasehold's group. leasehold restores that
+//!   behavior. It undoes a TSTP. If CMD was stopped because it needs a terminal that no process can
+//!   give it, CMD gets HUP, as stopped orphans do from the kernel.
+//! - *Ctrl-C of a script.* While CMD is in the foreground, a script that called leasehold does not
+//!   get Ctrl-C. If INT killed CMD then, leasehold sends INT to its own group, and dies of it too.
 //!
 //! A process outside the foreground group that calls tcsetpgrp is stopped with TTOU unless it has
-//! blocked it, so each call here blocks it for its own thread.
+//! blocked that signal. So [`hand_over`] blocks it in the calling thread during the call.
 
 use std::fs::File;
 use std::io::{IsTerminal, stdin, stdout};
@@ -32,12 +36,12 @@ use crate::{proc, signals};
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
-    /// Whether CMD is to have it whenever we do.
+    /// Whether CMD gets the terminal whenever leasehold has it.
     wanted: bool,
 }
 
 impl Terminal {
-    /// Ours, if we have one.
+    /// Opens the controlling terminal, if there is one.
     pub(crate) fn open() -> Option<Self> {
         let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
         Some(Self { tty, wanted: stdin().is_terminal() && stdout().is_terminal() })
@@ -47,13 +51,13 @@ impl Terminal {
         tcgetpgrp(&self.tty) == Ok(group)
     }
 
-    /// The terminal, if CMD is to start with it.
+    /// Returns the terminal, if CMD must start in the terminal's foreground group.
     pub(crate) fn for_child(&self) -> Option<File> {
         let now = self.wanted && self.is_foreground(getpgrp());
         now.then(|| self.tty.try_clone().ok()).flatten()
     }
 
-    /// Takes the terminal back from CMD; tells whether CMD had it.
+    /// Takes the terminal back from CMD. Returns whether CMD had it.
     pub(crate) fn take_back(&self, from: Pid) -> bool {
         let had = self.is_foreground(from);
         if had {
@@ -62,7 +66,7 @@ impl Terminal {
         had
     }
 
-    /// The same from a child that did not get as far as being CMD.
+    /// Takes the terminal back from a child that died before it became CMD.
     pub(crate) fn take_back_from_the_dead(&self) {
         let dead = |group| !signals::is_alive(group);
         if tcgetpgrp(&self.tty).is_ok_and(dead) {
@@ -70,8 +74,8 @@ impl Terminal {
         }
     }
 
-    /// CMD was stopped by `signal`: does what a shell's child would do. Returns once both run, or
-    /// CMD is to stay stopped.
+    /// Handles a stop of CMD by `signal`, as if CMD were a child of the shell. Returns once
+    /// leasehold and CMD both run again, or if CMD must stay stopped.
     pub(crate) fn relay_stop(&mut self, group: Pid, signal: i32) {
         let signal = Signal::try_from(signal).unwrap_or(Signal::SIGSTOP);
         let asks = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
@@ -82,7 +86,7 @@ impl Terminal {
         let orphaned = is_orphaned(getpgrp());
         let in_front = self.is_foreground(group) || self.is_foreground(getpgrp());
         match signal {
-            // Somebody stopped CMD alone, on purpose, and will continue it.
+            // Another process stopped CMD alone, on purpose, and will continue it.
             Signal::SIGSTOP if orphaned || !in_front => return,
             _ if orphaned && asks => signal_ours(group, Signal::SIGHUP),
             _ if orphaned => {}
@@ -103,28 +107,29 @@ impl Terminal {
     }
 }
 
-/// What became another user's is that user's to stop and to continue.
+/// Signals CMD's group. An error is ignored, because only the other user can stop and continue a
+/// CMD that runs as another user.
 fn signal_ours(group: Pid, signal: Signal) {
     let _ = signals::send(group, signal as i32);
 }
 
-/// Makes `group` the terminal's foreground group. Only system calls: also called between fork and
-/// exec.
+/// Makes `group` the terminal's foreground group. It makes only system calls, so it may be called
+/// between fork and exec.
 pub(crate) fn hand_over(tty: impl AsFd, group: Pid) {
     let mut ttou = SigSet::empty();
     ttou.add(Signal::SIGTTOU);
     let Ok(before) = ttou.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return };
-    // A terminal that has hung up has no foreground any more.
+    // The error of a terminal that has hung up is ignored, because it has no foreground group.
     let _ = tcsetpgrp(tty, group);
     let _ = before.thread_set_mask();
 }
 
-/// Stops our process group and returns when we are continued.
+/// Stops this process's group. Returns when it is continued.
 pub(crate) fn stop_our_group() {
     let tstp = Signal::SIGTSTP;
-    // The others first, and our own copy of that signal is thrown away; then ourselves, by a signal
-    // to this very thread, which is delivered before `raise` returns. So we cannot run on into the
-    // resuming half before the stop has taken effect.
+    // The other processes are stopped first, and this process ignores its own copy of the signal.
+    // Then this thread stops itself with a signal that is delivered before `raise` returns. So the
+    // code that resumes CMD cannot run before the stop has taken effect.
     let Ok(before) = signals::set(tstp, SigHandler::SigIgn) else { return };
     let _ = killpg(Pid::from_raw(0), tstp);
     let _ = signals::set(tstp, SigHandler::SigDfl);
@@ -132,7 +137,8 @@ pub(crate) fn stop_our_group() {
     signals::restore(tstp, &before);
 }
 
-/// Whether no member's parent is in another group of the same session: nobody to continue it.
+/// Returns whether no process can continue the group, because no member's parent is in another
+/// group of the same session.
 fn is_orphaned(group: Pid) -> bool {
     let above = proc::all().filter(|p| p.group() == group.as_raw()).any(|member| {
         let parent = proc::Stat::of(member.parent());
@@ -141,7 +147,8 @@ fn is_orphaned(group: Pid) -> bool {
     !above
 }
 
-/// CMD, in the foreground, died of Ctrl-C: so does the job that we are part of.
+/// Sends SIGINT to this process's group, and ends this process with it. For when Ctrl-C killed CMD
+/// in the foreground.
 pub(crate) fn interrupt_our_group() {
     let int = Signal::SIGINT;
     let _ = signals::set(int, SigHandler::SigIgn);

@@ -1,11 +1,12 @@
-//! `leasehold top`: locks and queues on a terminal, live.
+//! `leasehold top`: a live view of locks and queues on a terminal.
 //!
-//! The [state](state) contains what is known and what a key does with it. The [view](view) draws it. Neither has side
-//! effects. This module connects them with the store, the [terminal](screen) and the signals. A request that is not
-//! answered does not block the keys, and the last picture stays.
+//! The [state](state) contains the data and the effect of each key. The [view](view) draws it.
+//! Neither has side effects. This module connects them with the store, the [terminal](screen) and
+//! the signals. A request that is not answered does not block the keys, and the last data stays on
+//! the screen.
 //!
-//! There is one request at a time. The next one begins a while after the last was answered. It does not poll while it
-//! is stopped or in the background.
+//! There is at most one poll at a time. The next poll starts a while after the last answer. No poll
+//! starts while the process is stopped or in the background.
 
 mod colours;
 mod fitted;
@@ -19,8 +20,8 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::Leasehold;
 use leasehold::store::{Evict, LockInfo};
+use leasehold::{Client, ErrorKind};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -29,20 +30,20 @@ use self::keys::{Decoder, Key};
 use self::screen::Screen;
 use self::state::{Action, State, Victim};
 use crate::args::TopArgs;
-use crate::drive::drive;
+use crate::block_on::block_on;
 use crate::exit::{Failure, USAGE};
 use crate::signals::{self, Signals};
 use crate::slots;
 use crate::take::with_store;
 use crate::terminal::stop_our_group;
 
-/// The pause after a poll that failed.
+/// Pause after a poll that failed.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often the age of the picture is told, at least.
+/// Maximum interval between updates of the shown age of the data.
 const TICK: Duration = Duration::from_secs(1);
-/// How often who is behind another job looks whether it is in front.
+/// Interval at which a background process checks whether it is in the foreground.
 const BEHIND: Duration = Duration::from_millis(100);
-/// After this nothing belongs to an Esc any more.
+/// Time after an ESC byte during which more bytes may belong to the same key.
 const DOUBT: Duration = Duration::from_millis(50);
 
 pub(crate) fn main(args: &TopArgs) -> ExitCode {
@@ -51,10 +52,10 @@ pub(crate) fn main(args: &TopArgs) -> ExitCode {
         let hint = "for programs: leasehold ls --json, or leasehold events --json";
         return Failure::new(USAGE, what).hint(hint).report();
     }
-    let ended = drive(with_store(&args.store, async |locks| {
+    let ended = block_on(with_store(&args.store, async |locks| {
         let caught = |e| Failure::system("cannot catch signals", e);
         let mut signals = Signals::while_waiting().map_err(caught)?;
-        // The others would end us, too, and leave the terminal as it is.
+        // The other signals would end this process too, and leave the terminal in full-screen mode.
         signals.all().map_err(caught)?;
         let ended = Top::new(args, locks)?.run(&mut signals).await;
         signals.let_go();
@@ -67,48 +68,50 @@ pub(crate) fn main(args: &TopArgs) -> ExitCode {
     }
 }
 
-/// What ended it.
+/// The reason why the program ends.
 enum Ended {
     Quit,
-    /// The signal of this number.
+    /// The signal with this number.
     By(i32),
 }
 
 impl Ended {
-    /// The terminal is gone: what its end would have told us a moment later.
+    /// The terminal is gone. A SIGHUP for it would have arrived a moment later.
     const HUNG_UP: Self = Self::By(Signal::SIGHUP as i32);
 }
 
-/// A request that is under way.
-type Asked<'a, T> = Option<Pin<Box<dyn Future<Output = leasehold::Result<T>> + 'a>>>;
+/// A request in progress.
+type InFlight<'a, T> = Option<Pin<Box<dyn Future<Output = leasehold::Result<T>> + 'a>>>;
 
-/// Its answer; where there is none to come, for ever. Cancel safe.
-async fn answer<T>(asked: &mut Asked<'_, T>) -> leasehold::Result<T> {
-    let answer = match asked {
-        Some(asked) => asked.await,
+/// Waits for the reply to the request, or forever if there is no request.
+///
+/// Cancel safe: dropping the future changes nothing.
+async fn answer<T>(request: &mut InFlight<'_, T>) -> leasehold::Result<T> {
+    let answer = match request {
+        Some(request) => request.await,
         None => std::future::pending().await,
     };
-    *asked = None;
+    *request = None;
     answer
 }
 
 struct Top<'a> {
-    locks: &'a Leasehold,
+    locks: &'a Client,
     args: &'a TopArgs,
     colours: Colours,
     screen: Screen,
     state: State,
     decoder: Decoder,
-    /// Until when an Esc may be the beginning of another key.
+    /// Until this moment, an ESC byte may be the beginning of a longer key sequence.
     doubt: Option<Instant>,
     answered: Option<Instant>,
     next_look: Instant,
-    looking: Asked<'a, Vec<LockInfo>>,
-    evicting: Asked<'a, usize>,
+    listing: InFlight<'a, Vec<LockInfo>>,
+    evicting: InFlight<'a, usize>,
 }
 
 impl<'a> Top<'a> {
-    fn new(args: &'a TopArgs, locks: &'a Leasehold) -> Result<Self, Failure> {
+    fn new(args: &'a TopArgs, locks: &'a Client) -> Result<Self, Failure> {
         let colours = Colours::of(|name| std::env::var(name).ok());
         let screen = Screen::open(colours);
         Ok(Self {
@@ -121,7 +124,7 @@ impl<'a> Top<'a> {
             doubt: None,
             answered: None,
             next_look: Instant::now(),
-            looking: None,
+            listing: None,
             evicting: None,
         })
     }
@@ -141,7 +144,7 @@ impl<'a> Top<'a> {
                     None => Some(Ended::HUNG_UP),
                 },
                 number = signals.next() => self.obey(number),
-                found = answer(&mut self.looking) => { self.see(found)?; None }
+                found = answer(&mut self.listing) => { self.see(found)?; None }
                 ended = answer(&mut self.evicting) => { self.evicted(ended); None }
                 () = sleep_until(until) => self.settle(),
             };
@@ -155,7 +158,7 @@ impl<'a> Top<'a> {
         self.answered.map(|answered| answered.elapsed())
     }
 
-    /// Draws, if we are in front.
+    /// Draws the current state if this process is in the foreground.
     fn show(&mut self) -> std::io::Result<()> {
         if !self.screen.is_on() {
             self.screen.turn_on()?;
@@ -167,18 +170,18 @@ impl<'a> Top<'a> {
         self.screen.draw(|area, buffer| view::draw(state, age, colours, area, buffer))
     }
 
-    /// Asks the store, if it is time.
+    /// Polls the store if a poll is due.
     fn look(&mut self) {
-        if self.looking.is_none() && self.screen.is_on() && self.next_look <= Instant::now() {
-            self.looking = Some(Box::pin(self.locks.list(&self.args.prefix)));
+        if self.listing.is_none() && self.screen.is_on() && self.next_look <= Instant::now() {
+            self.listing = Some(Box::pin(self.locks.list(&self.args.prefix)));
         }
     }
 
-    /// When there is something to do at the latest.
+    /// Returns the moment at which the next action is due if no event arrives earlier.
     fn until(&self) -> Instant {
         let now = Instant::now();
         let tick = now + if self.screen.is_on() { TICK } else { BEHIND };
-        let look = match self.looking.is_none() && self.screen.is_on() {
+        let look = match self.listing.is_none() && self.screen.is_on() {
             true => self.next_look.max(now),
             false => tick,
         };
@@ -218,13 +221,13 @@ impl<'a> Top<'a> {
 
     fn obey(&mut self, number: i32) -> Option<Ended> {
         match Signal::try_from(number) {
-            // It is drawn to its size in any case.
+            // The next frame is drawn with the current size in any case.
             Ok(Signal::SIGWINCH) => None,
             Ok(Signal::SIGTSTP) => {
                 self.suspend();
                 None
             }
-            // Whoever had the terminal meanwhile may have changed it.
+            // Another program may have changed the terminal in the meantime.
             Ok(Signal::SIGCONT) => self.redraw(),
             _ => Some(Ended::By(number)),
         }
@@ -257,11 +260,13 @@ impl<'a> Top<'a> {
     }
 
     fn evicted(&mut self, ended: leasehold::Result<usize>) {
-        self.state.evicted(ended.map_err(|error| match error.store_answered() {
-            true => format!("not evicted: {}", error.reason()),
-            false => format!("it may or may not be evicted: {}", error.reason()),
+        self.state.evicted(ended.map_err(|error| match error.kind() {
+            ErrorKind::Unreachable => {
+                format!("it may or may not be evicted: {}", error.reason())
+            }
+            _ => format!("not evicted: {}", error.reason()),
         }));
-        // What was asked before does not tell of it.
-        (self.looking, self.next_look) = (None, Instant::now());
+        // A poll that started before the eviction does not show its result.
+        (self.listing, self.next_look) = (None, Instant::now());
     }
 }

@@ -1,25 +1,26 @@
-//! `leasehold verify`: whether the hold that a sequencer names is still valid.
+//! `leasehold verify`: checks whether the hold that a sequencer names is still valid.
 //!
-//! For resources that are shell scripts. The answer is the exit code. A valid hold prints nothing.
+//! It is intended for resources that are shell scripts. The answer is the exit code. For a valid
+//! hold, the command prints nothing.
 
 use std::process::ExitCode;
 
 use leasehold::{ErrorKind, Sequencer};
 
 use crate::args::VerifyArgs;
-use crate::drive::drive;
+use crate::block_on::block_on;
 use crate::exit::{self, Failure};
 use crate::take::with_store;
 
 pub(crate) fn main(args: &VerifyArgs) -> ExitCode {
-    match drive(verify(args)) {
+    match block_on(verify(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
 async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
-    // Before connecting.
+    // This comes first, so that an invalid sequencer is rejected without a connection.
     let sequencer: Sequencer = args.sequencer.parse()?;
     with_store(&args.store, async |locks| match locks.check(&sequencer).await {
         Ok(_) => Ok(()),

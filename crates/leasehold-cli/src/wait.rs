@@ -1,35 +1,35 @@
 //! `leasehold wait`: waits until a lock is free, or held.
 //!
-//! It takes no lock: another client may take it right afterwards. For deployments that wait for a job to end, and for
-//! tests.
+//! It does not acquire the lock, so another client may acquire it right afterwards. It is intended
+//! for deployments that wait for a job to end, and for tests.
 
 use std::convert::Infallible;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use leasehold::store::Wakeup;
-use leasehold::{Changes, Leasehold};
+use leasehold::{Client, LockEvents};
 use tokio::sync::Notify;
 
 use crate::args::WaitArgs;
-use crate::drive::drive;
+use crate::block_on::block_on;
 use crate::exit::{self, Failure};
 use crate::table::{quoted, short};
 use crate::take::{held_by, with_store};
 
 /// The first and the longest pause between two polls, if the store does not notify watchers.
 const PAUSE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
-/// The same if the store notifies watchers.
+/// The first and the longest pause between two polls, if the store notifies watchers.
 const NOTIFIED: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 
 pub(crate) fn main(args: &WaitArgs) -> ExitCode {
-    match drive(with_store(&args.store, async |locks| wait(args, locks).await)) {
+    match block_on(with_store(&args.store, async |locks| wait(args, locks).await)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
+async fn wait(args: &WaitArgs, locks: &Client) -> Result<(), Failure> {
     let changed = Notify::new();
     let is_notified = locks.guarantees().followed == Wakeup::Push;
     let following = async {
@@ -44,25 +44,26 @@ async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
     }
 }
 
-/// Notifies of every change. A poll then finds out what has changed, or the error.
-async fn follow(mut changes: Changes, changed: &Notify) -> Infallible {
+/// Notifies `changed` of every change. The next poll then finds out what has changed, or reports
+/// the error.
+async fn follow(mut changes: LockEvents, changed: &Notify) -> Infallible {
     loop {
-        // After an error, this returns no sooner than the next poll.
+        // After an error, the next call returns only after it has polled again.
         let _ = changes.next().await;
         changed.notify_one();
     }
 }
 
-/// Polls until the lock is in the wanted state: after each notification, and periodically.
+/// Polls until the lock is in the wanted state. It polls after each notification, and periodically.
 async fn poll(
     args: &WaitArgs,
-    locks: &Leasehold,
+    locks: &Client,
     [mut pause, longest]: [Duration; 2],
     changed: &Notify,
 ) -> Result<(), Failure> {
     let started = Instant::now();
     loop {
-        // Without the waiters: it is free if it has neither a holder nor a cooldown.
+        // The waiters are not read. The lock is free if it has neither a holder nor a cooldown.
         let lock = locks.holders(&args.name).await?;
         let holder = lock.as_ref().and_then(|lock| lock.holders().next());
         let is_free = lock.as_ref().is_none_or(|lock| lock.claims.is_empty());

@@ -1,37 +1,43 @@
 //! The watchdog: ends CMD when leasehold itself no longer can.
 //!
-//! leasehold ends CMD before its lock can be another's. But leasehold may be killed with -9, or be
-//! stopped until its lease is over; then nobody would (PDEATHSIG reaches only the direct child, and
-//! not at all when we are stopped). So a second process of this program stands by.
+//! leasehold ends CMD before another client can acquire its lock. But leasehold may be killed with
+//! -9, or be paused until its lease expires. Then it could not end CMD. (PDEATHSIG reaches only the
+//! direct child, and has no effect when leasehold is paused.) So a second process of this program
+//! watches over CMD.
 //!
 //! # The algorithm
-//! It reads lines from a pipe whose only writer is leasehold: `group N` (written by the child
-//! itself before CMD's first instruction), `deadline TERM KILL` (moments of the boot clock, `-`:
-//! none; after each renewal, and earlier than the real end of the lease by a quarter and a tenth of
-//! it), `done`.
-//! - End of file without `done`: leasehold is dead. TERM to the group, KILL after a grace period
-//!   or at the deadline, whichever comes first. The grace is zero if the lock died with leasehold.
-//! - The deadline comes without news: leasehold is stopped, or starved. TERM, then KILL, at the
-//!   told moments.
+//! The watchdog reads lines from a pipe whose only writers are leasehold and the child it forks:
+//! - `group N` comes from the child itself, before CMD's first instruction.
+//! - `deadline TERM KILL` has two moments of the boot clock, or `-` for none. leasehold sends it
+//!   after each renewal. The moments precede the end of the lease by a quarter and a tenth of it.
+//! - `done` ends the watchdog.
 //!
-//! # Why it is right
-//! - *Never too late.* It knows a deadline before CMD starts, and each later one only moves it out.
-//!   A lost or late line means an earlier KILL, never a later one. Time is the boot clock's, by
-//!   timerfd, so the alarm also goes off right after the machine wakes.
-//! - *Never the wrong group.* leasehold says `done` and waits for our end before it reaps CMD, so
-//!   while leasehold lives, no other process can get the group's number. After its death we kill
-//!   processes one by one, each through its pidfd.
-//! - *Nobody stops it.* It signals first and speaks afterwards, on a thread of its own: a stderr
-//!   that nobody reads costs the words and not the signal.
-//! - *Not in the way.* It is in a session of its own (no signal of the terminal or of a job reaches
-//!   it), blocks all signals, holds neither the lock's lifeline nor stdout, and ends with
-//!   leasehold. It is killed only by KILL; leasehold then starts another.
+//! It acts in two cases:
+//! - The pipe ends without `done`, because leasehold is dead. The watchdog sends TERM to the group.
+//!   It sends KILL after a grace period or at the deadline, whichever comes first. The grace period
+//!   is zero if the lock died with leasehold.
+//! - A deadline passes without a new line, because leasehold is paused or gets no processor time.
+//!   The watchdog sends TERM, then KILL, at the known moments.
+//!
+//! # Why it is correct
+//! - *It is never too late.* It knows a deadline before CMD starts, and each later one only extends
+//!   it. A lost or late line means an earlier KILL, never a later one. The time comes from the boot
+//!   clock through a timerfd, so the alarm also fires right after the machine wakes.
+//! - *It never signals the wrong group.* leasehold sends `done` and waits for the watchdog's end
+//!   before it reaps CMD. So while leasehold lives, no other process can get the group's number.
+//!   After leasehold's death the watchdog kills processes one by one, each through its pidfd.
+//! - *Output cannot block it.* It signals first and prints afterwards, on a thread of its own. If
+//!   no process reads stderr, the message is lost but not the signal.
+//! - *It does not interfere.* It is in a session of its own, so no signal of the terminal or of a
+//!   job reaches it. It blocks all signals, holds neither the lock's lifeline nor stdout, and ends
+//!   with leasehold. Only KILL can kill it. leasehold then starts another watchdog.
 //!
 //! CMD here means its group and the [descendants](crate::descendants) that left the group.
 //!
-//! Not covered: a process that became another user, which we may not signal (a message names it);
-//! and leasehold and watchdog killed at the same moment (with the file store, CMD's inherited
-//! lifeline keeps the lock even then).
+//! Two cases are not covered:
+//! - a process that runs as another user, which the watchdog may not signal (a message names it);
+//! - leasehold and the watchdog killed at the same moment. With the file store, CMD's inherited
+//!   lifeline keeps the lock even then.
 
 use std::io::{self, PipeWriter, Write, stdin};
 use std::os::fd::AsFd;
@@ -53,16 +59,16 @@ use crate::exit::{Failure, SYSTEM};
 use crate::mark::{DETACHED, Mark, RUN};
 use crate::{boottime, signals};
 
-/// When CMD is to be ended unless later news arrive, by the boot clock in nanoseconds.
+/// The moments at which CMD is ended unless newer deadlines arrive, in boot-clock nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Deadlines {
-    /// SIGTERM.
+    /// The moment for SIGTERM.
     pub(crate) term: Option<u64>,
-    /// SIGKILL.
+    /// The moment for SIGKILL.
     pub(crate) kill: Option<u64>,
 }
 
-/// leasehold's side: the watchdog that it started.
+/// The watchdog, as leasehold sees it.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     process: Child,
@@ -71,18 +77,21 @@ pub(crate) struct Watchdog {
     mark: Mark,
     group: Option<Pid>,
     told: Deadlines,
-    /// How many more are started in this one's place.
+    /// How many more watchdogs may be started as replacements.
     spare: u8,
 }
 
-/// How long one that was sent away has to go; one that is stopped would never.
+/// Time that a dismissed watchdog has to end. A stopped one would never end.
 const TO_GO: Duration = Duration::from_secs(1);
 
-/// One that is killed by a person is replaced; what kills it again and again is no person.
+/// Maximum number of times the watchdog is replaced. It is replaced if a person kills it by
+/// mistake. If it is killed repeatedly, something else is killing it and another replacement would
+/// not help.
 const SPARE: u8 = 20;
 
 impl Watchdog {
-    /// Starts one that gives CMD `grace` after our own death, and knows these deadlines.
+    /// Starts a watchdog that gives CMD the time `grace` to end after leasehold's death, and that
+    /// knows these deadlines.
     pub(crate) fn start(grace: Duration, mark: Mark, told: Deadlines) -> Result<Self, Failure> {
         let (process, pipe) = launch(grace, mark, told, None).map_err(not_started)?;
         Ok(Self { process, pipe, grace, mark, group: None, told, spare: SPARE })
@@ -92,33 +101,35 @@ impl Watchdog {
         i32::try_from(self.process.id()).unwrap_or_default()
     }
 
-    /// The end into which the child writes its group.
+    /// Returns a copy of the pipe's end into which the child writes its group.
     pub(crate) fn pipe(&self) -> Result<PipeWriter, Failure> {
         self.pipe.try_clone().map_err(|e| Failure::system("cannot copy a pipe", e))
     }
 
-    /// CMD runs in this group: another watchdog would have to be told.
+    /// Records the group of CMD, for a replacement of the watchdog.
     pub(crate) fn watches(&mut self, group: Pid) {
         self.group = Some(group);
     }
 
-    /// Moves the deadlines.
-    pub(crate) fn tell(&mut self, deadlines: Deadlines) {
+    /// Sends new deadlines.
+    pub(crate) fn send(&mut self, deadlines: Deadlines) {
         self.told = deadlines;
-        // A pipe that is full or broken: the watchdog acts on what it knows, or is replaced.
+        // The pipe may be full or broken. Then the watchdog acts on the deadlines that it has, or
+        // is replaced.
         let _ = self.pipe.write_all(deadlines.line().as_bytes());
     }
 
-    /// Starts another if this one was killed; tells whether it did.
+    /// Replaces the watchdog if it was killed. Returns whether it was replaced.
     pub(crate) fn check(&mut self) -> Result<bool, Failure> {
         let ended = self.process.try_wait().ok().flatten();
         let killed = ended.is_some_and(|status| status.code() != Some(ACTED.into()));
         if killed && self.spare > 0 { self.replace() } else { Ok(false) }
     }
 
-    /// The pipe broke before CMD began: starts another if that is because this one was killed.
+    /// Handles a pipe that broke before CMD began: ends the old watchdog and starts another.
     pub(crate) fn replace_broken(&mut self) -> Result<(), Failure> {
-        // Its end of the pipe is closed a moment before it can be waited for.
+        // The old watchdog's end of the pipe is closed a moment before its exit status is
+        // available.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let what = "the command was not started, because its watchdog process keeps being killed";
@@ -139,9 +150,9 @@ impl Watchdog {
         Ok(true)
     }
 
-    /// CMD has ended: sends the watchdog away and waits until it is gone. Tells whether it was the
-    /// watchdog that ended CMD. One that is stopped is killed: it has done nothing, and must not
-    /// keep the lock from the next.
+    /// Dismisses the watchdog after CMD has ended, and waits until the watchdog has ended. Returns
+    /// whether the watchdog signaled CMD. A stopped watchdog is killed, because it has done nothing
+    /// and must not delay the release of the lock.
     pub(crate) fn done(&mut self) -> bool {
         let _ = self.pipe.write_all(b"done\n");
         if !ends_within(&self.process, TO_GO) {
@@ -151,15 +162,15 @@ impl Watchdog {
     }
 }
 
-/// The exit code of a watchdog that signalled CMD.
+/// The exit code of a watchdog that signaled CMD.
 const ACTED: u8 = 10;
 
-/// Whether the process has ended, now or within this time.
+/// Returns whether the process ends within `limit`.
 fn ends_within(process: &Child, limit: Duration) -> bool {
     let id = i32::try_from(process.id()).ok().and_then(rustix::process::Pid::from_raw);
     let handle = id
         .and_then(|id| rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).ok());
-    // Without the means to wait for so long, it is not waited for.
+    // If the kernel cannot wait with a time limit, this does not wait.
     let Some(handle) = handle else { return false };
     let end = Instant::now() + limit;
     loop {
@@ -193,14 +204,15 @@ fn launch(
     group: Option<Pid>,
 ) -> io::Result<(Child, PipeWriter)> {
     let (theirs, mut ours) = io::pipe()?;
-    // Shared by every descriptor of this end: a watchdog that is stopped must not stop us.
+    // This makes all descriptors of this end non-blocking, because a stopped watchdog must not
+    // block leasehold.
     rustix::io::ioctl_fionbio(&ours, true)?;
-    // Before it lives, so that it never lives without knowing.
+    // This is written before the watchdog starts, so that it always knows a deadline.
     ours.write_all(told.line().as_bytes())?;
     if let Some(group) = group {
         ours.write_all(format!("group {group}\n").as_bytes())?;
     }
-    // Not current_exe(): this one is there even if the file was replaced meanwhile.
+    // current_exe() would fail if the file was replaced in the meantime. This path always works.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("leasehold")
@@ -215,7 +227,7 @@ fn launch(
     Ok((command.spawn()?, ours))
 }
 
-/// The watchdog's own main.
+/// Runs the watchdog process.
 pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
     match watch(Duration::from_millis(args.grace), args.run) {
         Ok(None) => ExitCode::SUCCESS,
@@ -227,7 +239,7 @@ pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
     }
 }
 
-/// What it knows.
+/// What the watchdog knows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Knowledge {
     group: Option<i32>,
@@ -240,7 +252,8 @@ impl Knowledge {
         let mut words = line.split_whitespace();
         let moment = |word: Option<&str>| word.and_then(|w| w.parse().ok());
         match words.next() {
-            // Never 0 or 1: killpg would take them for our own group, or for everybody.
+            // 0 and 1 are rejected, because killpg would signal this process's own group, or all
+            // processes.
             Some("group") => {
                 self.group = words.next().and_then(|w| w.parse().ok()).filter(|&g| g > 1);
             }
@@ -254,21 +267,21 @@ impl Knowledge {
     }
 }
 
-/// What it has done to CMD.
+/// What the watchdog has done to CMD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Acted {
-    /// Nobody had to know: leasehold says what became of CMD.
+    /// CMD got TERM only. The watchdog reports nothing, because leasehold reports how CMD ended.
     Terminated,
-    /// Killed at its deadline, except these.
+    /// CMD was killed at its deadline, except these processes.
     Killed(Survivors),
-    /// Ended after leasehold's death, except these.
+    /// CMD was ended after leasehold's death, except these processes.
     Orphaned(Survivors),
 }
 
-/// Tells whether it signalled CMD.
+/// Watches until CMD or leasehold ends. Returns what was done to CMD, if anything.
 fn watch(grace: Duration, mark: Option<Mark>) -> io::Result<Option<Acted>> {
     SigSet::all().thread_block()?;
-    // `killall leasehold` means leasehold, and not who stands by for just that.
+    // With a name of its own, the watchdog is not killed by `killall leasehold`.
     nix::sys::prctl::set_name(WATCHDOG)?;
     let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
     let input = stdin();
@@ -278,7 +291,8 @@ fn watch(grace: Duration, mark: Option<Mark>) -> io::Result<Option<Acted>> {
         let now = boottime::now();
         if let Some(group) = known.group.map(Pid::from_raw) {
             if kill.is_some_and(|k| k <= now) {
-                // First, and at once. What is left of it is found below leasehold, which is there.
+                // The group is killed first and immediately. The other processes are found among
+                // the descendants of leasehold, which still exists.
                 let _ = signals::send(group, Signal::SIGKILL as i32);
                 let survivors = Descendants::new(mark, group).kill_all(TO_KILL);
                 return Ok(Some(Acted::Killed(survivors)));
@@ -300,7 +314,7 @@ fn watch(grace: Duration, mark: Option<Mark>) -> io::Result<Option<Acted>> {
             Ok(_) | Err(Errno::EINTR) => continue,
             Err(e) => return Err(e.into()),
         }
-        // Not through std's buffer, in which a line could lie while we poll.
+        // This bypasses std's buffer, in which a line could stay unnoticed during the poll.
         let mut chunk = [0; 512];
         match rustix::io::read(&input, &mut chunk)? {
             0 => break,
@@ -317,7 +331,7 @@ fn watch(grace: Duration, mark: Option<Mark>) -> io::Result<Option<Acted>> {
     Ok(orphaned(&known, grace, mark).or(acted))
 }
 
-/// Wakes us at the next moment of those that are told; at none if there are none.
+/// Sets the alarm to the next moment of the deadlines, or off if there is none.
 fn set_alarm(alarm: &TimerFd, deadlines: Deadlines, now: u64) -> io::Result<()> {
     let coming = [deadlines.term, deadlines.kill].into_iter().flatten().filter(|&m| m > now).min();
     match coming {
@@ -330,10 +344,12 @@ fn set_alarm(alarm: &TimerFd, deadlines: Deadlines, now: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// leasehold is dead: so is CMD, in time.
+/// Ends CMD after leasehold's death. CMD has the time `grace`, but not beyond the deadline for
+/// SIGKILL.
 ///
-/// Its orphans are not below leasehold any more. So what belongs to it is found before anything is
-/// signalled, while its processes are below each other. Without grace they are stopped meanwhile.
+/// Orphans of leasehold are no longer its children. So the processes of CMD are found before any of
+/// them is signaled, while they are still descendants of each other. Without a grace period, the
+/// group is stopped in the meantime.
 fn orphaned(known: &Knowledge, grace: Duration, mark: Option<Mark>) -> Option<Acted> {
     let group = known.group.map(Pid::from_raw)?;
     if grace.is_zero() {
@@ -358,20 +374,22 @@ fn orphaned(known: &Knowledge, grace: Duration, mark: Option<Mark>) -> Option<Ac
     Some(Acted::Orphaned(descendants.kill_all(TO_KILL)))
 }
 
-/// TERM, and CONT so that a stopped group gets to it. An error if it is another user's.
+/// Sends TERM, and CONT so that a stopped group handles it. Returns an error if the group runs as
+/// another user.
 pub(crate) fn terminate(group: Pid) -> nix::Result<()> {
     signals::send(group, Signal::SIGTERM as i32)?;
     signals::send(group, Signal::SIGCONT as i32)
 }
 
-/// How long the kernel has to end what is killed.
+/// Time that the kernel gets to end killed processes.
 const TO_KILL: Duration = Duration::from_secs(2);
 
-/// How long a stderr that nobody reads has to take one line.
+/// Time limit for writing one line to a stderr that may not be read.
 const TO_SPEAK: Duration = Duration::from_millis(500);
 
-/// Says what was done, once it is done. The write may block for ever (the descriptor is shared with
-/// others, and must not be made non-blocking for them): then the process ends without it.
+/// Reports what was done, after it was done. The write may block indefinitely. The descriptor is
+/// shared with other processes and must not be made non-blocking for them. If the write blocks, the
+/// process ends without it.
 fn say(acted: &Acted) {
     let (what, survivors) = match acted {
         Acted::Terminated => return,
@@ -402,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_known_and_nonsense_is_not() {
+    fn valid_lines_are_learned_and_invalid_ones_ignored() {
         let mut known = Knowledge::default();
         for line in ["group 7", "deadline - 9", "", "nonsense", "group"] {
             known.learn(line);

@@ -1,10 +1,10 @@
-//! Forty processes write through `fence::sql` under `leasehold run`, while the database that keeps
-//! both the lock and the data is killed and comes back, and holders are stopped for longer than
-//! their lease: nothing that was acknowledged is lost, and no late write is applied.
+//! Forty processes write through `fence::sql` under `leasehold run`. Meanwhile the database that
+//! contains both the lock and the data is killed and restarted, and holders are paused for longer
+//! than their lease. No acknowledged write is lost, and no late write is applied.
 //!
-//! What `leasehold run` starts is this program again, as a writer; hence a `main` of its own. Some
-//! writers go on after their lock was given back, and write when somebody else already has: what a
-//! holder does that nobody could stop.
+//! `leasehold run` starts this program again as a writer, so the program needs a `main` of its own.
+//! Some writers continue after their lock was released, and write after another client has written.
+//! They simulate a holder that could not be stopped.
 
 mod common;
 
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 
 use common::{LEASEHOLD, Place, eventually};
 use leasehold::database::{self, Dialect};
-use leasehold::{Error, ErrorKind, Token};
+use leasehold::{Error, ErrorKind, FencingToken};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const PROCESSES: usize = 40;
-/// How often each of them writes.
+/// Writes of each process.
 const ROUNDS: usize = 1;
-/// How many processes have, besides, a writer that comes too late.
+/// Number of processes that also start a late writer.
 const LATE: usize = 5;
 const LEASE: Duration = Duration::from_secs(5);
 
-/// Not reached but by something that hangs, on a machine that does other work as well.
+/// Time limit that only a hanging test reaches, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 const TABLES: [&str; 3] = [
@@ -46,12 +46,12 @@ fn main() {
         ["write-when-told", url, dir] => std::process::exit(write_when_told(url, Path::new(dir))),
         _ => {}
     }
-    // As the usual harness: words are parts of the names of those that are wanted.
+    // Like in the usual harness, a word is a part of the names of the tests to run.
     let mut wanted: Vec<&String> = Vec::new();
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
         match word.as_str() {
-            // What follows is no name.
+            // The next word is a value and not a name.
             "--test-threads" | "--color" | "--format" | "--skip" | "--logfile"
             | "--shuffle-seed" | "-Z" => drop(rest.next()),
             option if option.starts_with('-') => {}
@@ -83,10 +83,10 @@ fn main() {
 
 // ---- the writer
 
-/// Exit code of a writer that was told that its token is stale.
+/// Exit code of a writer whose token was stale.
 const STALE: i32 = 3;
 
-/// What one database needs to be written to, apart from its driver's types.
+/// Defines what is needed to write to one database. Only the driver's types differ.
 macro_rules! database {
     ($module:ident, $connection:ty) => {
         mod $module {
@@ -94,11 +94,12 @@ macro_rules! database {
             use leasehold::database::sqlx::{AssertSqlSafe, Connection};
 
             /// Adds one to the counter, once for each token.
-            pub(super) async fn add(url: &str, token: Token) -> Result<(), Error> {
+            pub(super) async fn add(url: &str, token: FencingToken) -> Result<(), Error> {
                 let mut connection = <$connection>::connect(url).await.map_err(database::error)?;
                 let mut tx = connection.begin().await.map_err(database::error)?;
                 leasehold::fence::sql::check(&mut tx, "counter", token).await?;
-                // A commit whose answer was lost is no reason to count twice.
+                // The answer to a commit may have been lost. The write must not be counted twice
+                // then.
                 let sql = format!("SELECT COUNT(*) FROM journal WHERE token = {token}");
                 let done: i64 = leasehold::database::sqlx::query_scalar(AssertSqlSafe(sql))
                     .fetch_one(&mut *tx)
@@ -113,7 +114,7 @@ macro_rules! database {
                     .await
                     .map_err(database::error)?;
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                // Not n = n + 1, which the database would save by itself.
+                // The statement is not n = n + 1, because the database itself would make that safe.
                 for sql in [
                     format!("UPDATE counter SET n = {}", n + 1),
                     format!("INSERT INTO journal VALUES ({}, {token})", n + 1),
@@ -126,7 +127,7 @@ macro_rules! database {
                 tx.commit().await.map_err(database::error)
             }
 
-            /// The greatest token under which something was written.
+            /// Returns the greatest token of a write.
             pub(super) async fn greatest(url: &str) -> Result<i64, Error> {
                 let mut connection = <$connection>::connect(url).await.map_err(database::error)?;
                 let sql = "SELECT CAST(COALESCE(MAX(token), 0) AS DECIMAL(20)) = 0, \
@@ -155,12 +156,12 @@ database!(postgres, leasehold::database::sqlx::PgConnection);
 database!(mariadb, leasehold::database::sqlx::MySqlConnection);
 database!(sqlite, leasehold::database::sqlx::SqliteConnection);
 
-async fn add(url: &str, token: Token) -> Result<(), Error> {
+async fn add(url: &str, token: FencingToken) -> Result<(), Error> {
     match url.split(':').next() {
         Some("postgres") => postgres::add(url, token).await,
         Some("mysql") => mariadb::add(url, token).await,
         Some("sqlite") => sqlite::add(url, token).await,
-        _ => panic!("no such database"),
+        _ => panic!("unknown database"),
     }
 }
 
@@ -169,7 +170,7 @@ async fn greatest(url: &str) -> Result<i64, Error> {
         Some("postgres") => postgres::greatest(url).await,
         Some("mysql") => mariadb::greatest(url).await,
         Some("sqlite") => sqlite::greatest(url).await,
-        _ => panic!("no such database"),
+        _ => panic!("unknown database"),
     }
 }
 
@@ -177,18 +178,18 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-fn our_token() -> Token {
+fn our_token() -> FencingToken {
     std::env::var("LEASEHOLD_TOKEN").unwrap().parse().unwrap()
 }
 
-/// One line, whole even if many write at once.
+/// Appends one line, which stays whole even if many processes write concurrently.
 fn note(dir: &Path, file: &str, line: impl std::fmt::Display) {
     let mut file = OpenOptions::new().append(true).create(true).open(dir.join(file)).unwrap();
     file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Repeats what the server's death has undone; `None`: the token is stale.
-fn until_answered(url: &str, token: Token) -> Option<()> {
+/// Writes, and repeats what a crash of the server has undone. Returns `None` if the token is stale.
+fn until_answered(url: &str, token: FencingToken) -> Option<()> {
     let end = Instant::now() + PATIENCE;
     let runtime = runtime();
     loop {
@@ -211,12 +212,12 @@ fn write(url: &str, dir: &Path) -> i32 {
     0
 }
 
-/// Writes when a later holder has, whatever became of the lock.
+/// Writes after a later holder has written, even if the lock was lost.
 fn write_late(url: &str, dir: &Path) -> i32 {
     let (token, runtime) = (our_token(), runtime());
     let end = Instant::now() + PATIENCE;
     while !runtime.block_on(greatest(url)).is_ok_and(|seen| seen > token.get().cast_signed()) {
-        assert!(Instant::now() < end, "nobody wrote after {token}");
+        assert!(Instant::now() < end, "no holder wrote after {token}");
         std::thread::sleep(Duration::from_millis(50));
     }
     match until_answered(url, token) {
@@ -226,8 +227,9 @@ fn write_late(url: &str, dir: &Path) -> i32 {
     0
 }
 
-/// Holds the lock, and writes when it is told to, sure of its hold: so does who was stopped after it
-/// had last looked. Not renewed, so that it is never stopped in the middle of a write to SQLite.
+/// Holds the lock, and writes when the file `go` appears, without checking the hold again. This
+/// simulates a holder that was paused after its last check. The lock is not renewed, so that the
+/// process is never paused in the middle of a write to SQLite.
 fn write_when_told(url: &str, dir: &Path) -> i32 {
     runtime().block_on(async {
         let locks = leasehold::connect(url).await.unwrap();
@@ -270,15 +272,15 @@ fn sqlite_stopped() {
     stopped_case(&url);
 }
 
-/// One process holds the lock and is stopped; when its lease is over another one holds and writes;
-/// then the first goes on, and writes.
+/// Pauses a holder until its lease has expired and another client holds the lock and has written.
+/// Then the first process continues and writes.
 fn stopped_case(url: &str) {
     let place = Place::new();
     let mut writer = Command::new(std::env::current_exe().unwrap());
     writer.args(["write-when-told", url]).arg(place.path("")).stdin(Stdio::null());
     let mut writer = writer.spawn().unwrap();
-    eventually("it holds", || place.read("held").ends_with('\n'));
-    let late = place.read("held").trim().parse::<Token>().unwrap();
+    eventually("the writer holds the lock", || place.read("held").ends_with('\n'));
+    let late = place.read("held").trim().parse::<FencingToken>().unwrap();
     let pid = Pid::from_raw(i32::try_from(writer.id()).unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
     runtime().block_on(async {
@@ -287,7 +289,7 @@ fn stopped_case(url: &str) {
         assert!(guard.token() > late);
         add(url, guard.token()).await.unwrap();
         assert_eq!(greatest(url).await.unwrap(), guard.token().get().cast_signed());
-        // The new holder is still at it.
+        // The new holder still holds the lock.
         std::fs::write(place.path("go"), "").unwrap();
         kill(pid, Signal::SIGCONT).unwrap();
         assert!(writer.wait().unwrap().success());
@@ -325,26 +327,26 @@ fn mariadb_case() {
     check(&server.admin(&sql), &n);
 }
 
-/// The counter is what the journal says, and each write read what the one before it wrote, under
-/// a smaller token.
+/// Checks that the counter matches the journal. Each write must have read what the previous one
+/// wrote, with a smaller token.
 fn check(journal: &str, counter: &str) {
-    let pairs = journal.lines().map(|line| line.split_once(' ').expect("two numbers"));
+    let pairs = journal.lines().map(|line| line.split_once(' ').expect("expected two numbers"));
     let (numbers, tokens): (Vec<u64>, Vec<u64>) =
         pairs.map(|(n, token)| (n.parse::<u64>().unwrap(), token.parse::<u64>().unwrap())).unzip();
     let all = 1..=u64::try_from(numbers.len()).unwrap();
     assert!(numbers.iter().copied().eq(all), "{numbers:?}");
     assert_eq!(counter.trim(), numbers.len().to_string());
     assert!(numbers.len() >= PROCESSES * ROUNDS, "{} writes", numbers.len());
-    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens are not in ascending order: {tokens:?}");
     let acknowledged = ACKNOWLEDGED.with_borrow(Clone::clone);
     let applied: HashSet<u64> = tokens.into_iter().collect();
     let lost: Vec<_> = acknowledged.difference(&applied).collect();
-    assert!(lost.is_empty(), "acknowledged, and not there: {lost:?}");
+    assert!(lost.is_empty(), "acknowledged writes are missing: {lost:?}");
     assert!(acknowledged.len() >= PROCESSES * ROUNDS);
 }
 
 thread_local! {
-    /// What the writers of this case were told.
+    /// The tokens of the acknowledged writes of this case.
     static ACKNOWLEDGED: std::cell::RefCell<HashSet<u64>> = std::cell::RefCell::default();
 }
 
@@ -371,13 +373,13 @@ fn case(url: &str, break_server: impl Fn()) {
         }
         let results: Vec<_> = all.into_iter().map(|one| one.join()).collect();
         over.store(true, Ordering::SeqCst);
-        let stops = stopper.join().expect("the stopper panicked");
-        assert!(results.into_iter().all(|one| one.is_ok()), "see above");
+        let stops = stopper.join().expect("the thread that pauses holders panicked");
+        assert!(results.into_iter().all(|one| one.is_ok()), "a client failed, see above");
         stops
     });
-    assert!(stops > 0, "no holder was stopped");
+    assert!(stops > 0, "no holder was paused");
     let lines = |file: &str| place.read(file).lines().count();
-    eventually("the late ones have tried", || {
+    eventually("all late writers have tried", || {
         lines("late-and-refused") + lines("late-and-applied") >= LATE
     });
     assert_eq!(lines("late-and-applied"), 0, "late writes were applied");
@@ -386,7 +388,7 @@ fn case(url: &str, break_server: impl Fn()) {
     ACKNOWLEDGED.set(acknowledged);
 }
 
-/// Writes once under the lock, as often as it takes.
+/// Writes once under the lock, and retries until that succeeds.
 fn run(url: &str, dir: &Path, late: bool) {
     let me: PathBuf = std::env::current_exe().unwrap();
     let end = Instant::now() + PATIENCE;
@@ -394,7 +396,7 @@ fn run(url: &str, dir: &Path, late: bool) {
         let mut command = Command::new(LEASEHOLD);
         command.args(["run", "--lease", &format!("{}s", LEASE.as_secs()), "counter", "--"]);
         match late {
-            // In a session of its own, so that it outlives the lock.
+            // A session of its own lets the writer outlive the lock.
             true => command
                 .args(["sh", "-c", "setsid \"$0\" write-late \"$1\" \"$2\" </dev/null >&0 2>&0 &"])
                 .arg(&me)
@@ -405,32 +407,34 @@ fn run(url: &str, dir: &Path, late: bool) {
         let output = command.stdin(Stdio::null()).output().unwrap();
         match output.status.code() {
             Some(0) => return,
-            // Lost (we stopped it), or too late: another round. 69: on a busy machine the server may
-            // be away for longer than is waited for; nothing was done then.
+            // The lock was lost because the test paused the holder, or the write was late. Both
+            // need another round. 69 means that the server was unreachable for longer than the
+            // limit, which can happen on a busy machine. Nothing was written then.
             Some(69 | 74 | STALE) if Instant::now() < end => {}
             _ => panic!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)),
         }
     }
 }
 
-/// Stops whoever holds, for longer than its lease. Tells how often.
+/// Pauses each holder for longer than its lease. Returns how often.
 fn stop_holders(url: &str, over: &AtomicBool) -> usize {
     let mut stops = 0;
     while !over.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(700));
         let mut show = Command::new(LEASEHOLD);
         let shown = show.args(["show", "--json", "counter"]).env("LEASEHOLD_STORE", url).output();
-        // While the server is away nobody can be asked.
+        // The holder is unknown while the server is unreachable.
         let shown: serde_json::Value = match serde_json::from_slice(&shown.unwrap().stdout) {
             Ok(shown) => shown,
             Err(_) => continue,
         };
         let Some(pid) = shown["claims"][0]["pid"].as_i64() else { continue };
-        // The holder is `leasehold run`; what it has started writes, and would go on alone.
+        // The holder is `leasehold run`. The processes that it has started write, and would
+        // continue alone.
         let mut all = started_by(pid);
         all.push(pid);
         let signal = |which| {
-            // They may have ended meanwhile; only then is there nobody to stop.
+            // The processes may have ended in the meantime.
             all.iter().filter(|&&pid| kill(to_pid(pid), which).is_ok()).count()
         };
         if signal(Signal::SIGSTOP) > 0 {
@@ -446,13 +450,13 @@ fn to_pid(pid: i64) -> Pid {
     Pid::from_raw(i32::try_from(pid).unwrap())
 }
 
-/// The processes that this one has started, and theirs.
+/// Returns the descendants of this process.
 fn started_by(pid: i64) -> Vec<i64> {
     let mut parents = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(id) = process.file_name().to_string_lossy().parse::<i64>() else { continue };
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // After the name, which may contain anything: state, parent.
+        // The name may contain anything. After it come the state and the parent.
         let parent =
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         parents.extend(parent.map(|parent: i64| (id, parent)));

@@ -1,4 +1,4 @@
-#![allow(missing_docs, reason = "the names of the cases say what they check")]
+#![allow(missing_docs, reason = "the names of the cases state what they check")]
 //! The cases. Each is named after the promise or scenario that it checks.
 
 use std::collections::BTreeSet;
@@ -15,9 +15,10 @@ use super::{Fault, Op, PATIENCE, Subject};
 use leasehold_core::store::{
     Evict, Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Standing, Wakeup,
 };
+use leasehold_core::testing::{downgrade, try_upgrade};
 use leasehold_core::{
-    Became, Builder, Change, Changes, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason,
-    Name, OncePer, Owner, Result, Sequencer, State, Watch, blocking,
+    Builder, Claim, Client, Clock, ErrorKind, Hold, Kind, LockEvent, LockEventKind, LockEvents,
+    LostReason, MutexGuard, Name, OncePer, Owner, Result, Sequencer, State, Watch, blocking,
 };
 
 // --- helpers -----------------------------------------------------------------------------------
@@ -40,48 +41,58 @@ fn named(subject: &Subject, what: &str) -> Name {
     must("name", Name::new(subject.name(what)))
 }
 
-/// How long a lease lasts at least: the clocks of some stores count whole milliseconds (SQLite's, Redis's), which is
-/// what the two milliseconds in [`drift`](leasehold_core::kit::drift) are for.
+/// Returns the shortest time after which this lease may expire. The clocks of some stores count
+/// whole milliseconds (SQLite, Redis). The two milliseconds in
+/// [`drift`](leasehold_core::kit::drift) cover that.
 fn whole(lease: Duration) -> Duration {
     lease.saturating_sub(Duration::from_millis(2))
 }
 
-/// Waits until `check` says yes.
+/// Waits until `check` returns true.
 async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !check().await {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(start.elapsed() < PATIENCE, "{what}: did not happen within {PATIENCE:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-async fn waiters(locks: &Leasehold, name: &str) -> usize {
-    let info = must("read", locks.read(name).await);
+/// Returns whether a wait for a held lock ended at its time limit. A store on a busy machine may
+/// not answer within a short limit.
+fn is_out_of_time(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable)
+}
+
+async fn waiters(locks: &Client, name: &str) -> usize {
+    let info = must("read", locks.inspect(name).await);
     info.map_or(0, |info| info.waiters().count())
 }
 
-/// Waits until so many stand in the queue.
-async fn until_waiting(locks: &Leasehold, name: &str, count: usize) {
-    eventually("standing in the queue", async || waiters(locks, name).await == count).await;
+/// Waits until `count` claims wait in the queue.
+async fn until_waiting(locks: &Client, name: &str, count: usize) {
+    eventually("the expected number of waiters in the queue", async || {
+        waiters(locks, name).await == count
+    })
+    .await;
 }
 
-/// Takes the lock, patiently.
-async fn taken(locks: &Leasehold, name: &str) -> Guard {
+/// Acquires the lock, with a long time limit.
+async fn taken(locks: &Client, name: &str) -> MutexGuard {
     must("lock", locks.mutex(name).lock_timeout(PATIENCE).await)
 }
 
-/// Takes and releases, to show that nothing was left behind.
-async fn is_free_soon(locks: &Leasehold, name: &str) {
+/// Acquires and releases the lock, to show that nothing is left behind.
+async fn is_free_soon(locks: &Client, name: &str) {
     let guard = taken(locks, name).await;
     must("release", guard.release().await);
-    eventually("empty", async || must("read", locks.read(name).await).is_none()).await;
+    eventually("empty", async || must("read", locks.inspect(name).await).is_none()).await;
 }
 
 async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Poll<F::Output> {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
 
-/// Polls as often as this, each time that the future asks for it.
+/// Polls the future `polls` times at most, each time that it is woken.
 async fn poll_times<F: Future>(
     future: &mut std::pin::Pin<&mut F>,
     mut polls: usize,
@@ -99,66 +110,71 @@ async fn poll_times<F: Future>(
     poll_fn(step).await
 }
 
-/// Lets a store that works elsewhere get on with it.
-async fn moment(locks: &Leasehold) {
+/// Gives a remote store a moment to work.
+async fn moment(locks: &Client) {
     match locks.store().info().is_local {
         true => tokio::task::yield_now().await,
         false => tokio::time::sleep(Duration::from_millis(3)).await,
     }
 }
 
-/// A claim that somebody made who then died: nobody renews or releases it.
-async fn ghost(locks: &Leasehold, name: &Name, lease: Duration, mode: Mode) -> (Claim, Joined) {
+/// Joins the queue with a claim that is neither renewed nor released, like that of a crashed
+/// client.
+async fn ghost(locks: &Client, name: &Name, lease: Duration, mode: Mode) -> (Claim, Joined) {
     let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     (claim.lease, claim.waiter_lease) = (lease, lease);
     let joined = must("join", locks.store().join(&claim, mode).await);
     (claim, joined)
 }
 
-/// Who can be asked how long a hold lasts: anybody, but where it lives in the session of its client
-/// nobody but that client knows.
-fn who_knows<'a>(witness: &'a Leasehold, owner: &'a Leasehold) -> &'a Leasehold {
+/// Returns a client that can see how long a hold lasts. That is any client, unless the hold lives
+/// in a session. Then only the session's own client knows.
+fn who_knows<'a>(witness: &'a Client, owner: &'a Client) -> &'a Client {
     match owner.guarantees().liveness {
         Liveness::Session => owner,
         _ => witness,
     }
 }
 
-/// What the store says is left of the hold with this token, if it is there.
-async fn left_at_the_store(locks: &Leasehold, guard: &Guard) -> Option<Option<Duration>> {
-    let info = must("read", locks.read(guard.name().as_str()).await)?;
-    info.holders().find(|c| c.token == Some(guard.token())).map(|c| c.remaining)
+/// Returns the remaining time of the hold with this token at the store, if it exists.
+async fn left_at_the_store(locks: &Client, guard: &MutexGuard) -> Option<Option<Duration>> {
+    let info = must("read", locks.inspect(guard.name().as_str()).await)?;
+    info.holders().find(|c| c.token == Some(guard.grant())).map(|c| c.remaining)
 }
 
-/// While a guard believes, the store must hold for at least as long.
-async fn believes_no_more_than_the_store(locks: &Leasehold, guard: &Guard) {
+/// Checks that the hold lasts at least as long at the store as the guard believes.
+async fn believes_no_more_than_the_store(locks: &Client, guard: &MutexGuard) {
     let asked = Instant::now();
     let ours = guard.remaining();
     let store = left_at_the_store(locks, guard).await;
-    // Ours was read first, so that it is the greater for the time in between.
+    // The guard's time was read first, so the time that has passed since then is subtracted.
     let ours = ours.saturating_sub(asked.elapsed());
     if !ours.is_zero() {
-        let Some(store) = store else { panic!("{ours:?} left here, not held at the store") };
-        let Some(store) = store else { panic!("{ours:?} left here, no lease at the store") };
-        // Half of what two clocks may drift apart is for how the store rounds.
+        let Some(store) = store else {
+            panic!("the guard has {ours:?} left, but the store has no holder")
+        };
+        let Some(store) = store else {
+            panic!("the guard has {ours:?} left, but the store has no lease")
+        };
+        // Half of the allowed clock drift is for the rounding of the store.
         let certain = ours + leasehold_core::kit::drift(ours) / 2;
-        assert!(store >= certain, "ours {ours:?}, the store's {store:?}");
+        assert!(store >= certain, "the guard has {ours:?} left, the store {store:?}");
     }
 }
 
-/// A claim as only its store sees it: nobody renews it, waits for it or gives it back.
+/// Creates a claim without a client that renews it, waits for it or releases it.
 fn claim_of(name: &Name, (kind, weight, capacity): Shape, lease: Duration) -> Claim {
     let mut claim = must("claim", Claim::new(name.clone(), kind, weight, capacity));
     (claim.lease, claim.waiter_lease) = (lease, lease);
     claim
 }
 
-/// What a claim is for: the kind of lock, its weight and the capacity.
+/// The kind of lock of a claim, its weight and the capacity.
 type Shape = (Kind, u32, u32);
 
 const MUTEX: Shape = (Kind::Mutex, 1, 1);
 
-/// A claim of each sort that the store keeps.
+/// Returns one claim of each shape that the store supports.
 fn shapes(subject: &Subject) -> Vec<Shape> {
     const READERS: u32 = leasehold_core::MAX_READERS;
     let all = [
@@ -171,29 +187,30 @@ fn shapes(subject: &Subject) -> Vec<Shape> {
     all.into_iter().filter(|(kind, ..)| subject.guarantees().keeps(*kind)).collect()
 }
 
-async fn holds(locks: &Leasehold, claim: &Claim) {
+async fn holds(locks: &Client, claim: &Claim) {
     let joined = must("join", locks.store().join(claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
 }
 
-/// Stands in the queue; tells the token of the place, if it has one already.
-async fn stands(locks: &Leasehold, claim: &Claim) -> Option<leasehold_core::Token> {
+/// Joins the queue, and checks that the claim has to wait. Returns its token, if it has one
+/// already.
+async fn stands(locks: &Client, claim: &Claim) -> Option<leasehold_core::Token> {
     match must("join", locks.store().join(claim, Mode::Wait).await) {
         Joined::Waiting(place) => place.token,
-        other => panic!("not to be had yet: {other:?}"),
+        other => panic!("expected to wait, got {other:?}"),
     }
 }
 
-async fn renewed(locks: &Leasehold, claim: &Claim) -> Renewal {
+async fn renewed(locks: &Client, claim: &Claim) -> Renewal {
     let renew = Renew { claim: claim.clone(), lease: claim.lease };
     match must("renew", locks.store().renew(&[renew]).await).pop() {
         Some(renewal) => must("renew", renewal.known()),
-        None => panic!("no answer"),
+        None => panic!("the store did not reply"),
     }
 }
 
-/// What is taken leaves room for what fits beside it, and for no more.
-async fn takes_its_weight(locks: &Leasehold, name: &Name, shape: Shape) {
+/// Checks that a hold leaves room for exactly the remaining weight.
+async fn takes_its_weight(locks: &Client, name: &Name, shape: Shape) {
     let (kind, weight, capacity) = shape;
     let too_much = claim_of(name, (kind, capacity - weight + 1, capacity), PATIENCE);
     let joined = must("join", locks.store().join(&too_much, Mode::Try).await);
@@ -201,7 +218,7 @@ async fn takes_its_weight(locks: &Leasehold, name: &Name, shape: Shape) {
     stands(locks, &too_much).await;
     assert!(must("leave", locks.store().leave(&too_much, None).await));
     if weight < capacity {
-        // A read-write lock has readers and writers, and nobody in between.
+        // A read-write lock has only readers with weight 1 and writers with the full weight.
         let left = if kind == Kind::RwLock { 1 } else { capacity - weight };
         let beside = claim_of(name, (kind, left, capacity), PATIENCE);
         holds(locks, &beside).await;
@@ -211,12 +228,13 @@ async fn takes_its_weight(locks: &Leasehold, name: &Name, shape: Shape) {
 
 // --- promises ----------------------------------------------------------------------------------
 
-/// Runs `tasks` tasks that take and leave, and tells the most weight that was ever inside.
+/// Runs `tasks` tasks that acquire and release the lock. Returns the maximum total weight that was
+/// held at once.
 async fn crowd(
     subject: &Subject,
     tasks: usize,
     rounds: usize,
-    take: impl AsyncFn(&Leasehold, usize) -> (Guard, i64),
+    take: impl AsyncFn(&Client, usize) -> (Hold, i64),
 ) -> i64 {
     let tasks = subject.many(tasks);
     let clients = [subject.client().await, subject.client().await];
@@ -260,7 +278,8 @@ async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output>
     futures.into_iter().filter_map(|(_, done)| done).collect()
 }
 
-pub async fn p1_one_holder_at_a_time(subject: &Subject) {
+// P1
+pub async fn one_holder_at_a_time(subject: &Subject) {
     let name = subject.name("p1");
     let last = AtomicU64::new(0);
     let most = crowd(subject, 16, 20, async |locks, i| {
@@ -269,7 +288,7 @@ pub async fn p1_one_holder_at_a_time(subject: &Subject) {
             0 => loop {
                 match lock.try_lock().await {
                     Ok(guard) => break guard,
-                    // Or there was no answer in the time that a try has.
+                    // The store may also fail to answer within the time limit of a try.
                     Err(e) if matches!(e.kind(), ErrorKind::Contended | ErrorKind::Unreachable) => {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
@@ -281,23 +300,24 @@ pub async fn p1_one_holder_at_a_time(subject: &Subject) {
         let token = guard.token().get();
         let before = last.swap(token, Ordering::SeqCst);
         assert!(token > before, "token {token} after {before}");
-        (guard, 1)
+        (guard.into(), 1)
     });
     assert_eq!(most.await, 1);
 }
 
-pub async fn p1_readers_share_and_writers_do_not(subject: &Subject) {
+// P1
+pub async fn readers_share_and_writers_do_not(subject: &Subject) {
     if !subject.claims("read-write locks", subject.guarantees().keeps(Kind::RwLock)) {
         return;
     }
     let name = subject.name("p1rw");
     let clients = [subject.client().await, subject.client().await];
-    // Two readers are inside at once, from different clients.
+    // Two readers of different clients hold the lock at once.
     let first = must("read", clients[0].rwlock(&name).read().await);
     let second = must("read", clients[1].rwlock(&name).try_read().await);
     let writer = clients[0].rwlock(&name).try_write().await;
-    assert_eq!(kind_of("a writer beside readers", writer), ErrorKind::Contended);
-    // Nor if it waits, with nobody else in the queue.
+    assert_eq!(kind_of("a writer while readers hold the lock", writer), ErrorKind::Contended);
+    // A writer that waits is not granted either, even with no other waiter in the queue.
     let all = (Kind::RwLock, leasehold_core::MAX_READERS, leasehold_core::MAX_READERS);
     let writer = claim_of(&named(subject, "p1rw"), all, PATIENCE);
     stands(&clients[0], &writer).await;
@@ -307,14 +327,15 @@ pub async fn p1_readers_share_and_writers_do_not(subject: &Subject) {
     let most = crowd(subject, 12, 20, async |locks, i| {
         let lock = locks.rwlock(&name);
         match i % 3 {
-            0 => (must("write", lock.write().await), WRITER),
-            _ => (must("read", lock.read().await), 1),
+            0 => (must("write", lock.write().await).into(), WRITER),
+            _ => (must("read", lock.read().await).into(), 1),
         }
     });
-    assert_eq!(most.await, WRITER, "a writer was not alone, or never got in");
+    assert_eq!(most.await, WRITER, "a writer was not alone, or never acquired the lock");
 }
 
-pub async fn p1_permits_never_exceed_the_capacity(subject: &Subject) {
+// P1
+pub async fn permits_never_exceed_the_capacity(subject: &Subject) {
     if !subject.claims("semaphores", subject.guarantees().keeps(Kind::Semaphore)) {
         return;
     }
@@ -323,26 +344,27 @@ pub async fn p1_permits_never_exceed_the_capacity(subject: &Subject) {
         let permits = 1 + u32::try_from(i % 3).unwrap_or(0);
         let guard = must("acquire", locks.semaphore(&name, 4).acquire_many(permits).await);
         assert_eq!(guard.permits(), permits);
-        (guard, i64::from(permits))
+        (guard.into(), i64::from(permits))
     });
     let most = most.await;
-    assert!((2..=4).contains(&most), "{most} permits of 4 were out at once");
+    assert!((2..=4).contains(&most), "{most} of 4 permits were held at once");
 }
 
-pub async fn p3_tokens_rise(subject: &Subject) {
+// P3
+pub async fn each_grant_has_a_higher_token(subject: &Subject) {
     let name = subject.name("p3");
     let mut last = 0;
     for round in 0..20 {
-        // A new client each time: what it has not seen must not matter.
+        // Each round uses a new client, because a client's knowledge must not matter.
         let locks = subject.client().await;
         let guard = taken(&locks, &name).await;
-        assert!(guard.token().get() > last, "{} after {last}", guard.token());
+        assert!(guard.token().get() > last, "token {} after {last}", guard.token());
         last = guard.token().get();
         match round % 3 {
             0 => drop(guard),
             1 => drop(must("release", guard.release().await)),
             _ => {
-                let evicted = locks.evict(&name, Evict::Token(guard.token())).await;
+                let evicted = locks.evict(&name, Evict::Token(guard.grant())).await;
                 assert_eq!(must("evict", evicted), 1);
             }
         }
@@ -352,15 +374,17 @@ pub async fn p3_tokens_rise(subject: &Subject) {
             ghost(&subject.client().await, &named(subject, "p3"), subject.lease(), Mode::Try).await;
         let Joined::Holding { token, .. } = joined else { panic!("{joined:?}") };
         assert!(token.get() > last);
-        // Nobody waits: what the next one draws above is nowhere in the queue.
+        // No waiter is in the queue, so the queue does not contain the token that the next grant
+        // must exceed.
         let locks = subject.client().await;
         is_free_soon_as(&locks, ghost.name.as_str()).await;
         let guard = taken(&locks, ghost.name.as_str()).await;
-        assert!(guard.token() > token, "a token after expiry");
+        assert!(guard.grant() > token, "the token after an expiry is not higher");
     }
 }
 
-pub async fn p4_first_come_first_served(subject: &Subject) {
+// P4
+pub async fn first_come_first_served(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo) {
         return;
     }
@@ -388,7 +412,8 @@ pub async fn p4_first_come_first_served(subject: &Subject) {
     assert_eq!(order, (0..9).collect::<Vec<_>>());
 }
 
-pub async fn p5_a_dead_holder_is_replaced(subject: &Subject) {
+// P5
+pub async fn crashed_holder_is_replaced_when_its_lease_expires(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -397,20 +422,24 @@ pub async fn p5_a_dead_holder_is_replaced(subject: &Subject) {
     let start = Instant::now();
     let (_, joined) = ghost(&locks, &name, subject.lease(), Mode::Try).await;
     let Joined::Holding { remaining: Some(told), .. } = joined else { panic!("{joined:?}") };
-    // Stores round.
+    // Stores may round the time.
     let lease = subject.lease();
-    assert!(told <= lease + Duration::from_millis(1), "{told:?} left of {lease:?}");
+    assert!(
+        told <= lease + Duration::from_millis(1),
+        "the store reports {told:?} left of a lease of {lease:?}"
+    );
     let guard = taken(&locks, name.as_str()).await;
     let took = start.elapsed();
-    assert!(took >= whole(subject.lease()), "taken away before its lease was over");
-    // What the store states, and once more what cases wait for, in part, for a machine that is busy.
+    assert!(took >= whole(subject.lease()), "another client got the lock before the lease expired");
+    // The limit is the time that the store states, plus extra time for a busy machine.
     let promises = subject.guarantees();
     let stated = promises.recovery + subject.lease() * promises.recovery_leases;
-    assert!(took < stated + PATIENCE / 3, "{took:?}, where {stated:?} are stated");
+    assert!(took < stated + PATIENCE / 3, "took {took:?}, but the stated limit is {stated:?}");
     assert!(guard.is_held());
 }
 
-pub async fn p5_every_kind_is_freed_by_its_lease(subject: &Subject) {
+// P5
+pub async fn expired_lease_frees_every_kind_of_lock(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -430,10 +459,11 @@ pub async fn p5_every_kind_is_freed_by_its_lease(subject: &Subject) {
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
 
-/// Waits, without a heartbeat that helps, until all of the lock is to be had; takes it and leaves.
-async fn opens(locks: &Leasehold, name: &Name, (kind, _, capacity): Shape) {
+/// Waits until the whole lock is available, acquires it and releases it. Repeats the join instead
+/// of waiting for a notification.
+async fn opens(locks: &Client, name: &Name, (kind, _, capacity): Shape) {
     let all = claim_of(name, (kind, capacity, capacity), PATIENCE);
-    eventually("open again", async || {
+    eventually("the whole lock is available again", async || {
         let joined = must("join", locks.store().join(&all, Mode::Wait).await);
         matches!(joined, Joined::Holding { .. })
     })
@@ -441,7 +471,8 @@ async fn opens(locks: &Leasehold, name: &Name, (kind, _, capacity): Shape) {
     assert!(must("leave", locks.store().leave(&all, None).await));
 }
 
-pub async fn p6_a_lost_wake_up_is_made_good(subject: &Subject) {
+// P6
+pub async fn waiter_acquires_despite_lost_notifications(subject: &Subject) {
     let name = subject.name("p6");
     let locks = subject.client().await;
     let (deaf, faults) = subject.faulty().await;
@@ -458,7 +489,7 @@ pub async fn p6_a_lost_wake_up_is_made_good(subject: &Subject) {
     assert!(must("lock", granted) > before);
 }
 
-/// When the lock is given back, as seen by who waits for the news of it.
+/// When the lock is released, relative to the waiter's call for the notification.
 #[derive(Clone, Copy, Debug)]
 enum Given {
     Before,
@@ -467,13 +498,14 @@ enum Given {
     Again,
 }
 
-pub async fn p6_who_waits_is_told_without_a_heartbeat(subject: &Subject) {
+// P6
+pub async fn waiter_is_notified_without_a_heartbeat(subject: &Subject) {
     let promises = subject.guarantees();
-    if !subject.claims("to tell who waits", promises.wakeup == Wakeup::Push && promises.fifo) {
+    if !subject.claims("to notify waiters", promises.wakeup == Wakeup::Push && promises.fifo) {
         return;
     }
     let (locks, other) = (subject.client().await, subject.client().await);
-    // So long that no heartbeat is ever due.
+    // The lease is long enough that no heartbeat is due.
     let long = PATIENCE * 6;
     let one = async |(i, (shape, given)): (usize, (Shape, Given))| {
         let name = named(subject, &format!("p6-told-{i}"));
@@ -487,7 +519,11 @@ pub async fn p6_who_waits_is_told_without_a_heartbeat(subject: &Subject) {
             for _ in 0..3 {
                 if let Poll::Ready(signal) = poll_once(&mut news).await {
                     let signal = must("changed", signal);
-                    assert_eq!(signal, Signal::Ask, "{shape:?}: told while another holds");
+                    assert_eq!(
+                        signal,
+                        Signal::Ask,
+                        "{shape:?}: notified of a grant while another client holds the lock"
+                    );
                     news.set(other.store().changed(&waiter));
                 }
                 moment(&other).await;
@@ -497,7 +533,7 @@ pub async fn p6_who_waits_is_told_without_a_heartbeat(subject: &Subject) {
             news.set(other.store().changed(&waiter));
         }
         assert!(must("leave", locks.store().leave(&holder, None).await));
-        let what = format!("{shape:?} given back {given:?}");
+        let what = format!("{shape:?} released, {given:?}");
         let token = told(&other, &waiter, news, &what).await;
         assert!(place.is_none_or(|place| place == token), "{what}: {token} of {place:?}");
         let after = renewed(&other, &waiter).await;
@@ -510,9 +546,9 @@ pub async fn p6_who_waits_is_told_without_a_heartbeat(subject: &Subject) {
     join_all(cases.enumerate().map(one)).await;
 }
 
-/// Waits until a waiter is told to come: that it holds, or to ask, and then it does.
+/// Waits until a waiter is notified of its grant, or is notified to poll and then finds its grant.
 async fn told<F>(
-    locks: &Leasehold,
+    locks: &Client,
     claim: &Claim,
     mut news: std::pin::Pin<&mut F>,
     what: &str,
@@ -521,7 +557,7 @@ where
     F: Future<Output = Result<Signal>> + ?Sized,
 {
     let first = tokio::time::timeout(PATIENCE, news.as_mut()).await;
-    let Ok(mut signal) = first else { panic!("{what}: nobody was told") };
+    let Ok(mut signal) = first else { panic!("{what}: no notification arrived") };
     loop {
         if let Signal::Granted(token) = must("changed", signal) {
             return token;
@@ -533,12 +569,13 @@ where
         let next = tokio::time::timeout(PATIENCE, locks.store().changed(claim)).await;
         signal = match next {
             Ok(next) => next,
-            Err(_) => panic!("{what}: nobody was told any more"),
+            Err(_) => panic!("{what}: no further notification arrived"),
         };
     }
 }
 
-pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
+// P7
+pub async fn only_the_owner_releases_or_renews(subject: &Subject) {
     let name = named(subject, "p7");
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
@@ -550,18 +587,19 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     let other = subject.client().await;
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
     assert!(guard.is_held());
-    // Nor does a renewal take what nobody holds.
+    // A renewal does not acquire a free lock either.
     let free = must("claim", Claim::new(named(subject, "p7-free"), Kind::Mutex, 1, 1));
     let renew = Renew { claim: free.clone(), lease: subject.lease() };
     let renewed = must("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
-    assert!(must("read", locks.read(free.name.as_str()).await).is_none());
-    // R41, R49: who failed to get it releases nothing of anybody's.
+    assert!(must("read", locks.inspect(free.name.as_str()).await).is_none());
+    // R41, R49: a client that failed to acquire the lock does not release the other client's hold.
     assert!(!must("leave", other.store().leave(&thief, None).await));
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
 }
 
-pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
+// R41
+pub async fn late_release_does_not_free_the_next_hold(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -569,7 +607,8 @@ pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
     let (locks, other) = (subject.client().await, subject.client().await);
     let (late, joined) = ghost(&locks, &name, subject.lease(), Mode::Try).await;
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-    // Its lease ends, the next holds, and then it lets go, twice, and tries to renew.
+    // Its lease expires and the next client holds the lock. Then the first client releases twice
+    // and tries to renew.
     let next = taken(&other, name.as_str()).await;
     for _ in 0..2 {
         must("leave", locks.store().leave(&late, None).await);
@@ -578,12 +617,16 @@ pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
         assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     }
     let third = locks.mutex(name.as_str()).try_lock().await;
-    assert_eq!(kind_of("a third beside the second", third), ErrorKind::Contended);
+    assert_eq!(
+        kind_of("a third client while the second holds the lock", third),
+        ErrorKind::Contended
+    );
     must("check", locks.check(&next.sequencer()).await);
     must("release", next.release().await);
 }
 
-pub async fn s02_a_late_renewal_takes_nothing_from_who_waits(subject: &Subject) {
+// S02
+pub async fn late_renewal_does_not_take_the_lock_from_a_waiter(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo)
         || !subject.claims_leases()
     {
@@ -595,24 +638,25 @@ pub async fn s02_a_late_renewal_takes_nothing_from_who_waits(subject: &Subject) 
     holds(&locks, &late).await;
     let waits = claim_of(&name, MUTEX, PATIENCE);
     stands(&locks, &waits).await;
-    // Nobody asks the store for anything while the lease ends.
+    // The store gets no requests while the lease expires.
     tokio::time::sleep(subject.lease() * 3 / 2).await;
     let after = renewed(&locks, &late).await;
     assert!(matches!(after, Renewal::Lost), "{after:?}");
-    // A store that takes long to let the next in says so, and when to ask again.
+    // A store that needs time to grant the lock to the next waiter returns when to poll again.
     let granted = async || matches!(renewed(&locks, &waits).await, Renewal::Holding { .. });
-    eventually("the next holds", granted).await;
+    eventually("the next waiter holds the lock", granted).await;
     assert!(must("leave", locks.store().leave(&waits, None).await));
 }
 
-pub async fn s07_a_second_leave_hands_over_nothing(subject: &Subject) {
+// S07
+pub async fn repeated_release_does_not_free_the_next_hold(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo) {
         return;
     }
     let locks = subject.client().await;
     let one = async |(i, (kind, _, capacity)): (usize, Shape)| {
         let name = named(subject, &format!("s07-twice-{i}"));
-        // Each takes the lock alone.
+        // Each claim needs the whole lock.
         let all = || claim_of(&name, (kind, capacity, capacity), PATIENCE * 4);
         let line = [all(), all(), all(), all()];
         holds(&locks, &line[0]).await;
@@ -625,7 +669,7 @@ pub async fn s07_a_second_leave_hands_over_nothing(subject: &Subject) {
             assert!(!must("leave again", locks.store().leave(gone, None).await));
             let after = renewed(&locks, next).await;
             assert!(matches!(after, Renewal::Holding { .. }), "{kind}: {after:?}");
-            let info = must("read", locks.read(name.as_str()).await);
+            let info = must("read", locks.inspect(name.as_str()).await);
             let holders = info.map_or(0, |info| info.holders().count());
             assert_eq!(holders, 1, "{kind}: after a second leave");
         }
@@ -634,7 +678,26 @@ pub async fn s07_a_second_leave_hands_over_nothing(subject: &Subject) {
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
 
-pub async fn p8_one_claim_one_grant(subject: &Subject) {
+// S07
+pub async fn renewal_racing_a_release_does_not_restore_the_claim(subject: &Subject) {
+    let name = named(subject, "s07-renewals");
+    let locks = subject.client().await;
+    let [holder, waiter] = [PATIENCE, PATIENCE].map(|lease| claim_of(&name, MUTEX, lease));
+    holds(&locks, &holder).await;
+    stands(&locks, &waiter).await;
+    let renewals = join_all((0..8).map(|_| renewed(&locks, &waiter)));
+    let (renewals, left) = tokio::join!(renewals, locks.store().leave(&waiter, None));
+    must("leave", left);
+    for renewal in renewals {
+        assert!(matches!(renewal, Renewal::Waiting(_) | Renewal::Lost), "{renewal:?}");
+    }
+    let after = renewed(&locks, &waiter).await;
+    assert!(matches!(after, Renewal::Lost), "{after:?}");
+    must("leave", locks.store().leave(&holder, None).await);
+}
+
+// P8
+pub async fn repeated_acquires_of_one_claim_get_one_grant(subject: &Subject) {
     let name = named(subject, "p8");
     let locks = subject.client().await;
     let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
@@ -648,14 +711,15 @@ pub async fn p8_one_claim_one_grant(subject: &Subject) {
         };
     }
     assert_eq!(tokens.len(), 1);
-    let info = must("read", locks.read(name.as_str()).await);
+    let info = must("read", locks.inspect(name.as_str()).await);
     assert_eq!(info.map(|i| i.claims.len()), Some(1));
     assert!(must("leave", locks.store().leave(&claim, None).await));
     assert!(!must("leave", locks.store().leave(&claim, None).await));
     is_free_soon(&locks, name.as_str()).await;
 }
 
-pub async fn p9_a_dropped_release_goes_on(subject: &Subject) {
+// P9
+pub async fn dropped_release_completes_in_the_background(subject: &Subject) {
     let name = subject.name("p9");
     let other = subject.client().await;
     for polls in 0..6 {
@@ -676,7 +740,8 @@ pub async fn p9_a_dropped_release_goes_on(subject: &Subject) {
 
 // --- scenarios ---------------------------------------------------------------------------------
 
-pub async fn r3_an_owner_reenters_without_the_store(subject: &Subject) {
+// R3
+pub async fn owner_reenters_without_contacting_the_store(subject: &Subject) {
     let name = subject.name("r3");
     let (locks, faults) = subject.faulty().await;
     let me = Owner::new();
@@ -694,19 +759,21 @@ pub async fn r3_an_owner_reenters_without_the_store(subject: &Subject) {
     is_free_soon(&locks, &name).await;
 }
 
-pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
+// S01
+pub async fn lease_of_a_late_grant_counts_from_before_the_request(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
     let name = subject.name("s01");
     let witness = subject.client().await;
     let (locks, faults) = subject.faulty().await;
-    // Held back within what an answer may take: the guard is shorter by that.
+    // The reply is delayed, but arrives within the time limit. The guard's remaining time is
+    // shorter by the delay.
     let (lease, held_back) = (subject.lease() * 4, subject.lease() / 2);
     faults.always(Op::Join, Fault::DelayReply(held_back));
     let guard = must("lock", locks.mutex(&name).lease(lease).no_renewal().lock().await);
     let left = guard.remaining();
-    // If a renewal had to make up for a machine that stood still, that was not held back.
+    // On a busy machine a renewal may have replaced this answer, and the renewal was not delayed.
     if faults.count(Op::Renew) == 0 {
         assert!(left <= lease - held_back, "{left:?}");
     }
@@ -714,7 +781,8 @@ pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
     believes_no_more_than_the_store(knows, &guard).await;
     drop(guard);
     is_free_soon(&witness, &name).await;
-    // Held back for nearly all of it, every time: whatever comes of it is no more than is true.
+    // Each reply is delayed for almost the whole lease. Any resulting guard must not last longer
+    // than the store's hold.
     faults.heal();
     faults.always(Op::Join, Fault::DelayReply(subject.lease() * 9 / 10));
     match locks.mutex(&name).lease(subject.lease()).lock_timeout(subject.lease() * 3).await {
@@ -728,7 +796,8 @@ pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
     is_free_soon(&witness, &name).await;
 }
 
-pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
+// S02
+pub async fn late_renewal_does_not_revive_an_expired_hold(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -742,12 +811,13 @@ pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
     tokio::time::sleep(subject.lease() * 3).await;
     assert!(!guard.is_held());
     assert!(matches!(guard.state(), State::Lost(LostReason::Expired)));
-    // Or the store does not answer in the time of so short a lease.
+    // A store may also fail to answer within such a short lease.
     let told = kind_of("release", guard.release().await);
     assert!(matches!(told, ErrorKind::Lost | ErrorKind::Unreachable), "{told:?}");
 }
 
-pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
+// S03
+pub async fn evicted_hold_is_reported_lost_and_not_reacquired(subject: &Subject) {
     let name = subject.name("s03");
     let locks = subject.client().await;
     let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
@@ -757,29 +827,31 @@ pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
     assert!(!guard.is_held());
     let next = taken(&locks, &name).await;
     assert!(next.token() > guard.token());
-    // The old guard's end does not touch the new hold.
+    // The end of the old guard does not affect the new hold.
     drop(guard);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let info = must("read", locks.read(&name).await);
-    assert_eq!(info.and_then(|i| i.holders().next()?.token), Some(next.token()));
+    let info = must("read", locks.inspect(&name).await);
+    assert_eq!(info.and_then(|i| i.holders().next()?.token), Some(next.grant()));
 }
 
-pub async fn s03_a_release_tells_of_a_loss_that_nobody_had_noticed(subject: &Subject) {
+// S03
+pub async fn release_reports_an_unnoticed_loss(subject: &Subject) {
     let name = subject.name("s03b");
     let locks = subject.client().await;
     let guard = taken(&locks, &name).await;
     assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
     let error = match guard.release().await {
         Err(error) => error,
-        Ok(_) => panic!("released what was lost"),
+        Ok(_) => panic!("the release of a lost hold succeeded"),
     };
     assert_eq!(error.lost_reason(), Some(LostReason::Gone));
 }
 
-pub async fn s04_dropped_at_every_await_nothing_stays(subject: &Subject) {
+// S04
+pub async fn acquire_dropped_at_any_await_leaves_no_claim(subject: &Subject) {
     let name = subject.name("s04");
     let other = subject.client().await;
-    // Free: the future is dropped after each number of polls, until it is done before that.
+    // The lock is free. The future is dropped after 0, 1, 2, … polls, until it completes first.
     for polls in 0..20 {
         let (locks, faults) = subject.faulty().await;
         faults.step();
@@ -800,7 +872,8 @@ pub async fn s04_dropped_at_every_await_nothing_stays(subject: &Subject) {
         }
         assert!(polls < 19, "an uncontended lock takes more than 19 polls");
     }
-    // Held by another, who releases after some polls: dropped before, at and after the grant.
+    // Another client holds the lock and releases it after some polls. The future is dropped before,
+    // at and after the grant.
     for polls in 1..12 {
         for released_after in [2, 5, usize::MAX] {
             let (locks, faults) = subject.faulty().await;
@@ -826,7 +899,8 @@ pub async fn s04_dropped_at_every_await_nothing_stays(subject: &Subject) {
     }
 }
 
-pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
+// S05
+pub async fn delayed_acquire_blocks_the_lock_for_at_most_a_lease(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -840,20 +914,24 @@ pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
         let mut taking = pin!(lock.lock());
         assert!(poll_once(&mut taking).await.is_pending());
     }
-    // The clean-up overtakes it; then it arrives and makes a holder that nobody knows.
-    eventually("the delayed request", async || must("read", other.read(&name).await).is_some())
-        .await;
+    // The clean-up arrives before the delayed request. The request then creates a holder without a
+    // client.
+    eventually("the delayed request takes effect", async || {
+        must("read", other.inspect(&name).await).is_some()
+    })
+    .await;
     let start = Instant::now();
     let guard = taken(&other, &name).await;
-    // As in p5.
+    // The limit is the same as in P5.
     let (took, promises) = (start.elapsed(), subject.guarantees());
     let stated = promises.recovery + lease * promises.recovery_leases;
-    assert!(took < stated + PATIENCE / 3, "{took:?}, where {stated:?} are stated");
+    assert!(took < stated + PATIENCE / 3, "took {took:?}, but the stated limit is {stated:?}");
     must("release", guard.release().await);
     is_free_soon(&other, &name).await;
 }
 
-pub async fn s06_a_lost_reply_is_recognised(subject: &Subject) {
+// S06
+pub async fn acquire_with_a_lost_reply_is_granted_once(subject: &Subject) {
     let name = subject.name("s06");
     let other = subject.client().await;
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::LoseRequest, Fault::ErrorBefore] {
@@ -862,17 +940,18 @@ pub async fn s06_a_lost_reply_is_recognised(subject: &Subject) {
         let lock = locks.mutex(&name).lease(subject.lease() * 3);
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         assert!(faults.count(Op::Join) >= 2, "{fault:?}");
-        let info = must("read", other.read(&name).await);
+        let info = must("read", other.inspect(&name).await);
         let claims: Vec<_> = info.iter().flat_map(|i| &i.claims).collect();
         let holding = claims.iter().filter(|c| c.standing == Standing::Holding).count();
         assert_eq!(holding, 1, "{fault:?}: {claims:?}");
-        assert_eq!(claims[0].token, Some(guard.token()), "{fault:?}");
+        assert_eq!(claims[0].token, Some(guard.grant()), "{fault:?}");
         must("release", guard.release().await);
         is_free_soon(&other, &name).await;
     }
 }
 
-pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
+// S07
+pub async fn release_with_a_lost_reply_takes_effect_once(subject: &Subject) {
     let name = subject.name("s07");
     let other = subject.client().await;
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::Double] {
@@ -894,14 +973,15 @@ pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
     }
 }
 
-pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
+// S08
+pub async fn a_blocked_executor_keeps_its_locks(subject: &Subject) {
     let name = subject.name("s08");
     let (locks, other) = (subject.client().await, subject.client().await);
     let lease = subject.lease() * 6;
     let lock = locks.mutex(&name).lease(lease);
     let worker = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let Ok(runtime) = runtime else { panic!("no runtime") };
+        let Ok(runtime) = runtime else { panic!("cannot build a runtime") };
         runtime.block_on(async {
             let guard = must("lock", lock.lock().await);
             std::thread::sleep(lease * 5 / 4);
@@ -909,70 +989,73 @@ pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
             (held, awake, guard.release().await.is_ok())
         })
     });
-    eventually("held", async || must("read", other.read(&name).await).is_some()).await;
+    eventually("held", async || must("read", other.inspect(&name).await).is_some()).await;
     let next = taken(&other, &name).await;
     let taken = Instant::now();
     let Ok((held, awake, released)) = worker.join() else { panic!("the holder panicked") };
-    assert!(held && released, "lost while the executor was blocked");
-    assert!(taken >= awake, "taken while the executor was blocked");
+    assert!(held && released, "the hold was lost while the executor was blocked");
+    assert!(taken >= awake, "another client got the lock while the executor was blocked");
     drop(next);
 }
 
-pub async fn s09_a_paused_holder_knows_at_first_sight(subject: &Subject) {
+// S09
+pub async fn paused_holder_detects_its_loss_on_the_first_check(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
-    // A stepped clock is what a stop or a suspended machine looks like from inside (s10).
+    // A stepped clock has the same effect as a paused process or a suspended machine (s10).
     let name = subject.name("s09");
     let clock = Clock::stepped();
     let (locks, _) = subject.faulty_with(Builder::default().clock(clock.clone())).await;
     let guard = must("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
     assert!(guard.is_held());
     clock.advance(subject.lease() * 3);
-    assert!(!guard.is_held(), "believed for longer than its lease");
+    assert!(!guard.is_held(), "is_held() is true after the lease expired");
     assert_eq!(guard.remaining(), Duration::ZERO);
     assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
     assert_eq!(kind_of("release", guard.release().await), ErrorKind::Lost);
 }
 
-pub async fn s11_guards_may_be_dropped_anywhere(subject: &Subject) {
+// S11
+pub async fn guards_may_be_dropped_anywhere(subject: &Subject) {
     let name = subject.name("s11");
     let (locks, other) = (subject.client().await, subject.client().await);
-    // On a thread without a runtime.
+    // The guard is dropped on a thread without a runtime.
     let guard = taken(&locks, &name).await;
     let dropped = std::thread::spawn(move || drop(guard)).join();
     assert!(dropped.is_ok());
     is_free_soon(&other, &name).await;
-    // After the runtime that took it.
+    // The guard is dropped after the runtime that acquired it.
     let lock = locks.mutex(&name);
     let outlived = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let Ok(runtime) = runtime else { panic!("no runtime") };
+        let Ok(runtime) = runtime else { panic!("cannot build a runtime") };
         let guard = runtime.block_on(async { must("lock", lock.lock().await) });
         runtime.shutdown_background();
         drop(guard);
     });
     assert!(outlived.join().is_ok());
     is_free_soon(&other, &name).await;
-    // After the client that took it, and inside the runtime.
+    // The guard is dropped after the client that acquired it, and inside the runtime.
     let guard = taken(&locks, &name).await;
     drop(locks);
     drop(guard);
     is_free_soon(&other, &name).await;
 }
 
-/// What a client has dropped is given back before it asks again: it finds nobody else, and never itself.
-pub async fn who_dropped_a_guard_is_not_in_his_own_way(subject: &Subject) {
+/// A client releases its dropped guards before it acquires again, so it is never blocked by its own
+/// hold.
+pub async fn dropped_guard_does_not_block_its_own_client(subject: &Subject) {
     let name = subject.name("own-way");
     let locks = subject.client().await;
     let mut last = None;
     for _ in 0..10 {
-        let guard = must("try_lock, just after a drop", locks.mutex(&name).try_lock().await);
+        let guard = must("try_lock, immediately after a drop", locks.mutex(&name).try_lock().await);
         assert!(last.is_none_or(|last| last < guard.token()));
         last = Some(guard.token());
         drop(guard);
     }
-    // It waits for nothing of another name.
+    // A pending release of another lock does not delay it.
     let other = subject.name("own-way-not");
     let held = must("lock", locks.mutex(&other).try_lock().await);
     drop(must("try_lock", locks.mutex(&name).try_lock().await));
@@ -980,7 +1063,8 @@ pub async fn who_dropped_a_guard_is_not_in_his_own_way(subject: &Subject) {
     is_free_soon(&locks, &name).await;
 }
 
-pub async fn s12_a_panic_releases(subject: &Subject) {
+// S12
+pub async fn panic_releases_the_lock(subject: &Subject) {
     let name = subject.name("s12");
     let locks = subject.client().await;
     let lock = locks.mutex(&name);
@@ -992,7 +1076,8 @@ pub async fn s12_a_panic_releases(subject: &Subject) {
     is_free_soon(&locks, &name).await;
 }
 
-pub async fn s14_failed_renewals_are_tried_again(subject: &Subject) {
+// S14
+pub async fn failed_renewals_are_retried(subject: &Subject) {
     let name = subject.name("s14");
     let (locks, faults) = subject.faulty().await;
     let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
@@ -1005,7 +1090,8 @@ pub async fn s14_failed_renewals_are_tried_again(subject: &Subject) {
     must("release", guard.release().await);
 }
 
-pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) {
+// S14
+pub async fn lock_lost_in_a_long_outage_can_be_acquired_again(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1027,7 +1113,8 @@ pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) 
     assert!(guard.is_held(), "the next lock is not renewed");
 }
 
-pub async fn s14_nobody_believes_beyond_the_lease_of_a_silent_store(subject: &Subject) {
+// S14
+pub async fn hold_expires_on_time_while_the_store_is_unreachable(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1036,16 +1123,17 @@ pub async fn s14_nobody_believes_beyond_the_lease_of_a_silent_store(subject: &Su
     let lease = subject.lease() * 4;
     let guard = must("lock", locks.mutex(&name).lease(lease).lock_timeout(PATIENCE).await);
     faults.freeze();
-    // Nothing is acknowledged from here on: what was, was sent before.
+    // No renewal is acknowledged from here on. Earlier ones were sent before.
     tokio::time::sleep(lease).await;
-    assert!(!guard.is_held(), "believed beyond its lease");
+    assert!(!guard.is_held(), "is_held() is true after the lease expired");
     assert!(matches!(guard.state(), State::Lost(LostReason::Expired)), "{:?}", guard.state());
     let told = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(told.ok(), Some(LostReason::Expired));
     faults.heal();
 }
 
-pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
+// S15
+pub async fn lock_delay_follows_only_an_unclean_end(subject: &Subject) {
     let name = named(subject, "s15");
     let locks = subject.client().await;
     let delay = subject.lease() * 2;
@@ -1055,7 +1143,7 @@ pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
         return;
     }
     must("release", must("lock", lock.try_lock().await).release().await);
-    let again = must("at once after a clean end", lock.try_lock().await);
+    let again = must("try_lock, immediately after a release", lock.try_lock().await);
     must("release", again.release().await);
     let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     (claim.lease, claim.lock_delay) = (subject.lease(), delay);
@@ -1063,29 +1151,31 @@ pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
     let joined = must("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     let next = taken(&locks, name.as_str()).await;
-    assert!(start.elapsed() >= whole(subject.lease() + delay), "open after {:?}", start.elapsed());
+    assert!(start.elapsed() >= whole(subject.lease() + delay), "free after {:?}", start.elapsed());
     drop(next);
 }
 
-pub async fn s15_every_kind_stays_closed_for_the_delay(subject: &Subject) {
+// S15
+pub async fn lock_delay_blocks_every_kind_of_lock(subject: &Subject) {
     if !subject.claims("a lock-delay", subject.guarantees().lock_delay) {
         return;
     }
     let locks = subject.client().await;
     let one = async |(i, shape): (usize, Shape)| {
-        // Closed for longer than this waits, so that it is looked at in time on any machine.
+        // The cooldown is longer than this test's waits, so that the check is in time on any
+        // machine.
         let name = named(subject, &format!("s15-closed-{i}"));
         let mut gone = claim_of(&name, shape, subject.lease());
         gone.lock_delay = PATIENCE * 4;
         holds(&locks, &gone).await;
         takes_its_weight(&locks, &name, shape).await;
-        eventually("its lease is over", async || {
-            let info = must("read", locks.read(name.as_str()).await);
+        eventually("the lease expires", async || {
+            let info = must("read", locks.inspect(name.as_str()).await);
             info.is_none_or(|info| info.holders().count() == 0)
         })
         .await;
         takes_its_weight(&locks, &name, shape).await;
-        // And opened, once it has been for long enough.
+        // The lock is available again once the cooldown is over.
         let name = named(subject, &format!("s15-opens-{i}"));
         let mut gone = claim_of(&name, shape, subject.lease());
         let (start, delay) = (Instant::now(), subject.lease() * 2);
@@ -1093,12 +1183,13 @@ pub async fn s15_every_kind_stays_closed_for_the_delay(subject: &Subject) {
         holds(&locks, &gone).await;
         opens(&locks, &name, shape).await;
         let took = start.elapsed();
-        assert!(took >= whole(subject.lease() + delay), "{shape:?}: open after {took:?}");
+        assert!(took >= whole(subject.lease() + delay), "{shape:?}: free after {took:?}");
     };
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
 
-pub async fn s15_a_late_leave_does_not_shorten_the_delay(subject: &Subject) {
+// S15
+pub async fn late_release_does_not_shorten_the_lock_delay(subject: &Subject) {
     if !subject.claims("a lock-delay", subject.guarantees().lock_delay) {
         return;
     }
@@ -1110,28 +1201,33 @@ pub async fn s15_a_late_leave_does_not_shorten_the_delay(subject: &Subject) {
     let start = Instant::now();
     let joined = must("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-    // Its holder slept through the end of its lease, and now lets go of what is not its own any more.
+    // The holder was paused beyond the end of its lease, and now releases a hold that it has lost.
     tokio::time::sleep(subject.lease() * 3 / 2).await;
     must("leave", locks.store().leave(&claim, None).await);
     must("leave again", locks.store().leave(&claim, Some(subject.lease() / 10)).await);
     let next = taken(&other, name.as_str()).await;
-    assert!(start.elapsed() >= whole(subject.lease() + delay), "open after {:?}", start.elapsed());
+    assert!(start.elapsed() >= whole(subject.lease() + delay), "free after {:?}", start.elapsed());
     drop(next);
 }
 
-pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) {
+// R34
+pub async fn sequencer_is_valid_as_long_as_its_hold(subject: &Subject) {
     let name = subject.name("r34 %:\"'é");
     let (locks, other) = (subject.client().await, subject.client().await);
-    assert_eq!(locks.identity(), other.identity(), "two clients of one store");
+    assert_eq!(
+        locks.identity(),
+        other.identity(),
+        "two clients of one store have different identities"
+    );
     let guard = taken(&locks, &name).await;
     let text = guard.sequencer().to_string();
     let shown = must("parse", text.parse::<Sequencer>());
     assert_eq!(shown, guard.sequencer());
     let held = must("check", other.check(&shown).await);
-    assert_eq!(held.token, Some(guard.token()));
+    assert_eq!(held.token, Some(guard.grant()));
     assert!(shown.is_exclusive() && shown.kind() == Kind::Mutex);
 
-    // A place in the queue is no hold, whatever its token; and it does not disturb the check.
+    // A place in the queue is not a hold, whatever its token, and does not affect the check.
     let waiting = other.mutex(&name);
     let mut next = pin!(waiting.lock());
     poll_fn(|cx| {
@@ -1139,29 +1235,34 @@ pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) 
         Poll::Ready(())
     })
     .await;
-    must("check with a waiter behind", other.check(&shown).await);
+    must("check while another client waits", other.check(&shown).await);
     must("release", guard.release().await);
     let next = must(
-        "the next holds",
+        "the next waiter holds the lock",
         tokio::time::timeout(PATIENCE, next)
             .await
-            .map_err(|_| leasehold_core::Error::new(ErrorKind::Timeout, "the next never held"))
+            .map_err(|_| {
+                leasehold_core::Error::new(ErrorKind::Timeout, "the next waiter never got the lock")
+            })
             .and_then(|next| next),
     );
-    assert_eq!(kind_of("the old hold", other.check(&shown).await), ErrorKind::Lost);
-    must("the next hold", locks.check(&next.sequencer()).await);
+    assert_eq!(kind_of("check of the old hold", other.check(&shown).await), ErrorKind::Lost);
+    must("check of the next hold", locks.check(&next.sequencer()).await);
 
-    // An eviction is seen at the store before the guard knows of it.
+    // An eviction is visible at the store before the guard finds out.
     let evicted = next.sequencer();
     must("evict", locks.evict(&name, Evict::Holders).await);
-    assert_eq!(kind_of("an evicted hold", locks.check(&evicted).await), ErrorKind::Lost);
+    assert_eq!(kind_of("check of an evicted hold", locks.check(&evicted).await), ErrorKind::Lost);
     drop(next);
     is_free_soon(&locks, &name).await;
     assert_eq!(kind_of("a free lock", locks.check(&shown).await), ErrorKind::Lost);
 
     let text = text.replacen(&escaped(locks.identity()), "elsewhere", 1);
     let foreign = must("parse", text.parse::<Sequencer>());
-    assert_eq!(kind_of("another store's", locks.check(&foreign).await), ErrorKind::Mismatch);
+    assert_eq!(
+        kind_of("check of another store's hold", locks.check(&foreign).await),
+        ErrorKind::Mismatch
+    );
 
     if locks.guarantees().keeps(Kind::RwLock) {
         let name = subject.name("r34rw");
@@ -1181,7 +1282,8 @@ pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) 
     }
 }
 
-pub async fn r34_a_sequencer_is_lost_with_its_lease(subject: &Subject) {
+// R34
+pub async fn sequencer_becomes_invalid_when_its_lease_expires(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1189,66 +1291,74 @@ pub async fn r34_a_sequencer_is_lost_with_its_lease(subject: &Subject) {
     let run_out = async |name: &str, delay: Option<Duration>| {
         let lock = locks.mutex(name).lease(subject.lease()).no_renewal();
         let lock = delay.into_iter().fold(lock, |lock, delay| lock.lock_delay(delay));
-        // Nobody else has it; an answer may take longer than a short lease gives `try_lock`.
+        // The lock is free. The long limit allows for slow answers, for which a short lease leaves
+        // `try_lock` too little time.
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         let sequencer = guard.sequencer();
-        eventually("lost at the store", async || match other.check(&sequencer).await {
+        eventually("the hold is lost at the store", async || match other.check(&sequencer).await {
             Ok(_) => false,
             Err(error) => error.kind() == ErrorKind::Lost,
         })
         .await;
-        assert!(!guard.is_held(), "the store has ended what its holder believes in");
+        assert!(!guard.is_held(), "is_held() is true, but the store has ended the hold");
         guard
     };
-    // Nobody has come since, so nothing but the lease can have ended it.
+    // No other client has acquired the lock since, so only its lease can have ended the hold.
     let name = subject.name("r34-lease");
     let guard = run_out(&name, None).await;
     let next = taken(&other, &name).await;
-    assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
-    must("the next hold", locks.check(&next.sequencer()).await);
+    assert_eq!(
+        kind_of("check of the old hold", other.check(&guard.sequencer()).await),
+        ErrorKind::Lost
+    );
+    must("check of the next hold", locks.check(&next.sequencer()).await);
 
-    // A place that is kept for the lock-delay is nobody's hold. It is kept for longer than this waits.
+    // A claim in cooldown is not a hold. The cooldown is longer than this test's waits.
     if subject.claims("a lock-delay", subject.guarantees().lock_delay) {
         let name = subject.name("r34-delay");
         let guard = run_out(&name, Some(PATIENCE * 2)).await;
         let early = other.mutex(&name).try_lock().await;
         assert_eq!(kind_of("within the lock-delay", early), ErrorKind::Contended);
-        assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
+        assert_eq!(
+            kind_of("check of the old hold", other.check(&guard.sequencer()).await),
+            ErrorKind::Lost
+        );
     }
 }
 
-/// As it stands in a sequencer.
+/// Escapes a text as in a sequencer.
 fn escaped(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     let one = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
     text.bytes().map(one).collect()
 }
 
-/// Waits until nobody is in the queue, whatever kind of lock it is.
-async fn is_free_soon_as(locks: &Leasehold, name: &str) {
-    eventually("nobody in the queue", async || must("read", locks.read(name).await).is_none())
-        .await;
+/// Waits until the queue is empty, for any kind of lock.
+async fn is_free_soon_as(locks: &Client, name: &str) {
+    eventually("empty", async || must("inspect", locks.inspect(name).await).is_none()).await;
 }
 
-pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
+// R34
+pub async fn at_risk_is_reported_before_the_loss(subject: &Subject) {
     let name = subject.name("r34j");
     let (locks, faults) = subject.faulty().await;
-    // Longer than elsewhere, so that there is time to heal in between.
+    // The lease is longer than in other cases, so that there is time to recover in between.
     let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
     must("ensure", guard.ensure(subject.lease() / 10));
     if !subject.claims_leases() {
-        // Nothing runs out, so nothing is ever at risk, however long the store is silent.
+        // Holds never expire in this store, so they are never at risk, however long the store is
+        // unreachable.
         faults.always(Op::Renew, Fault::ErrorBefore);
         must("ensure", guard.ensure(subject.lease() * 1000));
         return;
     }
     assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
     let mut work = guard.watch();
-    must("steady while held", work.wait_until_held().await);
+    must("wait_until_held, while held", work.wait_until_held().await);
     faults.always(Op::Renew, Fault::ErrorBefore);
     eventually("at risk", async || matches!(guard.state(), State::AtRisk(_))).await;
     assert!(guard.is_held(), "at risk is still held");
-    // Work that pauses here goes on after the next renewal, if it comes in time.
+    // Paused work continues after the next renewal, if it arrives in time.
     let (asked, told) = tokio::sync::oneshot::channel();
     let paused = tokio::spawn(async move {
         let _ = asked.send(());
@@ -1257,7 +1367,7 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     must("paused", told.await.map_err(|_| gone()));
     faults.heal();
     let steady = must("joined", paused.await.map_err(|_| gone()));
-    must("steady again", steady);
+    must("wait_until_held, after a renewal", steady);
     assert!(guard.is_held());
     faults.always(Op::Renew, Fault::ErrorBefore);
     let mut work = guard.watch();
@@ -1268,18 +1378,19 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
 }
 
 fn gone() -> leasehold_core::Error {
-    leasehold_core::Error::new(ErrorKind::Closed, "the task is gone")
+    leasehold_core::Error::new(ErrorKind::Closed, "the task has ended")
 }
 
-pub async fn s16_two_kinds_of_one_name_are_a_mismatch(subject: &Subject) {
+// S16
+pub async fn using_one_name_for_two_kinds_is_a_mismatch(subject: &Subject) {
     let name = subject.name("s16");
     let (locks, other) = (subject.client().await, subject.client().await);
     let promises = subject.guarantees();
     let guard = taken(&locks, &name).await;
     for kind in [Kind::RwLock, Kind::Semaphore] {
         let tried = match kind {
-            Kind::RwLock => other.rwlock(&name).try_read().await,
-            _ => other.semaphore(&name, 2).try_acquire().await,
+            Kind::RwLock => other.rwlock(&name).try_read().await.map(Hold::from),
+            _ => other.semaphore(&name, 2).try_acquire().await.map(Hold::from),
         };
         let expected = match promises.keeps(kind) {
             true => ErrorKind::Mismatch,
@@ -1297,7 +1408,8 @@ pub async fn s16_two_kinds_of_one_name_are_a_mismatch(subject: &Subject) {
     }
 }
 
-pub async fn s17_a_writer_is_not_starved(subject: &Subject) {
+// S17
+pub async fn a_writer_is_not_starved(subject: &Subject) {
     let promises = subject.guarantees();
     if !subject.claims("fair read-write locks", promises.fifo && promises.keeps(Kind::RwLock)) {
         return;
@@ -1311,7 +1423,7 @@ pub async fn s17_a_writer_is_not_starved(subject: &Subject) {
         tokio::spawn(async move { lock.write_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &name, 1).await;
-    // Readers stream in; none may overtake the writer.
+    // More readers arrive. They must not overtake the writer.
     assert_eq!(kind_of("a later reader", lock.try_read().await), ErrorKind::Contended);
     let later = {
         let lock = lock.clone();
@@ -1321,14 +1433,15 @@ pub async fn s17_a_writer_is_not_starved(subject: &Subject) {
     must("release", reading.release().await);
     let Ok(writing) = writer.await else { panic!("the writer failed") };
     let writing = must("write", writing);
-    assert!(!later.is_finished(), "a reader got in beside the writer");
-    let written = writing.token();
+    assert!(!later.is_finished(), "a reader acquired the lock while the writer holds it");
+    let written = writing.grant();
     must("release", writing.release().await);
     let Ok(later) = later.await else { panic!("the reader failed") };
-    assert!(must("read", later).token() > written);
+    assert!(must("read", later).grant() > written);
 }
 
-pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
+// S18
+pub async fn crashed_waiters_cost_one_lease_in_total(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1336,7 +1449,8 @@ pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
     let lease = subject.lease() * 2;
-    // And many more, so that one bound is told from some of them on a slow machine too.
+    // There are many waiters, so that even on a slow machine the limit is exceeded if they are
+    // removed one by one.
     for _ in 0..25 {
         let (_, joined) = ghost(&locks, &name, lease, Mode::Wait).await;
         assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
@@ -1344,13 +1458,14 @@ pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
     let start = Instant::now();
     must("release", guard.release().await);
     let live = taken(&locks, name.as_str()).await;
-    // One bound and the heartbeat after it.
+    // The limit allows for one lease and the heartbeat after it.
     let took = start.elapsed();
-    assert!(took < lease * 6, "{took:?} for 25 dead waiters of {lease:?}");
+    assert!(took < lease * 6, "took {took:?} with 25 crashed waiters and a lease of {lease:?}");
     drop(live);
 }
 
-pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
+// S19
+pub async fn lease_of_a_late_notification_counts_from_the_last_heartbeat(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1365,7 +1480,7 @@ pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
         };
         until_waiting(&other, &name, 1).await;
-        // The grant is made while nothing gets through to its client.
+        // The lock is granted while no message reaches the waiter's client.
         faults.freeze();
         must("release", guard.release().await);
         tokio::time::sleep(held_back).await;
@@ -1380,7 +1495,8 @@ pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
     }
 }
 
-pub async fn s90_hostile_names_are_only_names(subject: &Subject) {
+// S90
+pub async fn hostile_names_are_distinct_ordinary_locks(subject: &Subject) {
     let locks = subject.client().await;
     let long = "é".repeat((leasehold_core::MAX_NAME_BYTES - subject.prefix().len()) / 2);
     let odd = [
@@ -1423,7 +1539,7 @@ pub async fn s90_hostile_names_are_only_names(subject: &Subject) {
     ];
     let mut held = Vec::new();
     for name in odd {
-        // Each is a lock of its own: all are held at once.
+        // Each name is a separate lock, so all can be held at once.
         held.push(must(name, locks.mutex(subject.name(name)).try_lock().await));
     }
     let listed = must("list", locks.list(subject.prefix()).await);
@@ -1438,26 +1554,33 @@ pub async fn s90_hostile_names_are_only_names(subject: &Subject) {
     }
 }
 
-pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
-    const HELD: usize = 1_000;
+// S92
+pub async fn many_held_locks_are_renewed_in_batches(subject: &Subject) {
+    let many = subject.many(1_000);
     let (locks, faults) = subject.faulty().await;
-    let lease = PATIENCE / 3;
+    let lease = PATIENCE / 2;
     let (mut held, mut members) = (Vec::new(), BTreeSet::new());
-    for i in 0..HELD {
+    for i in 0..many {
         let lock = locks.mutex(subject.name(&format!("s92-{i}"))).lease(lease);
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         members.insert(locks.store().shard(guard.name()));
         held.push(guard);
     }
-    let before = faults.count(Op::Renew);
+    let (before, started) = (faults.count(Op::Renew), Instant::now());
     tokio::time::sleep(lease / 3 + lease / 20).await;
     eventually("renewed", async || faults.count(Op::Renew) > before).await;
-    let (sent, most) = (faults.count(Op::Renew) - before, 20 * members.len());
-    assert!(sent <= most, "{sent} requests, not {most}, to renew {HELD} locks once");
-    assert!(held.iter().all(Guard::is_held));
-    // And each of a batch, not only those that stand in front.
+    let sent = faults.count(Op::Renew) - before;
+    // A busy machine may be late enough for further rounds.
+    let rounds = (started.elapsed() + lease / 20).div_duration_f64(lease / 3) as usize;
+    let most = 20 * members.len() * rounds;
+    assert!(
+        sent <= most,
+        "{sent} requests to renew {many} locks {rounds} times; the limit is {most}"
+    );
+    assert!(held.iter().all(|guard| guard.is_held()));
+    // Every hold of a batch is renewed, and not only the first ones.
     if subject.guarantees().has_leases() {
-        for guard in held.iter().step_by(HELD / 40) {
+        for guard in held.iter().step_by(many / 40) {
             believes_no_more_than_the_store(&locks, guard).await;
         }
     }
@@ -1466,7 +1589,7 @@ pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
     }
 }
 
-pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
+pub async fn list_filters_by_prefix_and_is_sorted(subject: &Subject) {
     let locks = subject.client().await;
     let names = [
         "list-b",
@@ -1487,13 +1610,13 @@ pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
     for name in names {
         held.push(must(name, locks.mutex(subject.name(name)).try_lock().await));
     }
-    // What is not in use is not listed, and more than a holder makes no second line.
+    // Unused locks are not listed, and a lock with a holder and a waiter is listed once.
     for name in ["list-gone", "list-a-gone"] {
         must(name, taken(&locks, &subject.name(name)).await.release().await);
     }
     let waiting = claim_of(&named(subject, "list-a"), MUTEX, PATIENCE);
-    let stood = must("join", locks.store().join(&waiting, Mode::Wait).await);
-    assert!(matches!(stood, Joined::Waiting(_)), "{stood:?}");
+    let joined = must("join", locks.store().join(&waiting, Mode::Wait).await);
+    assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
     let prefixes = [
         "",
         "list",
@@ -1520,11 +1643,11 @@ pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
         let starts = |name: &&&str| name.starts_with(prefix);
         let expected = names.iter().filter(starts).map(|name| subject.name(name));
         let expected: BTreeSet<String> = expected.collect();
-        assert_eq!(shown, expected.iter().collect::<Vec<_>>(), "begins with {prefix:?}");
+        assert_eq!(shown, expected.iter().collect::<Vec<_>>(), "list({prefix:?})");
     }
-    // A part of a name is not its beginning.
+    // A prefix must match at the beginning of a name.
     let part: String = subject.name("list-a").chars().skip(1).collect();
-    assert_eq!(must("list", locks.list(&part).await).len(), 0, "begins with {part:?}");
+    assert_eq!(must("list", locks.list(&part).await).len(), 0, "list({part:?})");
     must("leave", locks.store().leave(&waiting, None).await);
     for guard in held {
         must("release", guard.release().await);
@@ -1533,13 +1656,13 @@ pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
 
 // --- options and the rest ----------------------------------------------------------------------
 
-pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
+pub async fn min_hold_keeps_a_released_lock_unavailable(subject: &Subject) {
     let name = subject.name("at-least");
     let (locks, other) = (subject.client().await, subject.client().await);
     let least = subject.lease() * 6;
-    let lock = locks.mutex(&name).at_least(least);
-    if !subject.guarantees().at_least {
-        assert_eq!(kind_of("at_least", lock.try_lock().await), ErrorKind::Unsupported);
+    let lock = locks.mutex(&name).min_hold(least);
+    if !subject.guarantees().min_hold {
+        assert_eq!(kind_of("min_hold", lock.try_lock().await), ErrorKind::Unsupported);
         return;
     }
     for by_drop in [false, true] {
@@ -1553,50 +1676,50 @@ pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
         let contended = kind_of("try", other.mutex(&name).try_lock().await);
         assert_eq!(contended, ErrorKind::Contended);
         let next = taken(&other, &name).await;
-        // The period began when we were granted, after `start`; stores round.
+        // The period began at the grant, which was after `start`. Stores may round it.
         assert!(start.elapsed() + Duration::from_millis(20) >= least, "{:?}", start.elapsed());
         assert!(next.token() > token);
         drop(next);
     }
 }
 
-pub async fn once_per_period_by_one_of_many(subject: &Subject) {
+pub async fn once_per_runs_on_one_client_per_period(subject: &Subject) {
     let name = subject.name("once-per");
     let (locks, other) = (subject.client().await, subject.client().await);
     let period = subject.lease() * 6;
     let [ours, theirs] = [&locks, &other].map(|locks| locks.mutex(&name).label("reports"));
-    if !subject.guarantees().at_least {
+    if !subject.guarantees().min_hold {
         assert_eq!(kind_of("once_per", ours.once_per(period).await), ErrorKind::Unsupported);
         return;
     }
     let start = Instant::now();
     let OncePer::Ran(guard) = must("once_per", ours.once_per(period).await) else {
-        panic!("nobody has done it yet")
+        panic!("expected Ran in a new period")
     };
     match must("once_per", theirs.once_per(period).await) {
         OncePer::Running(holder) => {
-            assert_eq!((holder.token, &*holder.holder.label), (Some(guard.token()), "reports"));
+            assert_eq!((holder.token, &*holder.holder.label), (Some(guard.grant()), "reports"));
         }
-        was => panic!("{was:?} while somebody is at it"),
+        was => panic!("expected Running while another client works, got {was:?}"),
     }
     must("release", guard.release().await);
     let next = match must("once_per", theirs.once_per(period).await) {
         OncePer::Done { next } => next,
-        // The machine was away for a whole period.
+        // The machine was paused for a whole period.
         OncePer::Ran(_) if start.elapsed() >= whole(period) => return,
-        was => panic!("{was:?} in a period in which it was done"),
+        was => panic!("expected Done after the work was done, got {was:?}"),
     };
-    // Some stores round up, to seconds.
+    // Some stores round up to seconds.
     assert!(next > Duration::ZERO && next <= period * 3, "{next:?}");
-    eventually("the next period", async || {
+    eventually("the next period begins", async || {
         must("once_per", theirs.once_per(period).await).ran().is_some()
     })
     .await;
     assert!(start.elapsed() + Duration::from_millis(20) >= period, "{:?}", start.elapsed());
 }
 
-pub async fn at_least_keeps_every_kind_taken(subject: &Subject) {
-    if !subject.claims("to stay closed after a release", subject.guarantees().at_least) {
+pub async fn min_hold_keeps_every_kind_of_lock_unavailable(subject: &Subject) {
+    if !subject.claims("a cooldown after a release", subject.guarantees().min_hold) {
         return;
     }
     let locks = subject.client().await;
@@ -1607,15 +1730,15 @@ pub async fn at_least_keeps_every_kind_taken(subject: &Subject) {
         takes_its_weight(&locks, &name, shape).await;
         assert!(must("leave", locks.store().leave(&gone, Some(PATIENCE * 4)).await));
         takes_its_weight(&locks, &name, shape).await;
-        // A release that is repeated, or comes late, opens nothing.
+        // A release that is repeated or late does not end the cooldown.
         for keep in [None, Some(Duration::from_millis(1))] {
             must("leave again", locks.store().leave(&gone, keep).await);
             tokio::time::sleep(Duration::from_millis(5)).await;
             takes_its_weight(&locks, &name, shape).await;
         }
-        // A person opens it.
+        // An operator ends the cooldown.
         let evicted = locks.evict(name.as_str(), Evict::Holders).await;
-        assert_eq!(must("evict", evicted), 1, "{shape:?}: what is kept closed");
+        assert_eq!(must("evict", evicted), 1, "{shape:?}: evictions of a lock in cooldown");
         let (kind, _, capacity) = shape;
         let all = claim_of(&name, (kind, capacity, capacity), PATIENCE);
         holds(&locks, &all).await;
@@ -1632,38 +1755,42 @@ pub async fn max_hold_ends_a_hold(subject: &Subject) {
     let start = Instant::now();
     let guard = must("lock", lock.lock().await);
     let next = taken(&other, &name).await;
-    assert!(start.elapsed() >= whole(lease), "taken away early");
+    assert!(
+        start.elapsed() >= whole(lease),
+        "another client got the lock before the lease expired"
+    );
     assert_eq!(guard.state(), State::Lost(LostReason::MaxHold));
     let again = kind_of("release", guard.release().await);
     assert_eq!(again, ErrorKind::Lost);
     assert!(next.is_held());
 }
 
-pub async fn r48_min_validity_is_met(subject: &Subject) {
+// R48
+pub async fn acquire_meets_min_validity_or_fails(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
     let name = subject.name("min-validity");
     let (locks, faults) = subject.faulty().await;
-    // Far from the third of the lease in which an answer must come.
+    // The delay is much shorter than the third of the lease within which an answer must arrive.
     let (lease, late) = (subject.lease() * 4, subject.lease() / 2);
     let lock = locks.mutex(&name).lease(lease).min_validity(lease * 9 / 10);
-    // The first answer comes too late for what is asked; a renewal makes up for it.
+    // The first reply is too late for the required validity. A renewal makes up for it.
     faults.next(Op::Join, 1, Fault::DelayReply(late));
     let guard = must("lock", lock.lock().await);
-    // (Where the answer came so late that the claim was sent again, that has made up for it.)
+    // If the reply was so late that the claim was sent again, the second reply has made up for it.
     let asked = faults.count(Op::Join) + faults.count(Op::Renew);
-    assert!(asked > 1, "not renewed though too little was left");
+    assert!(asked > 1, "the lock was not renewed, although too little of the lease was left");
     must("release", guard.release().await);
-    // Every answer comes too late: refused, released.
+    // All replies are too late, so the lock is refused and released.
     faults.always(Op::Join, Fault::DelayReply(late));
     faults.always(Op::Renew, Fault::DelayReply(late));
-    assert_eq!(kind_of("too slow", lock.try_lock().await), ErrorKind::AtRisk);
+    assert_eq!(kind_of("a grant that arrives too late", lock.try_lock().await), ErrorKind::AtRisk);
     faults.heal();
     is_free_soon(&locks, &name).await;
 }
 
-pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
+pub async fn no_renewal_lets_the_lease_expire(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
@@ -1672,30 +1799,37 @@ pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
     let start = Instant::now();
     let guard = must("lock", locks.mutex(&name).lease(subject.lease()).no_renewal().lock().await);
     let next = taken(&other, &name).await;
-    assert!(start.elapsed() >= whole(subject.lease()), "taken away early");
+    assert!(
+        start.elapsed() >= whole(subject.lease()),
+        "another client got the lock before the lease expired"
+    );
     assert_eq!(guard.state(), State::Lost(LostReason::Expired));
     drop(next);
 }
 
-/// Here and at the store; and what was taken away is not taken back.
-pub async fn a_hold_is_renewed_by_hand(subject: &Subject) {
+/// A manual renewal extends the hold at the client and at the store. It does not restore an evicted
+/// hold.
+pub async fn manual_renewal_extends_a_hold_but_does_not_revive_it(subject: &Subject) {
     let name = subject.name("by-hand");
     let locks = subject.client().await;
     let lock = locks.mutex(&name).lease(subject.lease() * 10).no_renewal();
     let guard = must("lock", lock.lock().await);
     let at_store = async || {
-        let info = must("read", locks.read(&name).await);
+        let info = must("read", locks.inspect(&name).await);
         info.and_then(|info| info.holders().next().and_then(|holder| holder.remaining))
     };
     if subject.claims_leases() {
         tokio::time::sleep(subject.lease()).await;
         let (here, there) = (guard.remaining(), at_store().await);
         let left = must("renew", guard.renew().await);
-        assert!(left > here, "{left:?} after {here:?}");
+        assert!(left > here, "{left:?} left after a renewal, {here:?} before");
         assert!(guard.remaining() <= left);
         if let (Some(before), Some(after)) = (there, at_store().await) {
-            // Whole seconds, in some.
-            assert!(after >= before, "{after:?} after {before:?}");
+            // Some stores report whole seconds.
+            assert!(
+                after >= before,
+                "{after:?} left at the store after a renewal, {before:?} before"
+            );
         }
     } else {
         assert_eq!(must("renew", guard.renew().await), Duration::MAX);
@@ -1707,15 +1841,15 @@ pub async fn a_hold_is_renewed_by_hand(subject: &Subject) {
     is_free_soon(&locks, &name).await;
 }
 
-/// Of one queue, and of all of a prefix: who came to hold, to wait, and that it ended.
-pub async fn changes_in_queues_are_followed(subject: &Subject) {
+/// Watches on one queue and on a prefix report new holders, new waiters and ended claims.
+pub async fn queue_changes_are_reported_to_watchers(subject: &Subject) {
     let (name, other) = (subject.name("followed:a"), subject.name("followed:b"));
     let (locks, others) = (subject.client().await, subject.client().await);
     let often = Duration::from_millis(20);
     let mut of_one = others.watch(&name).every(often);
     let mut of_all = others.watch_all(subject.name("followed:")).every(often);
-    /// The next that became so, of whichever claim.
-    async fn next(changes: &mut Changes, wanted: Became) -> Change {
+    /// Waits for the next event of this kind, from any claim.
+    async fn next(changes: &mut LockEvents, wanted: LockEventKind) -> LockEvent {
         loop {
             let change = must("next", changes.next().await);
             if change.became == wanted {
@@ -1725,56 +1859,55 @@ pub async fn changes_in_queues_are_followed(subject: &Subject) {
     }
     let first = must("lock", locks.mutex(&name).label("first").lock().await);
     for changes in [&mut of_one, &mut of_all] {
-        let change = next(changes, Became::Holds).await;
-        assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(first.token())));
+        let change = next(changes, LockEventKind::Holds).await;
+        assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(first.grant())));
         assert_eq!(change.claim.holder.label, "first");
     }
     let second = locks.mutex(&name).label("second");
     let second = tokio::spawn(async move { second.lock().await });
-    let change = next(&mut of_one, Became::Waits).await;
+    let change = next(&mut of_one, LockEventKind::Waits).await;
     assert_eq!(change.claim.holder.label, "second");
-    // Another lock is in the other queue only.
+    // The other lock appears only in the watch of the prefix.
     let third = must("lock", locks.mutex(&other).lock().await);
-    let change = next(&mut of_all, Became::Holds).await;
-    assert_eq!((change.name.as_str(), change.claim.token), (&*other, Some(third.token())));
-    let token = first.token();
+    let change = next(&mut of_all, LockEventKind::Holds).await;
+    assert_eq!((change.name.as_str(), change.claim.token), (&*other, Some(third.grant())));
+    let token = first.grant();
     must("release", first.release().await);
     let second = must("wait", must("join", second.await));
-    let change = next(&mut of_one, Became::Ended).await;
+    let change = next(&mut of_one, LockEventKind::Ended).await;
     assert_eq!(change.claim.token, Some(token));
-    let change = next(&mut of_one, Became::Holds).await;
-    assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(second.token())));
+    let change = next(&mut of_one, LockEventKind::Holds).await;
+    assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(second.grant())));
 }
 
-/// Where the store tells: long before its next renewal, whatever it holds, be it renewed or not.
-pub async fn an_evicted_holder_hears_at_once(subject: &Subject) {
-    if !subject
-        .claims("that evicted holders are told", subject.guarantees().evicted == Wakeup::Push)
-    {
+/// If the store notifies evicted holders, they find out long before their next renewal. That
+/// applies to any kind of hold, renewed or not.
+pub async fn evicted_holder_is_notified_immediately(subject: &Subject) {
+    if !subject.claims("to notify evicted holders", subject.guarantees().evicted == Wakeup::Push) {
         return;
     }
     let (locks, other) = (subject.client().await, subject.client().await);
     let long = Duration::from_secs(90).min(locks.store().longest_lease());
     let mutex = |what: &str| locks.mutex(subject.name(what)).lease(long);
-    let mut held = vec![
-        must("lock", mutex("evicted:mutex").lock().await),
-        must("lock", mutex("evicted:unrenewed").no_renewal().lock().await),
+    let mut held: Vec<Hold> = vec![
+        must("lock", mutex("evicted:mutex").lock().await).into(),
+        must("lock", mutex("evicted:unrenewed").no_renewal().lock().await).into(),
     ];
     if subject.guarantees().keeps(Kind::RwLock) {
         let lock = locks.rwlock(subject.name("evicted:read")).lease(long);
-        held.push(must("read", lock.read().await));
+        held.push(must("read", lock.read().await).into());
         let lock = locks.semaphore(subject.name("evicted:permit"), 3).lease(long);
-        held.push(must("acquire", lock.acquire_many(2).await));
+        held.push(must("acquire", lock.acquire_many(2).await).into());
     }
     for guard in held {
         let began = Instant::now();
         must("evict", other.evict(guard.name().as_str(), Evict::Holders).await);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
         assert_eq!(reason.ok(), Some(LostReason::Gone), "{guard:?}");
-        // What would be found by asking comes later: not before a third of the lease.
-        assert!(began.elapsed() < long / 4, "{guard:?}: told after {:?}", began.elapsed());
+        // A renewal would find out later, at a third of the lease.
+        assert!(began.elapsed() < long / 4, "{guard:?}: notified after {:?}", began.elapsed());
     }
-    // What is told of one hold takes nothing from another of the same client.
+    // A notification for one hold does not affect another hold of the same client.
     let kept = must("lock", mutex("evicted:not").lock().await);
     let gone = must("lock", mutex("evicted:beside").lock().await);
     assert_eq!(must("evict", other.evict(gone.name().as_str(), Evict::Holders).await), 1);
@@ -1784,12 +1917,12 @@ pub async fn an_evicted_holder_hears_at_once(subject: &Subject) {
     must("release", kept.release().await);
 }
 
-/// Where the store tells: long before anybody would look by himself.
-pub async fn who_follows_a_queue_is_told(subject: &Subject) {
-    if !subject.claims("that who follows is told", subject.guarantees().followed == Wakeup::Push) {
+/// If the store notifies watchers, they are notified long before they would poll.
+pub async fn watcher_is_notified_without_polling(subject: &Subject) {
+    if !subject.claims("to notify watchers", subject.guarantees().followed == Wakeup::Push) {
         return;
     }
-    async fn next(changes: &mut Changes, wanted: Became) -> Change {
+    async fn next(changes: &mut LockEvents, wanted: LockEventKind) -> LockEvent {
         let told = tokio::time::timeout(PATIENCE, async {
             loop {
                 let change = must("next", changes.next().await);
@@ -1798,43 +1931,45 @@ pub async fn who_follows_a_queue_is_told(subject: &Subject) {
                 }
             }
         });
-        let Ok(told) = told.await else { panic!("nobody was told that one {wanted:?}") };
+        let Ok(told) = told.await else { panic!("no watcher was notified of {wanted:?}") };
         told
     }
     let name = subject.name("told:a");
     let (locks, others) = (subject.client().await, subject.client().await);
-    // So that the one that is told first is there, and nothing is new to him.
+    // This waits until the watch is running and has reported everything that exists.
     let before = must("lock", locks.mutex(subject.name("told:before")).lock().await);
     let mut of_all = others.watch_all(subject.name("told:")).every(PATIENCE * 20);
-    next(&mut of_all, Became::Holds).await;
+    next(&mut of_all, LockEventKind::Holds).await;
     let first = must("lock", locks.mutex(&name).lock().await);
-    assert_eq!(next(&mut of_all, Became::Holds).await.claim.token, Some(first.token()));
+    assert_eq!(next(&mut of_all, LockEventKind::Holds).await.claim.token, Some(first.grant()));
     let mut of_one = others.watch(&name).every(PATIENCE * 20);
-    next(&mut of_one, Became::Holds).await;
+    next(&mut of_one, LockEventKind::Holds).await;
     let waiting = {
         let lock = locks.mutex(&name);
         tokio::spawn(async move { lock.lock().await })
     };
-    next(&mut of_one, Became::Waits).await;
-    let token = first.token();
+    next(&mut of_one, LockEventKind::Waits).await;
+    let token = first.grant();
     must("release", first.release().await);
     let second = must("wait", must("join", waiting.await));
-    assert_eq!(next(&mut of_one, Became::Ended).await.claim.token, Some(token));
-    assert_eq!(next(&mut of_one, Became::Holds).await.claim.token, Some(second.token()));
+    assert_eq!(next(&mut of_one, LockEventKind::Ended).await.claim.token, Some(token));
+    assert_eq!(next(&mut of_one, LockEventKind::Holds).await.claim.token, Some(second.grant()));
     must("release", second.release().await);
-    assert_eq!(next(&mut of_one, Became::Ended).await.name.as_str(), name);
+    assert_eq!(next(&mut of_one, LockEventKind::Ended).await.name.as_str(), name);
     must("release", before.release().await);
-    let all = async { while next(&mut of_all, Became::Ended).await.name.as_str() == name {} };
+    let all =
+        async { while next(&mut of_all, LockEventKind::Ended).await.name.as_str() == name {} };
     all.await;
 }
 
-/// In threads without a runtime: each has a term, with greater tokens, and a candidate that resigns stands again.
-pub async fn a_blocking_candidate_leads_until_it_says_so(subject: &Subject) {
+/// In threads without a runtime, each term has a greater token, and a candidate that resigns
+/// campaigns again.
+pub async fn blocking_candidate_leads_until_it_resigns(subject: &Subject) {
     let name = subject.name("blocking-election");
     let candidates = [subject.client().await, subject.client().await];
-    let mut observer = blocking::Leasehold::from(candidates[0].clone()).election(&name).observe();
+    let mut observer = blocking::Client::from(candidates[0].clone()).election(&name).observe();
     let threads = candidates.map(|locks| {
-        let election = blocking::Leasehold::from(locks).election(&name);
+        let election = blocking::Client::from(locks).election(&name);
         tokio::task::spawn_blocking(move || {
             let mut terms = Vec::new();
             election.lead(|guard| {
@@ -1855,13 +1990,13 @@ pub async fn a_blocking_candidate_leads_until_it_says_so(subject: &Subject) {
     }
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), 4, "each term has a token of its own");
-    // Whoever leads now: nobody.
+    assert_eq!(all.len(), 4, "two terms have the same token");
+    // The lock has no leader now.
     let last = tokio::task::spawn_blocking(move || observer.changed());
     assert!(must("changed", must("join", last.await)).is_none());
 }
 
-pub async fn people_see_and_evict(subject: &Subject) {
+pub async fn operator_sees_holders_and_waiters_and_evicts(subject: &Subject) {
     let name = subject.name("people");
     let (locks, other) = (subject.client().await, subject.client().await);
     let guard = must("lock", locks.mutex(&name).label("the nightly job").lock().await);
@@ -1870,64 +2005,74 @@ pub async fn people_see_and_evict(subject: &Subject) {
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &name, 1).await;
-    let Some(info) = must("read", other.read(&name).await) else { panic!("not shown") };
-    let Some(holder) = info.holders().next() else { panic!("no holder shown") };
-    assert_eq!(holder.token, Some(guard.token()));
+    let Some(info) = must("read", other.inspect(&name).await) else {
+        panic!("the lock is not listed")
+    };
+    let Some(holder) = info.holders().next() else { panic!("no holder is listed") };
+    assert_eq!(holder.token, Some(guard.grant()));
     assert_eq!(holder.holder.label, "the nightly job");
     assert_eq!(holder.holder.pid, std::process::id());
     assert_eq!(info.waiters().next().map(|w| w.holder.label.as_str()), Some("another"));
     let error = match other.mutex(&name).try_lock().await {
         Err(error) => error,
-        Ok(guard) => panic!("{guard:?} beside a holder"),
+        Ok(guard) => panic!("{guard:?} was granted while another client holds the lock"),
     };
-    assert!(error.holders().iter().any(|h| h.token == guard.token()), "{error}");
-    // A token that is not there removes nothing; the right one hands over.
-    let Some(no_such) = leasehold_core::Token::new(1) else { panic!("1 is a token") };
+    assert!(error.holders().iter().any(|h| h.token == guard.grant()), "{error}");
+    // Evicting a token that does not exist removes nothing. Evicting the right one hands the lock
+    // over.
+    let Some(no_such) = leasehold_core::Token::new(1) else { panic!("1 is not a token") };
     assert_eq!(must("evict", other.evict(&name, Evict::Token(no_such)).await), 0);
-    assert_eq!(must("evict", other.evict(&name, Evict::Token(guard.token())).await), 1);
+    assert_eq!(must("evict", other.evict(&name, Evict::Token(guard.grant())).await), 1);
     let Ok(next) = waiting.await else { panic!("the waiter failed") };
     let next = must("lock", next);
     assert!(next.token() > guard.token());
-    assert!(must("read", locks.read(subject.name("nobody")).await).is_none());
-    assert_eq!(must("evict", locks.evict(subject.name("nobody"), Evict::Holders).await), 0);
+    let unused = subject.name("unused");
+    assert!(must("inspect", locks.inspect(&unused).await).is_none());
+    assert_eq!(must("evict", locks.evict(&unused, Evict::Holders).await), 0);
 }
 
-/// `holders` returns the holders that the whole queue shows, by their tokens as well.
-pub async fn holders_are_those_that_the_whole_queue_shows(subject: &Subject) {
+/// `holders` returns the holders that the whole queue shows, including their tokens.
+pub async fn holders_query_matches_the_full_queue(subject: &Subject) {
     let locks = subject.client().await;
     let store = locks.store();
     for (i, shape @ (kind, _, capacity)) in shapes(subject).into_iter().enumerate() {
         let name = named(subject, &format!("holders-{i}"));
         let mut claims: Vec<Claim> =
             (0..subject.many(20)).map(|_| claim_of(&name, shape, PATIENCE)).collect();
-        // Somebody waits, be it behind readers.
+        // One claim waits, possibly after readers.
         claims.push(claim_of(&name, (kind, capacity, capacity), PATIENCE));
         for claim in &claims {
             must("join", store.join(claim, Mode::Wait).await);
         }
-        let Some(whole) = must("read", store.read(&name).await) else { panic!("not shown") };
+        let Some(whole) = must("read", store.read(&name).await) else {
+            panic!("the lock is not listed")
+        };
         let shown = |info: &LockInfo| -> Vec<_> {
             info.holders().map(|c| (c.token, c.weight, c.holder.clone())).collect()
         };
         let Some(info) = must("holders", store.holders(&name, None).await) else {
-            panic!("no holder shown")
+            panic!("no holder is listed")
         };
         assert_eq!((info.kind, info.capacity), (whole.kind, whole.capacity));
         assert_eq!(shown(&info), shown(&whole), "{shape:?}");
         for (token, ..) in shown(&whole) {
             let info = must("holders", store.holders(&name, token).await);
             let is_shown = info.is_some_and(|info| info.holders().any(|c| c.token == token));
-            assert!(is_shown, "{shape:?}: the holder with the token {token:?}");
+            assert!(is_shown, "{shape:?}: the holder with token {token:?} is not listed");
         }
         for claim in claims.iter().rev() {
             must("leave", store.leave(claim, None).await);
         }
         let info = must("holders", store.holders(&name, None).await);
-        assert_eq!(info.map_or(0, |info| info.claims.len()), 0, "{shape:?}: all have left");
+        assert_eq!(
+            info.map_or(0, |info| info.claims.len()),
+            0,
+            "{shape:?}: claims remain after all have left"
+        );
     }
 }
 
-/// The way to use a lock: for work that is done, that fails by itself, and that never ends.
+/// Work runs under its lock, whether it succeeds, fails or never ends.
 pub async fn work_runs_under_its_lock(subject: &Subject) {
     let name = subject.name("work");
     let (locks, other) = (subject.client().await, subject.client().await);
@@ -1937,7 +2082,7 @@ pub async fn work_runs_under_its_lock(subject: &Subject) {
     options.label = "as it was set".into();
     let mutex = locks.mutex(&name).options(&options);
     let work = mutex.run(async |guard| {
-        let info = must("read", other.read(&name).await);
+        let info = must("read", other.inspect(&name).await);
         let label = info.and_then(|info| Some(info.holders().next()?.holder.label.clone()));
         assert_eq!(label.as_deref(), Some("as it was set"));
         assert!(guard.remaining() <= subject.lease() * 10 || !subject.guarantees().has_leases());
@@ -1952,28 +2097,30 @@ pub async fn work_runs_under_its_lock(subject: &Subject) {
         must("evict", other.evict(&name, Evict::Holders).await);
         std::future::pending::<()>().await;
     });
-    let Ok(lost) = tokio::time::timeout(PATIENCE, work).await else { panic!("works on") };
-    assert_eq!(kind_of("what was evicted", lost), ErrorKind::Lost);
+    let Ok(lost) = tokio::time::timeout(PATIENCE, work).await else {
+        panic!("the work continues after the eviction")
+    };
+    assert_eq!(kind_of("work under an evicted hold", lost), ErrorKind::Lost);
 }
 
-/// The same lock for code without a runtime.
-pub async fn threads_lock_as_tasks_do(subject: &Subject) {
+/// The same lock works for code without a runtime.
+pub async fn blocking_client_locks_like_the_async_client(subject: &Subject) {
     let name = subject.name("threads");
     let (locks, other) = (subject.client().await, subject.client().await);
     let thread = tokio::task::spawn_blocking(move || {
-        let [locks, other] = [locks, other].map(blocking::Leasehold::from);
+        let [locks, other] = [locks, other].map(blocking::Client::from);
         must("ping", locks.ping(PATIENCE));
         let guard = must("lock", locks.mutex(&name).lock());
         let second = other.mutex(&name);
         assert_eq!(kind_of("a second", second.try_lock()), ErrorKind::Contended);
         let short = Duration::from_millis(20);
-        assert_eq!(kind_of("a third", second.lock_timeout(short)), ErrorKind::Timeout);
+        assert!(is_out_of_time(kind_of("a third", second.lock_timeout(short))));
         let first = guard.token();
         must("release", guard.release());
         let next = must("run", second.run(|guard| guard.token()));
         assert!(next > first);
         let failed = second.try_run(|_| Err::<(), _>(gone()));
-        assert_eq!(kind_of("work that failed", failed), ErrorKind::Closed);
+        assert_eq!(kind_of("the work's own error", failed), ErrorKind::Closed);
         let both = must("all", locks.lock_all([format!("{name}:b"), format!("{name}:a")]));
         assert_eq!(must("list", other.list(&format!("{name}:"))).len(), 2);
         must("release", both.release());
@@ -1983,13 +2130,14 @@ pub async fn threads_lock_as_tasks_do(subject: &Subject) {
             must("release", guard.release());
             change
         });
-        assert_eq!((seen.name.as_str(), seen.became), (&*name, Became::Holds));
+        assert_eq!((seen.name.as_str(), seen.became), (&*name, LockEventKind::Holds));
     });
     must("joined", thread.await);
 }
 
-/// Nobody names its locks by accident, and what is told finds its way to its clients.
-pub async fn a_namespace_is_its_clients_own(subject: &Subject) {
+/// Clients outside a namespace cannot reach its locks by accident, and notifications reach the
+/// clients inside it.
+pub async fn namespace_isolates_its_locks_and_delivers_notifications(subject: &Subject) {
     let locks = subject.client().await;
     let store = subject.client().await;
     let namespace = subject.name("acme/");
@@ -2018,11 +2166,11 @@ pub async fn a_namespace_is_its_clients_own(subject: &Subject) {
     assert_eq!(must("evict", locks.evict(&whole, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, next.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
-    // Not by its own renewal, which comes after a third of the lease.
-    assert!(!is_told || began.elapsed() < long / 4, "told after {:?}", began.elapsed());
+    // The holder did not find out by its own renewal, which is due after a third of the lease.
+    assert!(!is_told || began.elapsed() < long / 4, "notified after {:?}", began.elapsed());
 }
 
-pub async fn people_evict_a_waiter_by_its_token(subject: &Subject) {
+pub async fn operator_evicts_a_waiter_by_its_token(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo) {
         return;
     }
@@ -2033,9 +2181,11 @@ pub async fn people_evict_a_waiter_by_its_token(subject: &Subject) {
     holds(&locks, &holder).await;
     stands(&locks, &first).await;
     stands(&locks, &second).await;
-    let Some(info) = must("read", other.read(name.as_str()).await) else { panic!("not shown") };
+    let Some(info) = must("read", other.inspect(name.as_str()).await) else {
+        panic!("the lock is not listed")
+    };
     let tokens: Vec<_> = info.waiters().map(|waiter| waiter.token).collect();
-    let [first_token, _] = tokens[..] else { panic!("two wait: {info:?}") };
+    let [first_token, _] = tokens[..] else { panic!("two clients should wait: {info:?}") };
     if !subject.claims("tokens of waiters", first_token.is_some()) {
         return;
     }
@@ -2043,18 +2193,21 @@ pub async fn people_evict_a_waiter_by_its_token(subject: &Subject) {
     assert_eq!(must("evict", other.evict(name.as_str(), Evict::Token(token)).await), 1);
     assert_eq!(must("evict", other.evict(name.as_str(), Evict::Token(token)).await), 0);
     let after = renewed(&locks, &first).await;
-    assert!(matches!(after, Renewal::Lost), "the evicted: {after:?}");
+    assert!(matches!(after, Renewal::Lost), "the evicted waiter: {after:?}");
     let after = renewed(&locks, &holder).await;
-    assert!(matches!(after, Renewal::Holding { .. }), "who holds: {after:?}");
+    assert!(matches!(after, Renewal::Holding { .. }), "the holder: {after:?}");
     let after = renewed(&locks, &second).await;
-    assert!(matches!(after, Renewal::Waiting(_)), "who waits behind: {after:?}");
+    assert!(matches!(after, Renewal::Waiting(_)), "the next waiter, during the hold: {after:?}");
     assert!(must("leave", locks.store().leave(&holder, None).await));
     let after = renewed(&locks, &second).await;
-    assert!(matches!(after, Renewal::Holding { .. }), "who waited behind: {after:?}");
+    assert!(
+        matches!(after, Renewal::Holding { .. }),
+        "the next waiter, after the release: {after:?}"
+    );
     assert!(must("leave", locks.store().leave(&second, None).await));
 }
 
-pub async fn permits_wake_everybody_who_fits(subject: &Subject) {
+pub async fn released_permits_wake_all_waiters_that_fit(subject: &Subject) {
     if !subject.claims("semaphores", subject.guarantees().keeps(Kind::Semaphore)) {
         return;
     }
@@ -2075,14 +2228,14 @@ pub async fn permits_wake_everybody_who_fits(subject: &Subject) {
         held.push(must("acquire", permit));
     }
     until_waiting(&locks, &name, 1).await;
-    // Whichever of the three leaves first makes room for the fourth.
+    // Whichever of the three is released first makes room for the fourth.
     drop(held.swap_remove(1));
-    let Some(last) = waiting.pop() else { panic!("four waited") };
+    let Some(last) = waiting.pop() else { panic!("no waiter is left") };
     let Ok(last) = last.await else { panic!("the last waiter failed") };
     assert!(must("acquire", last).is_held());
 }
 
-pub async fn replies_delayed_and_doubled_change_nothing(subject: &Subject) {
+pub async fn delayed_and_duplicated_messages_do_not_break_exclusion(subject: &Subject) {
     let name = subject.name("wire");
     let clients = [subject.faulty().await, subject.faulty().await];
     let (inside, last) = (AtomicI64::new(0), AtomicU64::new(0));
@@ -2102,7 +2255,7 @@ pub async fn replies_delayed_and_doubled_change_nothing(subject: &Subject) {
             faults.next(op, 1, fault);
             let lock = locks.mutex(&name).lease(PATIENCE);
             let guard = must("lock", lock.lock_timeout(PATIENCE * 3).await);
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two clients hold the lock");
             let token = guard.token().get();
             assert!(token > last.swap(token, Ordering::SeqCst), "tokens out of order");
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -2114,40 +2267,40 @@ pub async fn replies_delayed_and_doubled_change_nothing(subject: &Subject) {
     join_all((0..6).map(one)).await;
 }
 
-pub async fn waiting_ends_when_told(subject: &Subject) {
+pub async fn waiting_ends_at_its_timeout(subject: &Subject) {
     let name = subject.name("timeout");
     let (locks, other) = (subject.client().await, subject.client().await);
     let guard = taken(&locks, &name).await;
-    // Who holds is told if the store says so in time.
-    eventually("told who holds", async || {
+    // The error names the holders if the store answers in time.
+    eventually("the error names the holder", async || {
         let limit = Duration::from_millis(120);
         let start = Instant::now();
         let error = match other.mutex(&name).lock_timeout(limit).await {
             Err(error) => error,
-            Ok(guard) => panic!("{guard:?} beside a holder"),
+            Ok(guard) => panic!("{guard:?} was granted while another client holds the lock"),
         };
-        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(is_out_of_time(error.kind()), "{error}");
         assert!(start.elapsed() >= limit);
-        error.holders().iter().any(|h| h.token == guard.token())
+        error.holders().iter().any(|h| h.token == guard.grant())
     })
     .await;
-    eventually("the place is given up", async || waiters(&locks, &name).await == 0).await;
-    // A store that does not answer at all is told from one that is held.
+    eventually("the waiter has left the queue", async || waiters(&locks, &name).await == 0).await;
+    // A store that does not answer is distinguished from a held lock.
     let (deaf, faults) = subject.faulty().await;
     faults.always(Op::Join, Fault::LoseRequest);
     let start = Instant::now();
     let lost = deaf.mutex(&name).lease(subject.lease()).try_lock().await;
-    assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
+    assert_eq!(kind_of("the store did not reply", lost), ErrorKind::Unreachable);
     let lost = deaf.mutex(&name).lease(subject.lease()).lock().await;
-    assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
-    // Longer where an answer may have to wait for replicas: one such for the try, and for the wait its own
-    // patience and its last try.
+    assert_eq!(kind_of("the store did not reply", lost), ErrorKind::Unreachable);
+    // The limit is longer for stores whose answers wait for replicas. The try needs one such
+    // answer, and the wait needs two: its own time limit and its last try.
     let confirming = locks.store().info().replication_timeout * 3;
     assert!(start.elapsed() < PATIENCE + confirming, "{:?}", start.elapsed());
     must("release", guard.release().await);
 }
 
-pub async fn the_queue_is_the_reference_queue(subject: &Subject) {
+pub async fn store_behaves_like_the_reference_queue(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo) {
         return;
     }
@@ -2162,18 +2315,22 @@ pub async fn the_queue_is_the_reference_queue(subject: &Subject) {
 
 // --- election ----------------------------------------------------------------------------------
 
-/// A term that ends from outside drops the work and is followed by another, of this candidate or the
-/// other; one that resigns stands again; and each term is greater than all before.
-pub async fn an_election_goes_on_after_terms_that_were_lost(subject: &Subject) {
+/// If a term is ended from outside, its work is dropped. Another term follows, of this candidate or
+/// the other. A candidate that resigns campaigns again. Each term has a greater token than all
+/// before.
+pub async fn election_continues_after_lost_terms(subject: &Subject) {
     let name = subject.name("election");
     let clients = [subject.client().await, subject.client().await];
     let (terms, leading) = (std::sync::Mutex::new(Vec::new()), AtomicI64::new(0));
     let last: std::sync::Mutex<Option<Watch>> = std::sync::Mutex::new(None);
     let mut observer = clients[0].election(&name).observe();
-    assert!(must("observe", observer.changed().await).is_none(), "nobody has stood yet");
+    assert!(
+        must("observe", observer.changed().await).is_none(),
+        "a leader is reported before the first term"
+    );
     let first = taken(&clients[1], &name).await;
     let leader = must("observe", observer.changed().await);
-    assert_eq!(leader.and_then(|leader| leader.token), Some(first.token()));
+    assert_eq!(leader.and_then(|leader| leader.token), Some(first.grant()));
     let before = first.token();
     must("release", first.release().await);
     let pauses = Arc::new(AtomicU64::new(0));
@@ -2184,18 +2341,18 @@ pub async fn an_election_goes_on_after_terms_that_were_lost(subject: &Subject) {
             assert_eq!(error.lost_reason(), Some(LostReason::MaxHold), "{error}");
             told.fetch_add(1, Ordering::SeqCst);
         });
-        let work = async |guard: Guard| {
+        let work = async |guard: MutexGuard| {
             leading.fetch_add(1, Ordering::SeqCst);
             let before = last.lock().map(|mut last| last.replace(guard.watch()));
             let before = before.ok().flatten().map(|before| before.state());
             let still = matches!(before, Some(State::Held | State::AtRisk(_)));
-            assert!(guard.is_held() && !still, "two lead: {before:?} and {guard:?}");
+            assert!(guard.is_held() && !still, "two clients lead: {before:?} and {guard:?}");
             let term = {
                 let mut terms = terms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 terms.push(guard.token());
                 terms.len()
             };
-            // However it ends, it is dropped.
+            // The work is dropped, however the term ends.
             let _ended = Ended(&leading);
             match term {
                 1 | 3 => std::future::pending().await,
@@ -2209,9 +2366,12 @@ pub async fn an_election_goes_on_after_terms_that_were_lost(subject: &Subject) {
     let terms = terms.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     assert!(terms.len() >= 6 && terms.is_sorted_by(|a, b| a < b), "{terms:?}");
     assert!(terms.iter().all(|term| *term > before), "{terms:?}");
-    assert_eq!(leading.into_inner(), 0, "work goes on after its term");
-    assert_eq!(pauses.load(Ordering::SeqCst), 2, "two terms ended from outside");
-    assert!(must("observe", observer.changed().await).is_none(), "nobody leads any more");
+    assert_eq!(leading.into_inner(), 0, "work continues after its term");
+    assert_eq!(pauses.load(Ordering::SeqCst), 2, "number of pauses after lost terms");
+    assert!(
+        must("observe", observer.changed().await).is_none(),
+        "a leader is reported after the last term"
+    );
     is_free_soon(&clients[0], &name).await;
 }
 
@@ -2226,26 +2386,26 @@ impl Drop for Ended<'_> {
 // --- several locks at once ---------------------------------------------------------------------
 
 fn several(subject: &Subject, what: &str) -> [String; 3] {
-    // Not in the order in which they are taken.
+    // The names are not in the order in which they are locked.
     ["b", "a", "c"].map(|which| subject.name(&format!("several-{what}-{which}")))
 }
 
-/// Nobody holds or waits for any of them.
-async fn all_are_free(locks: &Leasehold, names: &[String]) {
+/// Waits until all locks have no holder and no waiter.
+async fn all_are_free(locks: &Client, names: &[String]) {
     for name in names {
-        eventually(name, async || must("read", locks.read(name).await).is_none()).await;
+        eventually(name, async || must("read", locks.inspect(name).await).is_none()).await;
     }
 }
 
-pub async fn several_locks_are_taken_together_or_not_at_all(subject: &Subject) {
+pub async fn lock_all_acquires_all_locks_or_none(subject: &Subject) {
     let names = several(subject, "together");
     let [b, _, c] = &names;
     let (locks, other) = (subject.client().await, subject.client().await);
     let all = must("lock_all", locks.lock_all(names.iter().chain([b])).await);
-    assert_eq!(all.iter().count(), 3, "a lock that is named twice is taken once");
+    assert_eq!(all.iter().count(), 3, "a lock that is named twice must be acquired once");
     assert!(all.is_held() && all.remaining() > Duration::ZERO);
     for name in &names {
-        let Some(guard) = all.get(name) else { panic!("{name} is not among {all:?}") };
+        let Some(guard) = all.get(name) else { panic!("{all:?} does not contain {name}") };
         assert!(guard.is_held());
         assert_eq!(
             kind_of("a second holder", other.mutex(name).try_lock().await),
@@ -2255,45 +2415,52 @@ pub async fn several_locks_are_taken_together_or_not_at_all(subject: &Subject) {
     assert!(all.get("another").is_none());
     must("release", all.release().await);
     all_are_free(&other, &names).await;
-    // The last of them in the order is held: nothing of the others stays with who asks in vain.
+    // The last lock in the order is held. A failed attempt keeps none of the others.
     let held = taken(&other, c).await;
     for (what, limit) in [("now", None), ("soon", Some(Duration::from_millis(500)))] {
-        let (asked, expected) = match limit {
-            None => (locks.try_lock_all(&names).await, ErrorKind::Contended),
-            Some(limit) => (locks.lock_all_timeout(&names, limit).await, ErrorKind::Timeout),
+        let asked = match limit {
+            None => locks.try_lock_all(&names).await,
+            Some(limit) => locks.lock_all_timeout(&names, limit).await,
         };
         let error = match asked {
             Err(error) => error,
-            Ok(all) => panic!("{all:?} beside a holder"),
+            Ok(all) => panic!("{all:?} was granted while another client holds one of the locks"),
         };
-        assert_eq!(error.kind(), expected, "{what}: {error}");
+        let is_expected = match limit {
+            None => error.kind() == ErrorKind::Contended,
+            Some(_) => is_out_of_time(error.kind()),
+        };
+        assert!(is_expected, "{what}: {error}");
         assert_eq!(error.name().map(Name::as_str), Some(c.as_str()), "{what}: {error}");
         all_are_free(&other, &names[..2]).await;
     }
-    // Nor with who waits and gives up.
+    // A client that stops waiting keeps none of the locks either.
     until_waiting(&other, c, 0).await;
     {
         let mut waiting = pin!(locks.lock_all(&names));
-        eventually("waiting for the last", async || {
+        eventually("the client waits for the last lock", async || {
             assert!(poll_once(&mut waiting).await.is_pending());
             waiters(&other, c).await == 1
         })
         .await;
         assert_eq!(
-            kind_of("held meanwhile", other.mutex(b).try_lock().await),
+            kind_of("a lock that is held during the wait", other.mutex(b).try_lock().await),
             ErrorKind::Contended
         );
     }
     all_are_free(&other, &names[..2]).await;
     must("release", held.release().await);
-    let both_ways = [locks.mutex(b).into(), locks.rwlock(b).to_read()];
-    assert_eq!(kind_of("one lock in two ways", locks.lock_all(both_ways).await), ErrorKind::Config);
+    let both_ways = [locks.mutex(b).into(), locks.rwlock(b).read_request()];
+    assert_eq!(
+        kind_of("one lock with two kinds", locks.lock_all(both_ways).await),
+        ErrorKind::Config
+    );
     let none: [&str; 0] = [];
     assert!(must("no locks at all", locks.lock_all(none).await).is_held());
     all_are_free(&other, &names).await;
 }
 
-pub async fn several_locks_of_all_kinds_are_lost_together(subject: &Subject) {
+pub async fn multi_guard_is_lost_with_any_of_its_locks(subject: &Subject) {
     let names = several(subject, "kinds");
     let [a, b, c] = &names;
     let locks = subject.client().await;
@@ -2301,10 +2468,10 @@ pub async fn several_locks_of_all_kinds_are_lost_together(subject: &Subject) {
     let ends_soon = locks.mutex(b).max_hold(Duration::from_millis(400));
     let mut wanted = vec![ends_soon.into()];
     if keeps(Kind::RwLock) {
-        wanted.push(locks.rwlock(a).to_read());
+        wanted.push(locks.rwlock(a).read_request());
     }
     if keeps(Kind::Semaphore) {
-        wanted.push(locks.semaphore(c, 3).to_acquire(2));
+        wanted.push(locks.semaphore(c, 3).permit_request(2));
     }
     let all = must("lock_all", locks.lock_all(wanted).await);
     if keeps(Kind::RwLock) {
@@ -2317,18 +2484,18 @@ pub async fn several_locks_of_all_kinds_are_lost_together(subject: &Subject) {
     let (lost, reason) = all.lost().await;
     assert_eq!((lost.as_str(), reason), (b.as_str(), LostReason::MaxHold));
     assert!(!all.is_held());
-    assert_eq!(kind_of("what one must not do now", all.ensure(Duration::ZERO)), ErrorKind::Lost);
+    assert_eq!(kind_of("ensure after a loss", all.ensure(Duration::ZERO)), ErrorKind::Lost);
     let error = match all.release().await {
         Err(error) => error,
-        Ok(released) => panic!("{released:?} of what was lost"),
+        Ok(released) => panic!("the release of lost locks succeeded: {released:?}"),
     };
     assert_eq!(error.name().map(Name::as_str), Some(b.as_str()), "{error}");
     all_are_free(&locks, &names).await;
 }
 
-/// Whoever names them in whatever order: nobody waits for one who waits for him, and one is alone with
-/// each of them.
-pub async fn several_locks_are_taken_in_one_order(subject: &Subject) {
+/// Clients name the locks in different orders. They never deadlock, and each lock has one holder at
+/// a time.
+pub async fn lock_all_in_different_orders_never_deadlocks(subject: &Subject) {
     let names = several(subject, "order");
     let clients = [subject.client().await, subject.client().await];
     let inside = [(); 3].map(|()| AtomicI64::new(0));
@@ -2338,7 +2505,11 @@ pub async fn several_locks_are_taken_in_one_order(subject: &Subject) {
             let two = [&names[first], &names[second]];
             let all = must("lock_all", clients[i % 2].lock_all_timeout(two, PATIENCE).await);
             for which in BTreeSet::from([first, second]) {
-                assert_eq!(inside[which].fetch_add(1, Ordering::SeqCst), 0, "not alone");
+                assert_eq!(
+                    inside[which].fetch_add(1, Ordering::SeqCst),
+                    0,
+                    "another client holds the lock"
+                );
             }
             tokio::task::yield_now().await;
             for which in BTreeSet::from([first, second]) {
@@ -2351,9 +2522,9 @@ pub async fn several_locks_are_taken_in_one_order(subject: &Subject) {
     all_are_free(&clients[0], &names).await;
 }
 
-/// A writer becomes a reader: those who are next come in with it, up to the next writer, who comes when they have
-/// left.
-pub async fn a_writer_becomes_a_reader_and_no_writer_comes_in_between(subject: &Subject) {
+/// A writer becomes a reader. The readers that are next in the queue are granted the lock too, up
+/// to the next writer. That writer is granted when they have released.
+pub async fn downgrade_grants_waiting_readers_up_to_the_next_writer(subject: &Subject) {
     if !subject.claims("downgrade", subject.guarantees().downgrades) {
         return;
     }
@@ -2361,50 +2532,48 @@ pub async fn a_writer_becomes_a_reader_and_no_writer_comes_in_between(subject: &
     let name = subject.name("downgrade");
     let lock = a.rwlock(&name);
     let guard = must("write", lock.write().await);
-    let (token, shown) = (guard.token(), guard.sequencer());
+    let (token, shown) = (guard.grant(), guard.sequencer());
     let mut waiting = Vec::new();
     for (place, writes) in [false, false, true, false].into_iter().enumerate() {
         let lock = b.rwlock(&name);
         waiting.push(tokio::spawn(async move {
             let guard = match writes {
-                true => lock.write_timeout(PATIENCE).await,
-                false => lock.read_timeout(PATIENCE).await,
+                true => lock.write_timeout(PATIENCE).await.map(Hold::from),
+                false => lock.read_timeout(PATIENCE).await.map(Hold::from),
             };
             must("wait", guard)
         }));
         until_waiting(&a, &name, place + 1).await;
     }
     must("check", b.check(&shown).await);
-    must("downgrade", guard.downgrade().await);
-    assert_eq!((guard.token(), guard.permits()), (token, 1));
+    must("downgrade", downgrade(&guard).await);
+    assert_eq!((guard.grant(), guard.permits()), (token, 1));
     assert!(guard.is_held());
     let mut readers = Vec::new();
     for reader in waiting.drain(..2) {
         readers.push(must("reader", reader.await));
     }
-    // The writer waits, and so does who is behind it.
+    // The writer waits, and so does the reader after it.
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(
-        waiting.iter().all(|waiting| !waiting.is_finished()),
-        "a writer came in, or was overtaken"
-    );
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a waiter was granted too early");
     assert_eq!(waiters(&a, &name).await, 2);
     assert_eq!(kind_of("a writer's sequencer", b.check(&shown).await), ErrorKind::Lost);
     must("check", b.check(&guard.sequencer()).await);
     let fenced = leasehold_core::fence::Fence::fence(&guard);
     assert_eq!(kind_of("a fence", fenced), ErrorKind::Unsupported);
-    must("said again", guard.downgrade().await);
-    for guard in readers.into_iter().chain([guard]) {
+    must("the same request again", downgrade(&guard).await);
+    for guard in readers.into_iter().chain([guard.into()]) {
         must("release", guard.release().await);
     }
     for waiting in waiting {
         must("release", must("next", waiting.await).release().await);
     }
-    eventually("empty", async || must("read", a.read(&name).await).is_none()).await;
+    eventually("empty", async || must("read", a.inspect(&name).await).is_none()).await;
 }
 
-/// A reader becomes a writer at once, or not at all; and only if it never was to become a reader.
-pub async fn a_reader_becomes_a_writer_only_if_nobody_else_holds(subject: &Subject) {
+/// A reader becomes a writer immediately or not at all. That is impossible for a writer that was
+/// downgraded to a reader.
+pub async fn upgrade_succeeds_only_without_other_holders(subject: &Subject) {
     if !subject.claims("try_upgrade", subject.guarantees().upgrades) {
         return;
     }
@@ -2413,57 +2582,72 @@ pub async fn a_reader_becomes_a_writer_only_if_nobody_else_holds(subject: &Subje
     let (first, second) = (a.rwlock(&name), b.rwlock(&name));
     let mine = must("read", first.read().await);
     let other = must("read", second.read().await);
-    assert_eq!(kind_of("beside another", mine.try_upgrade().await), ErrorKind::Contended);
-    assert_eq!(kind_of("behind another", other.try_upgrade().await), ErrorKind::Contended);
+    assert_eq!(
+        kind_of("an upgrade while a later reader holds the lock", try_upgrade(&mine).await),
+        ErrorKind::Contended
+    );
+    assert_eq!(
+        kind_of("an upgrade while an earlier reader holds the lock", try_upgrade(&other).await),
+        ErrorKind::Contended
+    );
     assert_eq!(mine.permits(), 1);
     must("release", mine.release().await);
-    // A writer that waits goes on waiting.
+    // A waiting writer continues to wait.
     let waiting = {
         let lock = first.clone();
         tokio::spawn(async move { must("write", lock.write_timeout(PATIENCE).await) })
     };
     until_waiting(&b, &name, 1).await;
-    let token = other.token();
-    must("alone", other.try_upgrade().await);
-    must("said again", other.try_upgrade().await);
-    assert_eq!((other.token(), other.permits()), (token, leasehold_core::MAX_READERS));
+    let token = other.grant();
+    must("an upgrade by the only reader", try_upgrade(&other).await);
+    must("the same request again", try_upgrade(&other).await);
+    assert_eq!((other.grant(), other.permits()), (token, leasehold_core::MAX_READERS));
     must("check", a.check(&other.sequencer()).await);
-    assert_eq!(must("fence", leasehold_core::fence::Fence::fence(&other)), token);
+    assert_eq!(other.fencing_token().map(leasehold_core::Token::from), Some(token));
     assert!(!waiting.is_finished());
-    must("downgrade", other.downgrade().await);
-    assert_eq!(kind_of("again", other.try_upgrade().await), ErrorKind::Unsupported);
+    must("downgrade", downgrade(&other).await);
+    assert_eq!(kind_of("again", try_upgrade(&other).await), ErrorKind::Unsupported);
     must("release", other.release().await);
     let next = must("next", waiting.await);
-    assert!(next.token() > token);
+    assert!(next.grant() > token);
     must("release", next.release().await);
     let free = must("read", first.read().await);
-    must("alone", free.try_upgrade().await);
-    assert_eq!(kind_of("beside a writer", second.try_read().await), ErrorKind::Contended);
+    must("an upgrade by the only reader", try_upgrade(&free).await);
+    assert_eq!(
+        kind_of("a reader while a writer holds the lock", second.try_read().await),
+        ErrorKind::Contended
+    );
     must("release", free.release().await);
     drop(must("free", second.try_write().await));
 }
 
-/// What was done and not answered is found done, however it was lost; and a hold goes on as it was.
-pub async fn a_lost_reply_of_a_downgrade_is_recognised(subject: &Subject) {
+/// If a downgrade's reply is lost, the client finds out that it was executed. The hold continues.
+pub async fn downgrade_with_a_lost_reply_takes_effect_once(subject: &Subject) {
     if !subject.claims("downgrade", subject.guarantees().downgrades) {
         return;
     }
     let ((locks, faults), witness) = (subject.faulty().await, subject.client().await);
-    // Nothing expires here: a longer lease leaves a busy machine more time.
+    // No hold expires here. A longer lease leaves a busy machine more time.
     let lease = subject.lease() * 2;
     for (n, fault) in [Fault::ErrorAfter, Fault::ErrorBefore, Fault::Double].into_iter().enumerate()
     {
         let name = subject.name(&format!("downgrade-{n}"));
         let guard = must("write", locks.rwlock(&name).lease(lease).write().await);
         faults.next(Op::Reweigh, 1, fault);
-        must("downgrade", guard.downgrade().await);
-        let other = must("beside it", witness.rwlock(&name).try_read().await);
+        must("downgrade", downgrade(&guard).await);
+        let other = must(
+            "a reader while another reader holds the lock",
+            witness.rwlock(&name).try_read().await,
+        );
         must("release", other.release().await);
-        // It is renewed as before.
+        // The hold is renewed as before.
         tokio::time::sleep(lease * 3 / 2).await;
         assert!(guard.is_held(), "{fault:?}: {guard:?}");
         assert_eq!(
-            kind_of("a writer beside it", witness.rwlock(&name).try_write().await),
+            kind_of(
+                "a writer while a reader holds the lock",
+                witness.rwlock(&name).try_write().await
+            ),
             ErrorKind::Contended
         );
         must("release", guard.release().await);
@@ -2471,7 +2655,8 @@ pub async fn a_lost_reply_of_a_downgrade_is_recognised(subject: &Subject) {
     }
 }
 
-/// A downgrade that is dropped leaves a reader, whatever the store has; a release ends all of it.
+/// A dropped downgrade leaves a reader, whether or not the store executed it. A release ends the
+/// hold completely.
 pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
     if !subject.claims("downgrade", subject.guarantees().downgrades) {
         return;
@@ -2481,45 +2666,54 @@ pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
         let name = subject.name("dropped-downgrade");
         let guard = must("write", locks.rwlock(&name).write().await);
         faults.next(Op::Reweigh, 1, fault);
-        let dropped = tokio::time::timeout(Duration::from_millis(30), guard.downgrade()).await;
-        assert!(dropped.is_err(), "it was answered");
+        let dropped = tokio::time::timeout(Duration::from_millis(30), downgrade(&guard)).await;
+        assert!(dropped.is_err(), "the downgrade was answered");
         assert_eq!(guard.permits(), 1);
-        assert_eq!(kind_of("a writer again", guard.try_upgrade().await), ErrorKind::Unsupported);
-        must("downgrade", guard.downgrade().await);
-        drop(must("beside it", witness.rwlock(&name).try_read().await));
+        assert_eq!(
+            kind_of("an upgrade after a downgrade", try_upgrade(&guard).await),
+            ErrorKind::Unsupported
+        );
+        must("downgrade", downgrade(&guard).await);
+        drop(must(
+            "a reader while another reader holds the lock",
+            witness.rwlock(&name).try_read().await,
+        ));
         must("release", guard.release().await);
         eventually("free", async || witness.rwlock(&name).try_write().await.is_ok()).await;
     }
 }
 
-/// Who was evicted becomes nothing; and where a store cannot do it, it says so and nothing has changed.
-pub async fn what_cannot_be_reweighed_is_said(subject: &Subject) {
+/// An evicted hold cannot be converted. A store without conversions returns an error and changes
+/// nothing.
+pub async fn unsupported_or_lost_conversion_returns_an_error(subject: &Subject) {
     let (a, b) = (subject.client().await, subject.client().await);
     let name = subject.name("reweigh");
-    let mutex = taken(&a, &name).await;
-    assert_eq!(kind_of("a mutex", mutex.downgrade().await), ErrorKind::Unsupported);
-    assert_eq!(kind_of("a mutex", mutex.try_upgrade().await), ErrorKind::Unsupported);
-    must("release", mutex.release().await);
     if !subject.claims("read-write locks", subject.guarantees().keeps(Kind::RwLock)) {
         return;
     }
     if !subject.guarantees().upgrades {
         let reader = must("read", a.rwlock(&name).read().await);
-        assert_eq!(kind_of("try_upgrade", reader.try_upgrade().await), ErrorKind::Unsupported);
+        assert_eq!(kind_of("try_upgrade", try_upgrade(&reader).await), ErrorKind::Unsupported);
         assert_eq!(reader.permits(), 1);
         must("release", reader.release().await);
     }
     let guard = must("write", a.rwlock(&name).write().await);
     if !subject.guarantees().downgrades {
-        assert_eq!(kind_of("downgrade", guard.downgrade().await), ErrorKind::Unsupported);
+        assert_eq!(kind_of("downgrade", downgrade(&guard).await), ErrorKind::Unsupported);
         assert_eq!(guard.permits(), leasehold_core::MAX_READERS);
-        assert_eq!(kind_of("beside it", b.rwlock(&name).try_read().await), ErrorKind::Contended);
+        assert_eq!(
+            kind_of(
+                "a reader while another reader holds the lock",
+                b.rwlock(&name).try_read().await
+            ),
+            ErrorKind::Contended
+        );
         must("release", guard.release().await);
         return;
     }
     assert_eq!(must("evict", b.evict(&name, Evict::Holders).await), 1);
     let next = must("write", b.rwlock(&name).write().await);
-    assert_eq!(kind_of("evicted", guard.downgrade().await), ErrorKind::Lost);
+    assert_eq!(kind_of("evicted", downgrade(&guard).await), ErrorKind::Lost);
     must("release", next.release().await);
     assert!(!guard.is_held());
 }

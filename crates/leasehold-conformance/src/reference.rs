@@ -1,4 +1,4 @@
-//! Random calls, compared with `queue.rs` as the reference.
+//! Makes random calls and compares the answers with `queue.rs` as the reference.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leasehold_core::queue::{Queue, StoreTime};
 use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Reweighed, Store};
 use leasehold_core::{Claim, ClaimId, Kind, Name, Token};
 
-/// A small generator of reproducible numbers (xorshift64*): no dependency for so little.
+/// A small generator of reproducible numbers (xorshift64*), to avoid a dependency.
 #[derive(Debug)]
 pub(super) struct Dice(u64);
 
@@ -25,7 +25,7 @@ impl Dice {
     }
 }
 
-/// How an answer looks without what the clock decides.
+/// An answer without the parts that depend on the clock.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Holding,
@@ -35,7 +35,7 @@ enum Seen {
     Lost,
 }
 
-/// Drives the store and a reference queue with the same random calls and compares every answer.
+/// Makes the same random calls on the store and on a reference queue, and compares every answer.
 pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u64, steps: usize) {
     let mut dice = Dice::new(seed);
     let capacity = match kind {
@@ -68,7 +68,7 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
                 let got = match store.join(&claim, mode).await {
                     Ok(Joined::Holding { token, .. }) => {
                         let first = *tokens.entry(claim.id).or_insert(token);
-                        assert_eq!(token, first, "{}", said("one claim, two tokens: join"));
+                        assert_eq!(token, first, "{}", said("join: a second token for one claim"));
                         Seen::Holding
                     }
                     Ok(Joined::Waiting(place)) => Seen::Waiting { ahead: place.ahead },
@@ -122,7 +122,7 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
                 let expected = queue.evict(Evict::Holders, 1).len();
                 let got = store.evict(name, Evict::Holders).await;
                 assert_eq!(got.ok(), Some(expected), "{}", said("evict"));
-                // Who was evicted and asks again stands anew, with a new token.
+                // An evicted claim that joins again gets a new place with a new token.
                 tokens.retain(|id, _| queue.position(*id).is_some());
             }
             _ => {}
@@ -144,7 +144,7 @@ fn new_claim(dice: &mut Dice, name: &Name, kind: Kind, capacity: u32) -> Claim {
         Kind::RwLock => [1, 1, capacity][dice.below(3)],
         Kind::Semaphore => [1, 1, 2, 3, 4][dice.below(5)],
     };
-    // Now and then somebody believes in another lock of that name.
+    // Occasionally a claim assumes another capacity for the same lock.
     let capacity = if dice.below(20) == 0 { capacity + 1 } else { capacity };
     match Claim::new(name.clone(), kind, weight, capacity) {
         Ok(mut claim) => {

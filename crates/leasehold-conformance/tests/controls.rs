@@ -1,21 +1,22 @@
-//! Whether the simulation finds what it is to find: versions of the client and of the store that are
-//! broken on purpose, each of which it must catch within as many worlds as it plays each time.
+//! Checks that the simulation detects errors. It plays versions of the client and of the store that
+//! are broken on purpose. The simulation must detect each of them within the number of worlds that
+//! it always plays.
 //!
-//! Each is one change of a line, made in a copy of the sources, built there and played. With `--long` all
-//! of them are, which takes minutes; otherwise some, others each time. That each change still fits the
-//! sources is looked at always.
+//! Each version changes one line in a copy of the sources, which is built and played there. With
+//! `--long` all versions are played, which takes minutes. Otherwise a few are chosen each time. A
+//! test always checks that each change still fits the sources.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How many are tried without `--long`.
+/// Number of versions that are played without `--long`.
 const SOME: usize = 2;
 
-/// A broken version: what of which file becomes what.
+/// A broken version. It replaces the text `from` in a file by `to`.
 struct Broken {
     what: &'static str,
     package: &'static str,
-    /// Below its `src`.
+    /// Path below the package's `src`.
     file: &'static str,
     from: &'static str,
     to: &'static str,
@@ -30,7 +31,7 @@ const fn broken(
     Broken { what, package: "leasehold-core", file, from, to }
 }
 
-/// Of the store in cells, in whose worlds it is to be found.
+/// A broken version of the store in cells, which is played in worlds of cells.
 const fn in_cells(
     what: &'static str,
     file: &'static str,
@@ -43,239 +44,239 @@ const fn in_cells(
 const CELL: &str = "leasehold-cell";
 
 const ALL: &[Broken] = &[
-    // The client.
+    // Versions of the client.
     broken(
-        "the deadline counts from the receipt",
+        "the deadline is counted from the receipt of the reply",
         "lock/acquire.rs",
         "Ok(Step::Holding(token, Granted { sent, remaining }))",
         "Ok(Step::Holding(token, Granted { sent: self.now().max(sent), remaining }))",
     ),
     broken(
-        "a renewal counts from its receipt",
-        "client/keeper.rs",
+        "a renewal is counted from the receipt of its reply",
+        "client/renewer.rs",
         "if lease.acknowledge(Granted { sent, remaining }) {",
         "if lease.acknowledge(Granted { sent: self.clock.now(), remaining }) {",
     ),
     broken(
-        "clocks do not drift",
+        "the drift of clocks is ignored",
         "client/lease.rs",
         "Some(left) => self.sent.plus(left.saturating_sub(drift(left))),",
         "Some(left) => self.sent.plus(left.saturating_sub(drift(left) * 0)),",
     ),
     broken(
-        "a push is believed from when it came",
+        "a lease is counted from the receipt of a push",
         "lock/acquire.rs",
         "Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }",
         "Granted { sent: self.now().max(last_answer), remaining: leased.then_some(self.claim.waiter_lease) }",
     ),
     broken(
-        "a grant of which nothing is left is handed out",
+        "an expired grant is returned",
         "lock/acquire.rs",
         "while granted.deadline().since(self.now()) < enough {",
         "while tries > 7 && granted.deadline().since(self.now()) < enough {",
     ),
     broken(
-        "a forked child gives back what its parent holds",
-        "lock/guard.rs",
+        "a forked child releases its parent's hold",
+        "lock/hold.rs",
         "if self.done || self.lease.state() == State::Lost(LostReason::Forked) {",
         "if self.done {",
     ),
     broken(
-        "a forked child holds what its parent holds",
+        "a forked child believes in its parent's hold",
         "client/lease.rs",
         "self.pid == process_id()",
         "self.pid > 0 || process_id() > 0",
     ),
     broken(
-        "a dropped guard is not given back",
-        "lock/guard.rs",
-        "        self.core.leave_in_background(&self.lease.claim_now(), self.lease.keep_until);\n",
+        "a dropped guard is not released",
+        "lock/hold.rs",
+        "        self.core.release_in_background(&self.lease.claim_now(), self.lease.keep_until);\n",
         "",
     ),
     broken(
-        "a dropped wait keeps its place",
+        "a dropped wait stays in the queue",
         "lock/acquire.rs",
         "            self.core().leave_in_background(&self.claim, Moment::from_nanos(0));\n",
         "",
     ),
     broken(
-        "a release is believed to hold until it is answered",
-        "lock/guard.rs",
+        "is_held() is true until a release is answered",
+        "lock/hold.rs",
         "    lease.mark_released();\n    let mut pause",
         "    let mut pause",
     ),
     broken(
-        "a place that is lost is waited in",
+        "a waiter does not notice that its claim is lost",
         "client/waiting.rs",
         "Renewal::Lost => state.outcome = Some(Outcome::Gone),",
         "Renewal::Lost => {}",
     ),
     broken(
-        "nothing is renewed",
-        "client/keeper.rs",
+        "leases are not renewed",
+        "client/renewer.rs",
         "true if lease.is_full() => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),",
         "true if lease.is_full() => Moment::NEVER,",
     ),
     broken(
-        "who waits keeps no place alive",
+        "a waiter's claim is not renewed",
         "client/waiting.rs",
         "let beat = aligned(state.last_answer.plus(lease / 3), lease);",
         "let beat = aligned(state.last_answer.plus(lease * 3), lease);",
     ),
     broken(
-        "max_hold is forgotten",
+        "max_hold is ignored",
         "lock/acquire.rs",
         "ends: options.max_hold.map_or(Moment::NEVER, |d| now.plus(d)),",
         "ends: options.max_hold.map_or(Moment::NEVER, |_| Moment::NEVER),",
     ),
     broken(
-        "at_least is forgotten at a release",
-        "lock/guard.rs",
+        "min_hold is ignored at a release",
+        "lock/hold.rs",
         "let leave = core.store.leave(claim, core.keep(lease.keep_until));",
         "let leave = core.store.leave(claim, core.keep(lease.keep_until).filter(|_| false));",
     ),
     broken(
-        "a limit is no limit",
+        "a time limit is exceeded",
         "lock/acquire.rs",
         "Wait::For(d) => started.plus(d),",
         "Wait::For(d) => started.plus(d * 5),",
     ),
     broken(
-        "who only tries waits",
+        "try_lock waits",
         "lock/acquire.rs",
         "let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };",
         "let mode = if self.wait == Wait::Try { Mode::Wait } else { Mode::Wait };",
     ),
     broken(
-        "an owner waits for himself",
+        "an owner waits for its own hold",
         "lock/owner.rs",
         "let Some(hold) = self.hold().filter(|h| h.lease().is_held()) else { return Ok(None) };",
         "let Some(hold) = self.hold().filter(|h| !h.lease().is_held()) else { return Ok(None) };",
     ),
     broken(
-        "the clock of a waiter's last answer runs on",
+        "a waiter's last answer is dated too late",
         "client/waiting.rs",
         "                state.last_answer = state.last_answer.max(sent);\n",
         "                state.last_answer = state.last_answer.max(sent).plus(state.place.head_remaining.unwrap_or_default());\n",
     ),
     broken(
-        "what was downgraded is upgraded again",
+        "a downgraded hold is upgraded again",
         "client/weight.rs",
         "        weighing.asked_more |= !weighing.lightened;\n        !weighing.lightened\n",
         "        weighing.asked_more = true;\n        weighing.lightened = false;\n        true\n",
     ),
     broken(
-        "the renewal of another grant is believed",
-        "client/keeper.rs",
+        "the renewal of another grant is accepted",
+        "client/renewer.rs",
         "Renewal::Holding { token, remaining } if token == lease.token => {",
         "Renewal::Holding { token: _, remaining } => {",
     ),
-    // The store.
+    // Versions of the store.
     broken(
-        "a lock-delay is forgotten",
+        "lock_delay is ignored",
         "queue.rs",
         "let reopens = expires.saturating_add(e.lock_delay);",
         "let reopens = expires;",
     ),
     broken(
-        "a reader becomes a writer beside others",
+        "a reader becomes a writer while others hold the lock",
         "queue.rs",
         "let alone = !self.entries.iter().enumerate().any(others);",
         "let alone = !self.entries.iter().enumerate().any(others) || true;",
     ),
     broken(
-        "who comes while others wait may pass them",
+        "a new claim overtakes waiters",
         "queue.rs",
         "let fits = granted(all, self.capacity) > self.entries.len();",
         "let fits = granted(all, self.capacity) > 0 && self.entries.iter().filter(|e| e.standing != Standing::Waiting).map(|e| u64::from(e.weight)).sum::<u64>() + u64::from(claim.weight) <= u64::from(self.capacity);",
     ),
     broken(
-        "a grant lasts half as long as is said",
+        "a grant lasts half as long as the store reports",
         "queue.rs",
         "let expires = self.leases.then(|| at.now.saturating_add(micros(lease)));",
         "let expires = self.leases.then(|| at.now.saturating_add(micros(lease / 2)));",
     ),
     broken(
-        "tokens are drawn twice",
+        "tokens are assigned twice",
         "queue.rs",
         "        self.last = token.get();\n        token\n",
         "        self.last = token.get() / 2;\n        Token::new(token.get() / 1_000_000 * 1_000_000).unwrap_or(token)\n",
     ),
     broken(
-        "everybody weighs one",
+        "each claim has the weight 1",
         "queue.rs",
         "let fit = granted(self.entries.iter().map(|e| e.weight), self.capacity);",
         "let fit = granted(self.entries.iter().map(|_| 1), self.capacity);",
     ),
     broken(
-        "nothing is kept closed",
+        "cooldowns are ignored",
         "queue.rs",
         "let keep = keep.filter(|k| !k.is_zero() && self.entries[i].standing == Standing::Holding);",
         "let keep = keep.filter(|k| k.is_zero() && self.entries[i].standing == Standing::Holding);",
     ),
     broken(
-        "who is granted the lock is not told",
+        "grants are not notified",
         "store/inbox.rs",
-        "Signal::Granted(token) => told.granted = Some(token),",
-        "Signal::Granted(_) => told.granted = None,",
+        "Signal::Granted(token) => pending.granted = Some(token),",
+        "Signal::Granted(_) => pending.granted = None,",
     ),
     broken(
-        "who leaves hands over to nobody",
+        "a release does not hand over the lock",
         "queue.rs",
         "                self.entries.remove(i);\n                self.grant(now);\n",
         "                self.entries.remove(i);\n",
     ),
-    // The store in cells.
+    // Versions of the store in cells.
     in_cells(
-        "cells: whoever looks takes for gone what it saw a moment ago",
+        "cells: a session is considered dead too early",
         "lasting/aging.rs",
         "match life.saturating_sub(seen.max(age.unwrap_or_default())) {",
         "match (life / 8).saturating_sub(seen.max(age.unwrap_or_default())) {",
     ),
     in_cells(
-        "cells: a look that may be behind proves that a session is gone",
+        "cells: a stale read proves that a session is gone",
         "shared.rs",
         "if self.cells.system().looks_behind && proof == Proof::Sure && !absent.is_empty() {",
         "if self.cells.system().looks_behind && proof == Proof::Shown && !absent.is_empty() {",
     ),
     in_cells(
-        "cells: a queue is forgotten as soon as nobody stands there",
+        "cells: an empty queue is forgotten immediately",
         "shared.rs",
-        "let lives = system.idle.map(|idle| idle * if seen.queue.is_empty() { 1 } else { STOOD_IN });",
+        "let lives = system.idle.map(|idle| idle * if seen.queue.is_empty() { 1 } else { STRETCH });",
         "let lives = seen.queue.is_empty().then_some(Duration::from_millis(1));",
     ),
     in_cells(
-        "cells: a session is believed in for longer than its cell is there",
+        "cells: a session outlives its cell",
         "session.rs",
         "sent.plus(cell.saturating_sub(grain).saturating_sub(drift(cell)))",
         "sent.plus(cell.saturating_sub(grain).saturating_sub(drift(cell)) + cell)",
     ),
     in_cells(
-        "cells: who is forgotten is waited for by nobody",
+        "cells: a new epoch does not wait for forgotten holders",
         "epoch.rs",
         "let left = self.delay.saturating_sub(self.age(&found));",
         "let left = (self.delay / 1_000).saturating_sub(self.age(&found));",
     ),
     in_cells(
-        "cells: a claim that was given up is told of",
+        "cells: an abandoned claim is notified",
         "claims.rs",
         "            if kept.is_given_up {\n                return false;\n            }\n",
         "",
     ),
     in_cells(
-        "cells: who does not find its claim by an old look has left",
+        "cells: a stale read without the claim confirms a release",
         "leave.rs",
-        "false if self.cells.system().looks_behind => Turn::Write(false),",
-        "false if self.cells.system().looks_behind => Turn::Told(false),",
+        "false if self.cells.system().looks_behind => QueueEdit::Write(false),",
+        "false if self.cells.system().looks_behind => QueueEdit::Unchanged(false),",
     ),
     in_cells(
-        "cells: a write whose answer was lost may come after its claim has left",
+        "cells: a write in doubt may follow the claim's release",
         "leave.rs",
-        "false if self.claims.is_doubtful(id) => Turn::Write(false),",
-        "false if self.claims.is_doubtful(id) => Turn::Told(false),",
+        "false if self.claims.is_doubtful(id) => QueueEdit::Write(false),",
+        "false if self.claims.is_doubtful(id) => QueueEdit::Unchanged(false),",
     ),
     in_cells(
-        "cells: what ends is not given up",
+        "cells: a claim that ends is not abandoned",
         "claims.rs",
         "            if kept.ends <= now {\n                kept.is_given_up = true;",
         "            if kept.ends <= now {\n                kept.is_given_up = false;",
@@ -305,15 +306,15 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn every_broken_version_fits_the_sources() {
+fn every_broken_version_applies_to_the_sources() {
     for broken in ALL {
         let text = std::fs::read_to_string(source(&workspace(), broken)).unwrap();
         let found = text.matches(broken.from).count();
-        assert_eq!(found, 1, "{}: what is to be changed is there {found} times", broken.what);
+        assert_eq!(found, 1, "{}: the text to change occurs {found} times", broken.what);
     }
 }
 
-/// Builds the copy with this change, and plays: what the simulation says.
+/// Builds the copy with this change and plays it. Returns the result of the simulation.
 fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
     let path = source(copy, broken);
     let right = std::fs::read_to_string(&path).unwrap();
@@ -322,8 +323,8 @@ fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
     cargo.current_dir(copy).args(["test", "--offline", "--locked", "-p", "leasehold-conformance"]);
     let worlds = if broken.package == CELL { "cells_keep" } else { "worlds_keep" };
     cargo.args(["--test", "simulation", "--", worlds]);
-    // Not where all has been built: a package has the same file names in both, and would be the broken one
-    // for whoever runs it next.
+    // The target directory is not shared. A package has the same file names in both, so the next
+    // run of another test could use the broken one.
     cargo.env("CARGO_TARGET_DIR", copy.join("target")).env_remove("LEASEHOLD_SEED");
     let played = cargo.env("LEASEHOLD_WORLDS", "10000").output();
     std::fs::write(&path, right).unwrap();
@@ -335,7 +336,9 @@ fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
             println!("{}: {line}", broken.what);
             Ok(())
         }
-        None if played.status.success() => Err(format!("{}: not found", broken.what)),
+        None if played.status.success() => {
+            Err(format!("{}: the simulation did not find it", broken.what))
+        }
         None => {
             let errors = String::from_utf8_lossy(&played.stderr);
             Err(format!("{}: does not build\n{errors}", broken.what))
@@ -345,7 +348,7 @@ fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn broken_versions_are_found() {
+fn simulation_detects_broken_versions() {
     let long = std::env::var("LEASEHOLD_TESTS").is_ok_and(|which| which == "long");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as usize;
     let (first, many) = if long { (0, ALL.len()) } else { (now % ALL.len(), SOME) };

@@ -1,23 +1,25 @@
-//! What programs see: a client, its kinds of lock, and the guard that means "held".
+//! The public API: clients, the kinds of lock, and guards, which represent held locks.
 
 pub(crate) mod acquire;
 pub mod blocking;
 pub(crate) mod builder;
-pub(crate) mod changes;
+pub(crate) mod client;
 pub(crate) mod election;
+pub(crate) mod events;
 pub mod fence;
 pub(crate) mod guard;
-pub(crate) mod leasehold;
-mod looks;
+pub(crate) mod hold;
 pub(crate) mod mutex;
 pub(crate) mod once_per;
 mod options;
 pub(crate) mod owner;
-mod reweigh;
+mod poll_schedule;
+pub(crate) mod request;
+pub(crate) mod reweigh;
 mod run;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;
 pub(crate) mod several;
 mod stream;
 mod wait;
-pub(crate) mod wanted;
+pub(crate) mod watch;

@@ -12,26 +12,33 @@
 //! - *Exclusion.* The granted claims are the longest prefix that fits, so their weights never
 //!   exceed the capacity. Removing a claim only lowers the sums of the claims after it, and joining
 //!   only adds at the back. So no event takes a grant away: a grant stays valid until its own claim
-//!   leaves or expires.
+//!   leaves, expires or is evicted.
 //! - *Fairness.* A claim after one that does not fit does not fit either. So no claim overtakes
 //!   another, a writer is not starved by readers, and each claim waits only for those that joined
 //!   before it.
-//! - *Tokens.* Each claim draws `max(last + 1, clock, seen)` as it joins. Tokens are in the order
-//!   of the queue, and so are grants. So a later grant has a larger token.
+//! - *Tokens.* Each claim draws `max(last + 1, clock, seen + 1)` as it joins. `last` is the last
+//!   token of this lock, and `clock` is [`StoreTime::stamp`]. `seen` is the highest token that the
+//!   client knows, for a store that has lost its data. Tokens are in the order of the queue, and so
+//!   are grants. So a later grant has a larger token.
 //! - *Liveness.* Every entry has an expiry, except in a store without leases. Each call
 //!   [settles](Queue::settle) first: in one step, it removes what has expired and grants what now
 //!   fits.
 //!
 //! The weight of a holder can change ([`reweigh`](Queue::reweigh)): a writer becomes a reader, or a
-//! single reader becomes a writer. Decreasing the weight has the same effect as if a claim after it
-//! had left. Increasing it is rejected unless there is no other holder. So neither takes a grant
-//! away, and the position and the token stay.
+//! single reader becomes a writer. A lower weight lowers the sums of the claims after it, as if one
+//! of them had left. A higher weight is rejected unless there is no other holder. In that case, all
+//! claims after it are waiters. So neither change takes a grant away, and the position and the
+//! token stay.
+//!
+//! A join whose reply was lost is repeated. The queue finds the claim by its ID and returns its
+//! current status, so a claim has at most one entry.
 //!
 //! A position can outlive its holder. With a lock-delay, an expired holder becomes a *departed*
-//! entry (a cooldown), and so does a released one with `keep`. It takes its weight until its time
-//! is over. It is an entry like all others, so the rule needs no exception.
+//! entry (a cooldown), and so does a released one with `keep`. It keeps its weight until the
+//! cooldown ends. It is an entry like all others, so the rule needs no exception.
 //!
-//! Times are in microseconds on the store's clock. `expires <= now` means expired.
+//! Times are in microseconds. A store has two clocks ([`StoreTime`]): leases are measured with
+//! `now`, and tokens start from `stamp`. `expires <= now` means expired.
 
 mod index;
 
@@ -40,13 +47,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::index::{Found, Index};
-use crate::words::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
-use crate::words::claim::{Claim, ClaimId, Kind};
-use crate::words::error::HolderInfo;
-use crate::words::holder::Holder;
-use crate::words::token::Token;
+use crate::types::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
+use crate::types::claim::{Claim, ClaimId, Kind};
+use crate::types::error::HolderInfo;
+use crate::types::holder::Holder;
+use crate::types::token::Token;
 
-/// Returns how many claims at the front are granted. The rule of all locks.
+/// Returns how many claims at the front of the queue are granted. All kinds of lock use this rule.
 ///
 /// ```
 /// use leasehold::queue::granted;
@@ -73,7 +80,7 @@ pub struct StoreTime {
     pub stamp: u64,
 }
 
-/// The name is in use as another kind of lock or with another capacity.
+/// The error for a name that is in use as another kind of lock or with another capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The kind of the lock in use.
@@ -92,21 +99,22 @@ pub struct Entry {
     pub id: ClaimId,
     /// The token, drawn when the claim joined.
     pub token: Token,
-    /// How much of the capacity it takes.
+    /// How much of the lock's capacity the claim takes.
     pub weight: u32,
     /// The status of the claim.
     pub standing: Standing,
-    /// When it got this status.
+    /// The time at which the claim got this status.
     pub since: u64,
-    /// When the position expires unless it is renewed. `None`: never.
+    /// The time at which the position expires unless it is renewed, or `None` if it never expires.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub expires: Option<u64>,
     /// How long the position is kept after its holder has expired.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_zero"))]
     pub lock_delay: u64,
-    /// The process that made the claim, for people.
+    /// The process that made the claim, as shown to people.
     pub holder: Arc<Holder>,
-    /// What the store keeps with it (the file store: the session that keeps it alive).
+    /// Additional data of the store. (In the file store, this is the session that keeps the claim
+    /// alive.)
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "String::is_empty"))]
     pub session: String,
 }
@@ -127,10 +135,10 @@ pub struct Queue {
     leases: bool,
     last: u64,
     entries: VecDeque<Entry>,
-    /// Nothing expires before this; 0 where nobody has looked yet.
+    /// A time before which nothing expires, or 0 if it is not known yet.
     #[cfg_attr(feature = "serde", serde(skip))]
     next_expiry: u64,
-    /// Granted by settling, not yet told to the store's pusher.
+    /// Claims that were granted while they waited, and that the store has not notified yet.
     #[cfg_attr(feature = "serde", serde(skip))]
     fresh: Vec<ClaimId>,
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -139,18 +147,19 @@ pub struct Queue {
 
 impl Queue {
     /// Creates an empty queue. With `leases: false`, only cooldowns expire, and the store
-    /// [removes](Self::retain) crashed clients itself.
+    /// [removes](Self::retain) the claims of crashed clients itself.
     pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
         let (entries, fresh, index) = (VecDeque::new(), Vec::new(), Index::default());
         Self { kind, capacity, leases, last: 0, entries, next_expiry: 0, fresh, index }
     }
 
-    /// Finds a claim among thousands at once; for a queue that lives long, and is still empty.
+    /// Adds an index that quickly finds a claim among thousands. For a long-lived queue that is
+    /// still empty.
     pub(crate) fn indexed(self) -> Self {
         Self { index: Index::kept(), ..self }
     }
 
-    /// Keeps room for this many at most that are not here.
+    /// Frees memory if the queue has allocated space for more than `room` entries.
     pub(crate) fn shrink_to(&mut self, room: usize) {
         if self.entries.capacity() > room {
             self.entries.shrink_to(room);
@@ -184,7 +193,7 @@ impl Queue {
         self.kind
     }
 
-    /// Returns how much weight is granted at once.
+    /// Returns the total weight that can be granted at the same time.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -209,8 +218,8 @@ impl Queue {
         self.entries.is_empty()
     }
 
-    /// Returns the claims granted by settling since the last call that still hold, for the store to
-    /// notify. A claim that was granted and removed in the same step must not be notified.
+    /// Returns the waiters that were granted since the last call and still hold the lock, for the
+    /// store to notify. A claim that was granted and removed in the same step must not be notified.
     pub fn take_fresh_grants(&mut self) -> Vec<ClaimId> {
         if self.fresh.is_empty() {
             return Vec::new();
@@ -247,7 +256,7 @@ impl Queue {
         self.next_expiry = expiries.min().unwrap_or(u64::MAX);
     }
 
-    /// Notes that something may expire at `time`. (What is renewed expires later than noted.)
+    /// Records that something may expire at `time`. (A renewed entry expires later than recorded.)
     fn expect_expiry(&mut self, time: Option<u64>) {
         self.next_expiry = self.next_expiry.min(time.unwrap_or(u64::MAX));
     }
@@ -256,8 +265,8 @@ impl Queue {
         let fit = granted(self.entries.iter().map(|e| e.weight), self.capacity);
         let waiting = |e: &&mut Entry| e.standing == Standing::Waiting;
         for e in self.entries.iter_mut().take(fit).filter(waiting) {
-            // The expiry stays the waiter's: a grant pushed to a waiter that just died is worth
-            // no more than its place was, until it is renewed.
+            // The waiter's expiry stays. If the waiter has just crashed, the grant lasts no longer
+            // than its position would have, unless it is renewed.
             e.standing = Standing::Holding;
             e.since = now;
             self.fresh.push(e.id);
@@ -288,7 +297,7 @@ impl Queue {
         if !same || claim.weight == 0 || claim.weight > self.capacity {
             return Err(Mismatch { kind: self.kind, capacity: self.capacity });
         }
-        // Counted no further than to the first that does not fit: thousands may wait.
+        // Counting stops at the first claim that does not fit, because thousands may wait.
         let all = self.entries.iter().map(|e| e.weight).chain([claim.weight]);
         let fits = granted(all, self.capacity) > self.entries.len();
         if !fits && mode == Mode::Try {
@@ -316,12 +325,12 @@ impl Queue {
         })
     }
 
-    /// "And now?" for a claim that is there.
+    /// Answers a repeated join of a claim that is already in the queue.
     fn ask(&mut self, i: usize, claim: &Claim, now: u64) -> Joined {
         match self.beat(i, claim.lease, claim.waiter_lease, now) {
             Renewal::Holding { token, remaining } => Joined::Holding { token, remaining },
             Renewal::Waiting(place) => Joined::Waiting(place),
-            // A queue knows of all its claims.
+            // The claim has become a cooldown. (`Unknown` does not occur in a queue.)
             Renewal::Lost | Renewal::Unknown { .. } => Joined::Busy { holders: self.holders(now) },
         }
     }
@@ -350,7 +359,8 @@ impl Queue {
         }
     }
 
-    /// Extends entry `i`, never shortens it: a late duplicate must not take back what was told.
+    /// Extends entry `i`. Never shortens it, because a late duplicate must not revoke an earlier
+    /// reply.
     fn beat(&mut self, i: usize, lease: Duration, waiter_lease: Duration, now: u64) -> Renewal {
         let e = &mut self.entries[i];
         let lease = match e.standing {
@@ -368,8 +378,8 @@ impl Queue {
     /// Implements [`Store::reweigh`](crate::store::Store::reweigh) on this queue.
     ///
     /// Decreasing the weight only lowers the sums of the claims after it. Increasing it is rejected
-    /// unless there is no other holder. Then the claim is the whole granted prefix before and
-    /// after, and no grant is taken away.
+    /// unless there is no other holder. In that case, the claim alone is the granted prefix, before
+    /// and after, and no grant is taken away.
     pub fn reweigh(&mut self, claim: &Claim, now: u64) -> Reweighed {
         self.settle(now);
         let holds = |&i: &usize| self.entries[i].standing == Standing::Holding;
@@ -429,9 +439,9 @@ impl Queue {
         self.grant(now);
     }
 
-    /// Changes the capacity. No grant is taken away: if more is held than the new capacity, no
-    /// further claim is granted until enough holders have left. Waiters that can never fit are
-    /// removed.
+    /// Changes the capacity. No grant is taken away: if the granted weights exceed the new
+    /// capacity, no further claim is granted until enough holders have left. Waiters that can never
+    /// fit are removed.
     pub fn resize(&mut self, capacity: u32, now: u64) {
         self.settle(now);
         self.capacity = capacity;
@@ -439,7 +449,7 @@ impl Queue {
         self.grant(now);
     }
 
-    /// Returns all claims, for people.
+    /// Returns a description of each claim.
     pub fn claims(&self, now: u64) -> Vec<ClaimInfo> {
         let shown = self.entries.iter().map(|e| {
             ClaimInfo::new(
@@ -456,7 +466,7 @@ impl Queue {
 
     /// Returns the position of a claim, or `None` if it is not in the queue.
     pub fn position(&self, id: ClaimId) -> Option<usize> {
-        // Who leaves stands in front, mostly.
+        // A claim that is released is usually at the front of the queue.
         if self.entries.front().is_some_and(|e| e.id == id) {
             return Some(0);
         }
@@ -474,8 +484,9 @@ impl Queue {
     }
 
     fn next_token(&mut self, stamp: u64, seen: u64) -> Token {
-        // 63 bits of microseconds last for 292,000 years; an absurd clock or a foreign `seen` must
-        // not end them: it lifts the tokens to half way at most, and 2^62 draws are left.
+        // 63 bits of microseconds last for 292,000 years. A wrong clock or a foreign `seen` must
+        // not use them up. Either can raise the tokens to half of the range at most, so 2^62 draws
+        // are left.
         let floor = stamp.max(seen.saturating_add(1)).min(Token::MAX / 2);
         let next = self.last.saturating_add(1).max(floor);
         let token = Token::new(next.clamp(1, Token::MAX)).unwrap_or_else(|| unreachable!());
@@ -511,7 +522,7 @@ fn remaining(expires: Option<u64>, now: u64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::name::Name;
+    use crate::types::name::Name;
 
     const LEASE: u64 = 15_000_000;
     const WAITER: u64 = 6_000_000;
@@ -535,7 +546,7 @@ mod tests {
     fn holds(joined: &Joined) -> Token {
         match joined {
             Joined::Holding { token, .. } => *token,
-            other => panic!("not held: {other:?}"),
+            other => panic!("expected a hold, got {other:?}"),
         }
     }
 
@@ -550,11 +561,12 @@ mod tests {
         assert_eq!(q.take_fresh_grants(), [b.id]);
         let second = holds(&join(&mut q, &b, 4));
         assert!(second > first);
-        assert!(!q.leave(a.id, None, 5), "leaving twice is nothing");
+        assert!(!q.leave(a.id, None, 5), "a second leave must return false");
     }
 
+    // S06
     #[test]
-    fn s06_asking_again_gives_the_same_grant_and_token() {
+    fn repeated_acquire_returns_the_same_grant_and_token() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let a = mutex();
         let first = holds(&join(&mut q, &a, 0));
@@ -563,14 +575,15 @@ mod tests {
         assert_eq!(q.entries().len(), 1);
     }
 
+    // S15
     #[test]
-    fn s15_lock_delay_follows_only_an_unclean_end() {
+    fn lock_delay_follows_only_an_unclean_end() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let delayed = Claim { lock_delay: Duration::from_secs(60), ..mutex() };
         holds(&join(&mut q, &delayed, 0));
         q.leave(delayed.id, None, 1);
         holds(&join(&mut q, &Claim { id: ClaimId::random().unwrap(), ..delayed.clone() }, 2));
-        // The second never leaves: its lease ends at 2 + LEASE, and the delay begins there.
+        // The second claim never leaves. Its lease expires at 2 + LEASE, and then the delay begins.
         let next = mutex();
         let try_at = |q: &mut Queue, now| q.join(&next, Mode::Try, at(now), "").unwrap();
         assert!(matches!(try_at(&mut q, LEASE + 2), Joined::Busy { .. }));
@@ -579,19 +592,20 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_place_closes_the_lock_until_its_time() {
+    fn cooldown_keeps_the_lock_unavailable_until_it_ends() {
         let mut q = Queue::new(Kind::Mutex, 1, false);
         let (a, b) = (mutex(), mutex());
         holds(&join(&mut q, &a, 0));
         q.leave(a.id, Some(Duration::from_micros(50)), 10);
         q.leave(a.id, None, 20);
-        let Joined::Waiting(place) = join(&mut q, &b, 30) else { panic!("open too early") };
+        let Joined::Waiting(place) = join(&mut q, &b, 30) else { panic!("free too early") };
         assert_eq!(place.head_remaining, Some(Duration::from_micros(30)));
         holds(&join(&mut q, &b, 60));
     }
 
+    // S16
     #[test]
-    fn s16_another_kind_or_capacity_is_a_mismatch_while_in_use() {
+    fn another_kind_or_capacity_is_a_mismatch_while_in_use() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let a = claim(Kind::Semaphore, 1, 3);
         holds(&join(&mut q, &a, 0));
@@ -605,22 +619,24 @@ mod tests {
         join(&mut q, mutex()).unwrap();
     }
 
+    // S17
     #[test]
-    fn s17_a_writer_is_not_starved_by_readers() {
+    fn a_writer_is_not_starved_by_readers() {
         let mut q = Queue::new(Kind::RwLock, 8, true);
         let reader = || claim(Kind::RwLock, 1, 8);
         let (r1, w, r2) = (reader(), claim(Kind::RwLock, 8, 8), reader());
         holds(&join(&mut q, &r1, 0));
         join(&mut q, &w, 1);
-        assert!(matches!(join(&mut q, &r2, 2), Joined::Waiting(_)), "overtook a writer");
+        assert!(matches!(join(&mut q, &r2, 2), Joined::Waiting(_)), "a reader overtook a writer");
         q.leave(r1.id, None, 3);
         assert_eq!(q.take_fresh_grants(), [w.id]);
         q.leave(w.id, None, 4);
         assert_eq!(q.take_fresh_grants(), [r2.id]);
     }
 
+    // S18
     #[test]
-    fn s18_dead_waiters_cost_one_bound_in_total() {
+    fn crashed_waiters_cost_one_waiter_lease_in_total() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let holder = mutex();
         join(&mut q, &holder, 0);
@@ -630,28 +646,30 @@ mod tests {
         }
         let live = mutex();
         join(&mut q, &live, 0);
-        // The holder leaves at once; the first dead waiter gets the grant, worth a waiter's lease.
+        // The holder leaves immediately. The first dead waiter gets the grant, which lasts only a
+        // waiter's lease.
         q.leave(holder.id, None, 1);
         assert!(matches!(q.renew(&live, live.lease, WAITER - 1), Renewal::Waiting(_)));
         assert!(matches!(q.renew(&live, live.lease, WAITER), Renewal::Holding { .. }));
     }
 
     #[test]
-    fn who_is_granted_and_evicted_in_one_step_is_not_told_that_it_holds() {
+    fn waiter_granted_and_evicted_in_one_step_is_not_notified() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let (a, b, c) = (mutex(), mutex(), mutex());
         join(&mut q, &a, 0);
         join(&mut q, &b, LEASE - 1);
         join(&mut q, &c, LEASE - 1);
-        // Settling grants b, and then the order to evict the holders takes it.
+        // Settling grants b, and the same call then evicts it as a holder.
         let evicted = q.evict(Evict::Holders, LEASE);
         assert_eq!(evicted.iter().map(|e| e.id).collect::<Vec<_>>(), [b.id]);
         assert_eq!(q.position(b.id), None);
         assert_eq!(q.take_fresh_grants(), [c.id]);
     }
 
+    // P3
     #[test]
-    fn p3_an_absurd_seen_token_does_not_stop_the_tokens_from_rising() {
+    fn tokens_increase_despite_an_absurd_seen_token() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let absurd = Claim { seen: u64::MAX, ..mutex() };
         let first = holds(&join(&mut q, &absurd, 0));
@@ -660,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_head_waiter_is_told_when_to_ask() {
+    fn only_the_head_waiter_learns_when_to_poll() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let (a, b, c) = (mutex(), mutex(), mutex());
         join(&mut q, &a, 0);
@@ -671,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_becomes_a_reader_and_lets_in_who_is_next_up_to_the_next_writer() {
+    fn downgrade_grants_waiting_readers_up_to_the_next_writer() {
         let mut q = Queue::new(Kind::RwLock, 8, true);
         let rw = |weight| claim(Kind::RwLock, weight, 8);
         let (w, r1, r2, w2, r3) = (rw(8), rw(1), rw(1), rw(8), rw(1));
@@ -680,14 +698,22 @@ mod tests {
             join(&mut q, c, 1);
         }
         let lighter = Claim { weight: 1, ..w.clone() };
-        assert_eq!(q.reweigh(&Claim { weight: 1, ..w2.clone() }, 2), Reweighed::Lost, "it waits");
+        assert_eq!(
+            q.reweigh(&Claim { weight: 1, ..w2.clone() }, 2),
+            Reweighed::Lost,
+            "a waiter was reweighed"
+        );
         assert_eq!(q.reweigh(&lighter, 2), Reweighed::Done { token });
         assert_eq!(q.take_fresh_grants(), [r1.id, r2.id]);
-        assert_eq!(q.reweigh(&lighter, 3), Reweighed::Done { token }, "said again");
-        assert_eq!(q.reweigh(&w, 4), Reweighed::Busy, "others read");
+        assert_eq!(q.reweigh(&lighter, 3), Reweighed::Done { token }, "the same request again");
+        assert_eq!(
+            q.reweigh(&w, 4),
+            Reweighed::Busy,
+            "a reader became a writer while others hold the lock"
+        );
         q.leave(r1.id, None, 5);
         q.leave(r2.id, None, 5);
-        // Nobody else holds: the writer that waits goes on waiting.
+        // The upgrade succeeds without another holder, and the waiting writer keeps waiting.
         assert_eq!(q.reweigh(&w, 6), Reweighed::Done { token });
         assert!(q.take_fresh_grants().is_empty());
         q.leave(w.id, None, 7);
@@ -696,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_behind_a_place_that_is_kept_closed_does_not_become_a_writer() {
+    fn reader_cannot_upgrade_during_a_cooldown() {
         let mut q = Queue::new(Kind::RwLock, 8, true);
         let (a, b) = (claim(Kind::RwLock, 1, 8), claim(Kind::RwLock, 1, 8));
         holds(&join(&mut q, &a, 0));
@@ -704,12 +730,16 @@ mod tests {
         q.leave(a.id, Some(Duration::from_micros(10)), 1);
         let heavier = Claim { weight: 8, ..b.clone() };
         assert_eq!(q.reweigh(&heavier, 2), Reweighed::Busy);
-        assert_eq!(q.reweigh(&Claim { weight: 9, ..b }, 11), Reweighed::Busy, "more than there is");
+        assert_eq!(
+            q.reweigh(&Claim { weight: 9, ..b }, 11),
+            Reweighed::Busy,
+            "reweighed to more than the capacity"
+        );
         assert_eq!(q.reweigh(&heavier, 11), Reweighed::Done { token });
     }
 
     #[test]
-    fn resizing_down_takes_no_grant_away() {
+    fn reducing_the_capacity_revokes_no_grant() {
         let mut q = Queue::new(Kind::Semaphore, 3, true);
         let permit = |w| claim(Kind::Semaphore, w, 3);
         let held: Vec<_> = (0..3).map(|_| permit(1)).collect();
@@ -729,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_rise_over_a_clock_that_steps_back() {
+    fn tokens_increase_when_the_clock_steps_back() {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let mut last = 0;
         for stamp in [1_000, 999, 5, 2_000, 2_000] {

@@ -1,8 +1,8 @@
 //! The contract of stores. A store keeps the queues of locks.
 //!
-//! A store implements what needs its own atomicity and clock, and nothing else. Everything that is
-//! the same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
-//! implemented once, in the client. [`Store`] states the contract of each method. The suite
+//! A store implements only what depends on its own atomicity and clock. Everything that is the same
+//! for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is implemented
+//! once, in the client. [`Store`] states the contract of each method. The suite
 //! `leasehold::conformance` checks it, and [`kit`](crate::kit) has the building blocks.
 
 use std::fmt;
@@ -12,19 +12,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::words::claim::Claim;
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::limits::MAX_LEASE;
-use crate::words::name::Name;
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::limits::MAX_LEASE;
+use crate::types::name::Name;
+use crate::types::token::Token;
 
-pub use crate::words::answer::{
+pub use crate::types::answer::{
     ClaimInfo, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Reweighed, Signal, Standing,
     holders_of, mismatch,
 };
 
 pub(crate) mod above;
+pub(crate) mod addresses;
+pub(crate) mod encryption;
 pub(crate) mod features;
 mod guarantees;
 mod hints;
@@ -48,13 +50,13 @@ pub use memory::MemoryStore;
 
 /// A store of lock queues.
 ///
-/// Every call is **atomic** at the store and **settles first**: in one step, the store removes what
+/// Every call is **atomic** at the store and **settles first**. In one step, the store removes what
 /// has expired by its clock, grants what now fits, and then executes the call. Every call may be
 /// dropped at any await and repeated, because its effect is determined by the claim's ID alone.
 /// After an error it is *unknown* whether the call took effect.
 ///
 /// Calls are polled inside a tokio runtime: the caller's if there is one (which may have no timer
-/// and no I/O driver), otherwise the client's own. A panic in `renew` counts as an error.
+/// and no I/O driver), otherwise the client's own. A panic in `renew` is treated as an error.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the facts about the store that were collected when it was opened.
@@ -77,17 +79,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Renews holders and keeps the positions of waiters, many at once. Returns one result per
     /// claim, in order.
     ///
-    /// It never joins: a claim that is not in the queue is [`Renewal::Lost`]. A claim that could
-    /// not be checked, or that the store rejected, is [`Renewal::Unknown`]. If this is true for all
-    /// of them, the call may return an error instead.
+    /// It never adds a claim to a queue: for a claim that is not there, the result is
+    /// [`Renewal::Lost`]. A claim that could not be checked, or that the store rejected, is
+    /// [`Renewal::Unknown`]. If no claim has another result, the call may return an error instead.
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>>;
 
     /// Removes the claim from the queue, and grants the next claims that fit, in the same step.
     ///
     /// Idempotent. Unknown claims are not an error. With `keep`, the lock stays unavailable for
-    /// that long after a holder is removed. Returns whether the claim was in the queue: a holder
-    /// that was not has lost its lock before. A store whose driver may have sent the request more
-    /// than once returns `true` when in doubt.
+    /// that time after a holder is removed. Returns whether the claim was in the queue. If a
+    /// holder's claim was not, its lock had already been lost. A store whose driver may have sent
+    /// the request more than once returns `true` when in doubt.
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool>;
 
     /// Changes the weight of a granted claim to `claim.weight`, and grants the claims that now fit,
@@ -109,8 +111,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Waits until it may be worthwhile to poll again for a claim whose result was
     /// [`Joined::Waiting`].
     ///
-    /// It is a hint that may come late, early or never. It must not be lost if the change happens
-    /// between that result and this call. The call may be dropped and repeated.
+    /// The result is a hint that may come late, early or never. It must not be lost if the change
+    /// happens between that `Waiting` result and this call. The call may be dropped and repeated.
     ///
     /// A claim must be notified when a claim that blocks it leaves *or is granted*. (With a
     /// capacity above 1, watching only the departure of the predecessor loses notifications.)
@@ -119,11 +121,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the queue of one lock, or `None` if it is empty.
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>>;
 
-    /// Returns the holders of a lock: the one with this token, or at least the first
-    /// [100](crate::kit::LISTED_HOLDERS), and a cooldown. Waiters may be left out.
+    /// Returns the holders of a lock: the one with this token, or without a `token` at least the
+    /// first [100](crate::kit::LISTED_HOLDERS). Includes cooldowns. Waiters may be left out.
     ///
     /// It is called for errors, checks and progress, by many waiting or unsuccessful clients at
-    /// once. So a store with long queues should answer it without reading them.
+    /// once. So a store with long queues should answer it without reading whole queues.
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
         let _ = token;
         self.read(name).await
@@ -140,7 +142,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
 
-    /// Registers a client that is to be notified of evictions, for as long as `ear` exists.
+    /// Registers a client to notify of evictions while `ear` exists.
     ///
     /// Called once per client of the store, before its first claim. Notifications are hints, and a
     /// store need not send them: see [`Guarantees::evicted`].
@@ -151,12 +153,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Subscribes to these queues. The subscription reports that something may have changed: claims
     /// that joined, were granted or ended.
     ///
-    /// Returns `None` if the store cannot do so ([`Guarantees::followed`]). The caller polls
-    /// periodically then. Notifications are hints: a change that is only caused by the passing of
-    /// time may not be reported.
+    /// Returns `None` if the store cannot do so ([`Guarantees::followed`]). In that case, the
+    /// caller polls periodically. Notifications are hints: a change that is only caused by the
+    /// passing of time may not be reported.
     ///
     /// # Errors
-    /// Any error of the store. Nothing is subscribed then, and the call may be repeated.
+    /// Any error of the store. After an error, there is no subscription, and the call may be
+    /// repeated.
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
         let _ = queues;
         Ok(None)
@@ -166,20 +169,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// guarantees.
     ///
     /// # Errors
-    /// Any error of the store. The state of the store is unknown then.
+    /// Any error of the store. After an error, it is unknown how the store is configured.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
 
     /// Disconnects from the servers, if their protocol has a request for that, and releases what
-    /// was kept there for the next claim. The last call of a client.
+    /// the store keeps there for later claims, such as idle leases. A client calls this last.
     ///
-    /// It is optional. Without it the connections just break, and some servers log a warning. Other
-    /// clients may share the store, so later calls connect again.
+    /// Implementing it is optional. Without it, the connections are dropped, and some servers log a
+    /// warning. Other clients may share the store, so later calls connect again.
     async fn disconnect(&self) {}
 
     /// Returns the longest lease that the store can guarantee now. Claims that request a longer one
-    /// get this. If claims live in a session of the client, no lease can be longer than the
+    /// get this one. If claims live in a session of the client, no lease can be longer than the
     /// session.
     fn longest_lease(&self) -> Duration {
         MAX_LEASE
@@ -199,8 +202,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns what a caller's own transaction in the same store can check to see whether this
-    /// claim still holds the lock, if the store has that. No I/O.
+    /// Returns the key that a caller's own transaction in the same store can check to see whether
+    /// this claim still holds the lock, if the store has such a key. No I/O.
     ///
     /// # Errors
     /// - [`Lost`](crate::ErrorKind::Lost): the claim is known to be gone.
@@ -210,7 +213,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the file descriptor that keeps this client's holds alive while any process has it
     /// open. A child process that inherits it keeps holding the locks after this process ends.
-    /// `None` if the store has none.
+    /// `None` if the store has no such descriptor.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -233,11 +236,11 @@ impl dyn Store + '_ {
     }
 }
 
-/// Creates the error of a store that cannot change the weight of a hold.
+/// Creates the error for a store that cannot change the weight of a hold.
 pub fn cannot_reweigh(claim: &Claim) -> Error {
     let what = "this store cannot change a held lock from writing to reading or back";
     let hint = "release the lock, and acquire it again";
-    Error::new(ErrorKind::Unsupported, what).with_hint(hint).on(&claim.name)
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint).with_lock(&claim.name)
 }
 
 /// A key that exists at a store only while one claim holds the lock.

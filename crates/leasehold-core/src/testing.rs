@@ -1,8 +1,8 @@
 //! A store for tests of *your* program, in which time passes and faults happen on request.
 //!
 //! It is easy to test what a program does while it holds a lock. What it does when the lock is
-//! lost, when the store is unreachable or when an answer is lost usually shows in production, and
-//! no real server fails on request. With [`TestStore`], all of this happens in the test's own
+//! lost, when the store is unreachable or when an answer is lost usually shows only in production,
+//! and no real server fails on request. With [`TestStore`], all of this happens in the test's own
 //! process, in milliseconds:
 //!
 //! ```
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! The clients are the real ones, with their threads, deadlines and retries. Only the store is
-//! different. It keeps queues like `memory:`, with all kinds of locks, tokens, `at_least`,
+//! different. It keeps queues like `memory:`, with all kinds of locks, tokens, `min_hold`,
 //! `lock_delay` and eviction.
 //!
 //! To test a store of your own, use the suite that all stores pass (feature `conformance`).
@@ -36,13 +36,39 @@ use std::time::Duration;
 
 pub use faulty::{Fault, Faults, Faulty, Op};
 
-use crate::base::clock::Clock;
 use crate::lock::builder::Builder;
-use crate::lock::leasehold::Leasehold;
+use crate::lock::client::Client;
+use crate::lock::hold::Hold;
+use crate::lock::reweigh;
 use crate::store::{MemoryStore, Store};
-use crate::words::error::Result;
+use crate::types::error::Result;
+use crate::util::clock::Clock;
 
-/// A store for tests, and the clock of all its clients. Clones are the same store.
+/// Does the same as `WriteGuard::downgrade`, for the suites of stores. The caller keeps the hold.
+///
+/// # Cancel safety
+/// Not cancel safe: the operation may or may not have happened. The hold counts as a read hold.
+///
+/// # Errors
+/// The same as `WriteGuard::downgrade`.
+#[doc(hidden)]
+pub async fn downgrade(hold: &Hold) -> Result<()> {
+    reweigh::downgrade(hold).await
+}
+
+/// Does the same as `ReadGuard::try_upgrade`, for the suites of stores. The caller keeps the hold.
+///
+/// # Cancel safety
+/// Not cancel safe: the operation may or may not have happened. The hold counts as a read hold.
+///
+/// # Errors
+/// The same as `ReadGuard::try_upgrade`.
+#[doc(hidden)]
+pub async fn try_upgrade(hold: &Hold) -> Result<()> {
+    reweigh::try_upgrade(hold).await
+}
+
+/// A store for tests, and the clock of all its clients. Clones represent the same store.
 #[derive(Clone, Debug)]
 pub struct TestStore {
     clock: Clock,
@@ -61,11 +87,11 @@ impl TestStore {
         Ok(Self { clock, store: Arc::new(Faulty::around(inner)) })
     }
 
-    /// Creates a client of this store, like that of one process.
+    /// Creates a client of this store, as a separate process would have.
     ///
     /// # Errors
     /// The same as [`new`](Self::new).
-    pub fn client(&self) -> Result<Leasehold> {
+    pub fn client(&self) -> Result<Client> {
         self.client_with(Builder::default())
     }
 
@@ -78,21 +104,21 @@ impl TestStore {
     /// let store = TestStore::new()?;
     /// let acme = store.client_with(leasehold::builder().namespace("acme/"))?;
     /// let _guard = acme.mutex("order:42").lock().await?;
-    /// assert!(store.client()?.read("acme/order:42").await?.is_some());
+    /// assert!(store.client()?.inspect("acme/order:42").await?.is_some());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Errors
     /// The same as [`Builder::store`].
-    pub fn client_with(&self, builder: Builder) -> Result<Leasehold> {
+    pub fn client_with(&self, builder: Builder) -> Result<Client> {
         builder.clock(self.clock.clone()).store(self.store.clone())
     }
 
     /// Advances the clock of the store and all its clients, as if the machine had been suspended.
-    /// Leases, `max_hold`, `at_least` and `lock_delay` expire. Otherwise time passes normally.
+    /// Leases, `max_hold`, `min_hold` and `lock_delay` expire. Otherwise time passes normally.
     ///
-    /// Calls such as [`is_held`](crate::Guard::is_held) and [`remaining`](crate::Guard::remaining)
-    /// see the new time immediately. Waiting calls ([`lost`](crate::Guard::lost),
+    /// Calls such as [`is_held`](crate::Hold::is_held) and [`remaining`](crate::Hold::remaining)
+    /// see the new time immediately. Waiting calls ([`lost`](crate::Hold::lost),
     /// [`run`](crate::Mutex::run), waiting for a lock) are notified within about a second.
     ///
     /// ```
@@ -101,7 +127,7 @@ impl TestStore {
     /// use leasehold::testing::TestStore;
     /// let store = TestStore::new()?;
     /// let locks = store.client()?;
-    /// let hourly = locks.mutex("hourly").at_least(Duration::from_secs(3600));
+    /// let hourly = locks.mutex("hourly").min_hold(Duration::from_secs(3600));
     /// hourly.lock().await?.release().await?;
     /// assert!(hourly.try_lock().await.is_err()); // in a cooldown
     /// store.advance(Duration::from_secs(3601));
@@ -112,7 +138,7 @@ impl TestStore {
         self.clock.advance(by);
     }
 
-    /// Returns the faults of this store, with which a test injects them and counts calls.
+    /// Returns the [`Faults`] of this store, with which a test injects faults and counts calls.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -125,7 +151,7 @@ impl TestStore {
     /// // The lock is granted, but the reply is lost. The retry finds the same hold.
     /// store.faults().next(Op::Join, 1, Fault::ErrorAfter);
     /// let guard = locks.mutex("a").lock().await?;
-    /// assert_eq!(locks.read("a").await?.unwrap().claims.len(), 1);
+    /// assert_eq!(locks.inspect("a").await?.unwrap().claims.len(), 1);
     ///
     /// // The store is unreachable until it is healed.
     /// store.faults().freeze();
@@ -145,10 +171,10 @@ impl TestStore {
 mod tests {
     use super::*;
     use crate::client::lease::State;
-    use crate::words::error::{ErrorKind, LostReason};
+    use crate::types::error::{ErrorKind, LostReason};
 
     #[tokio::test]
-    async fn time_that_passes_ends_leases_and_what_a_lock_is_kept_for() {
+    async fn advancing_time_expires_leases_and_cooldowns() {
         let store = TestStore::new().unwrap();
         let (ours, theirs) = (store.client().unwrap(), store.client().unwrap());
         let guard = ours.mutex("a").lock().await.unwrap();
@@ -160,7 +186,7 @@ mod tests {
         assert!(next.token() > guard.token());
 
         let hour = Duration::from_secs(3600);
-        let hourly = ours.mutex("hourly").at_least(hour);
+        let hourly = ours.mutex("hourly").min_hold(hour);
         hourly.try_lock().await.unwrap().release().await.unwrap();
         store.advance(hour / 2);
         assert_eq!(hourly.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
@@ -169,22 +195,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_is_frozen_answers_nobody_and_nothing() {
+    async fn frozen_test_store_answers_no_requests() {
         let store = TestStore::new().unwrap();
         let locks = store.client().unwrap();
         store.faults().freeze();
         let short = Duration::from_millis(50);
-        let asked = tokio::time::timeout(short, locks.read("a")).await;
+        let asked = tokio::time::timeout(short, locks.inspect("a")).await;
         assert!(asked.is_err(), "{asked:?}");
         assert!(tokio::time::timeout(short, locks.list("")).await.is_err());
         assert_eq!(
             locks.mutex("a").lock_timeout(short).await.unwrap_err().kind(),
-            ErrorKind::Timeout
+            ErrorKind::Unreachable
         );
         store.faults().heal();
         assert!(locks.mutex("a").lock().await.unwrap().is_held());
         store.faults().next(Op::Ask, 1, Fault::ErrorBefore);
-        assert_eq!(locks.read("a").await.unwrap_err().kind(), ErrorKind::Unreachable);
-        assert!(locks.read("a").await.is_ok());
+        assert_eq!(locks.inspect("a").await.unwrap_err().kind(), ErrorKind::Unreachable);
+        assert!(locks.inspect("a").await.is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! `lock_in`, `once`, `versioned` and `fence::sql` in the transactions of every driver that a feature brings: the
-//! same cases for each, on real databases.
+//! The same tests of `lock_in`, `once`, `versioned` and `fence::sql` for the transactions of every
+//! driver that a feature enables, on real databases.
 
 #[macro_use]
 mod cases;
@@ -23,7 +23,7 @@ async fn mariadb() -> String {
     url
 }
 
-/// What is done outside of transactions, where the driver has a pool.
+/// Checks operations outside of transactions, if the driver has a pool.
 async fn outside(pool: &impl database::Pool) {
     database::install(pool).await.unwrap();
     for time in 1..=2 {
@@ -34,7 +34,7 @@ async fn outside(pool: &impl database::Pool) {
     }
     let lease = Duration::from_secs(2);
     let slow = once("slow").lease(lease).run(pool, |_| async {
-        tokio::time::sleep(lease * 3 / 2).await; // renewed meanwhile
+        tokio::time::sleep(lease * 3 / 2).await; // the lease is renewed during the sleep
         Ok::<_, Error>("slow".into())
     });
     assert_eq!(slow.await.unwrap(), Ran::First("slow".into()));
@@ -74,13 +74,13 @@ mod tokio_postgres {
     cases!();
 
     #[tokio::test]
-    async fn outside_of_transactions() {
+    async fn once_works_outside_of_transactions() {
         outside(&std::sync::Arc::new(client(&bed().await).await)).await;
     }
 
-    /// PostgreSQL infers types where it is told none: a text is no uuid to it.
+    /// PostgreSQL infers the type of an untyped parameter, and does not accept text for a uuid.
     #[tokio::test]
-    async fn types_of_the_databases_own() {
+    async fn database_specific_types_are_supported() {
         let mut client = client(&bed().await).await;
         let table = "CREATE TABLE u (id uuid PRIMARY KEY, small int, doc jsonb, price numeric, \
                      raw bytea, ok bool, part float4, version int NOT NULL)";
@@ -107,7 +107,7 @@ mod tokio_postgres {
     }
 }
 
-/// `sqlx` before 0.9.
+/// Defines the module for `sqlx` before 0.9.
 macro_rules! sqlx_08 {
     ($dialect:ident, $database:ident, $bed:ident) => {
         use super::*;
@@ -138,7 +138,7 @@ macro_rules! sqlx_08 {
         cases!();
 
         #[tokio::test]
-        async fn outside_of_transactions() {
+        async fn once_works_outside_of_transactions() {
             outside(&client(&bed().await).await).await;
         }
     };
@@ -152,7 +152,7 @@ mod sqlx_08_mysql {
     sqlx_08!(Mysql, MySql, mariadb);
 }
 
-/// `sea-orm`, on each of its databases.
+/// Defines the module for `sea-orm` on one of its databases.
 macro_rules! sea_orm {
     ($dialect:ident, $bed:ident, $of:ty) => {
         use super::*;
@@ -192,7 +192,7 @@ mod sea_orm_postgres {
     sea_orm!(Postgres, postgres, String);
 
     #[tokio::test]
-    async fn outside_of_transactions() {
+    async fn once_works_outside_of_transactions() {
         let connection = client(&bed().await).await;
         outside(connection.get_postgres_connection_pool()).await;
     }
@@ -203,7 +203,7 @@ mod sea_orm_mysql {
 }
 
 mod sea_orm_sqlite {
-    /// A database in a file, which is gone with its directory.
+    /// A database in a file, which is deleted with its directory.
     struct File(String, tempfile::TempDir);
 
     impl AsRef<str> for File {

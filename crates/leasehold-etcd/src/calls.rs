@@ -1,9 +1,9 @@
-//! The calls that the store is made of: one transaction, one range, many ranges.
+//! The requests that the store is built on: one transaction, one range, many ranges.
 
-use super::ask::{Found, OPERATIONS, op, out_of_step, ranged, revision_of};
 use super::client::{Answered, Client};
 use super::fault::Failure;
 use super::proto::{Op, RangeRequest, RangeResponse, TxnRequest, TxnResponse};
+use super::requests::{Found, OPERATIONS, op, out_of_step, ranged, revision_of};
 
 impl Client {
     pub(super) async fn txn(&self, txn: TxnRequest) -> Result<Answered<TxnResponse>, Failure> {
@@ -15,7 +15,7 @@ impl Client {
         Ok(answered.answer.into())
     }
 
-    /// Many ranges, as many in one transaction as go into it.
+    /// Reads many ranges, up to `OPERATIONS` of them per transaction.
     pub(super) async fn ranges(&self, all: Vec<RangeRequest>) -> Result<Vec<Found>, Failure> {
         let mut found = Vec::with_capacity(all.len());
         for some in all.chunks(OPERATIONS) {

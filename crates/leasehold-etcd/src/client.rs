@@ -1,25 +1,29 @@
-//! A small client of etcd's: one connection to one member at a time, and the next member when that
-//! one does not answer.
+//! A small client for etcd. It has one connection to one member at a time, and changes to the next
+//! member if this one does not respond.
 //!
-//! Every request that we send may be sent again to another member: what it does is decided by the
-//! keys that it names. [`Answered::repeated`] tells that an earlier sending may have been done, too.
+//! **Requests can be repeated.** Every request may be sent again to another member, because its
+//! effect depends only on the keys that it names. [`Answered::repeated`] is set if an earlier
+//! attempt may have been executed as well.
 //!
-//! A member that has lost its leader says so at once, since every request demands a leader. A member
-//! that was stopped says nothing: a request that is not answered within [`ANSWER`] condemns the
-//! connection, whose streams end with it, and the keep-alives that are under way on them.
+//! **Unreachable members.** A member that has lost its leader returns an error immediately, because
+//! every request demands a leader. A paused member does not respond. If a request is not answered
+//! within [`ANSWER`], the client condemns the connection. The streams of the connection end with
+//! it, and so do the keep-alives under way on them.
 //!
-//! So what a caller gave up sooner proves nothing: it may have been impatient, and a cluster may be slow.
-//! But nothing may be left of a silent connection because everybody is impatient. Where nothing at all
-//! was answered for [`DOUBT`], the connection is *asked*, by one small reading that needs a majority and
-//! that nobody gives up: if neither that nor anything else is answered until the silence is [`SILENCE`]
-//! long, it is condemned. The only member is left for a new connection to it: the network may have lost
-//! the old one without a word.
+//! **Callers that give up early.** A request that its caller dropped sooner proves nothing, because
+//! the caller may be impatient or the cluster slow. But a silent connection must not stay in use
+//! because all callers are impatient. If nothing was answered for [`DOUBT`], the client *probes*
+//! the connection by a small read that needs a majority and that no caller can drop. The connection
+//! is condemned if neither the probe nor anything else is answered until the silence is [`SILENCE`]
+//! long. If the URL has only one member, the client opens a new connection to it, because the
+//! network may have lost the old one without an error.
 //!
-//! Not the crate `etcd-client`: it builds its messages with `protoc`, which would have to be installed
-//! wherever leasehold is built; it says nothing of a member that is silent; and its keep-alive is to be
-//! watched from outside. The few messages that we send are written down in [`proto`](super::proto).
+//! **Why not the crate `etcd-client`.** It builds its messages with `protoc`, which would have to
+//! be installed wherever leasehold is built. It does not report a member that does not respond, and
+//! its keep-alives must be supervised by the caller. [`proto`](super::proto) defines the few
+//! messages that leasehold uses.
 //!
-//! Requests are polled by the caller; timers and connections live on the client's own runtime.
+//! Requests are polled by the caller. Timers and connections live on the client's own runtime.
 
 use leasehold_core::kit::locked;
 use std::fmt;
@@ -39,55 +43,56 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::ask;
 use super::fault::{Failure, cause, unreachable};
 use super::proto::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, StatusRequest,
     StatusResponse,
 };
+use super::requests;
 use super::url::{Credentials, EtcdUrl};
 use leasehold_core::kit::Tls;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// How long one member may take to answer where there is another.
+/// Time limit for a reply if the URL has other members.
 pub(super) const ANSWER: Duration = Duration::from_millis(1_500);
-/// How long the only member may.
+/// Time limit for a reply if the URL has a single member.
 const ANSWER_ALONE: Duration = Duration::from_secs(5);
-/// For how long nothing was answered before the connection is asked whether it is still there.
+/// Time without any reply after which the connection is probed.
 const DOUBT: Duration = Duration::from_millis(250);
-/// For how long nothing was answered when it is given up.
+/// Time without any reply after which the connection is condemned.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long it has at least to answer that it is there.
+/// Minimum time limit for the reply to a probe. A request that is not answered within this time
+/// starts a probe.
 const PROOF: Duration = Duration::from_millis(500);
 
-/// What a member tells of itself.
+/// The method that returns the status of a member.
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
-/// Requests to a cluster.
+/// A client that sends requests to an etcd cluster.
 pub(super) struct Client {
     endpoints: Vec<Endpoint>,
-    /// The key that is read to see whether somebody answers.
+    /// The key that a probe reads.
     probed: Vec<u8>,
     credentials: Option<Credentials>,
     runtime: Handle,
     current: Mutex<Current>,
-    /// The generation of the current connection, for those who live on it.
+    /// The generation of the current connection. Streams on a connection watch it.
     moved: watch::Sender<u64>,
-    /// One authenticates for all: it costs etcd a tenth of a second.
+    /// Lets one task authenticate for all, because authentication costs etcd a tenth of a second.
     authenticating: tokio::sync::Mutex<()>,
     sent: AtomicU64,
     quiet: Mutex<Quiet>,
-    /// What the tasks have of us that ask a connection.
+    /// Handle for the tasks that probe a connection.
     me: Weak<Self>,
 }
 
-/// Since when the current member says nothing.
+/// Since when the current member has not responded.
 struct Quiet {
-    /// It last answered something.
-    heard: Instant,
-    /// Since then, it was first asked something.
+    /// Time of the last reply.
+    last_reply: Instant,
+    /// Time of the first request since the last reply.
     asked: Option<Instant>,
-    /// A task asks whether it is there.
+    /// Whether a task is probing the connection.
     doubted: bool,
 }
 
@@ -96,7 +101,7 @@ struct Current {
     at: usize,
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
-    /// The cluster has no users, whatever the URL says.
+    /// Whether the cluster has authentication disabled, even if the URL names a user.
     no_users: bool,
 }
 
@@ -108,11 +113,12 @@ pub(super) struct Connection {
     token: Option<MetadataValue<Ascii>>,
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug)]
 pub(super) struct Answered<A> {
     pub(super) answer: A,
-    /// An earlier sending of the same request was not answered, and may yet be done.
+    /// Whether the same request was sent before without a reply. The earlier one may still be
+    /// executed.
     pub(super) repeated: bool,
 }
 
@@ -123,11 +129,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects with the first request.
+    /// Creates a client. It connects at the first request.
     pub(super) fn new(url: &EtcdUrl, runtime: &Handle) -> Result<Arc<Self>> {
         let endpoints = url.endpoints.iter().map(|e| endpoint(e, url.tls.as_ref()));
         let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
-        // Not all clients of one URL to the same member.
+        // The clients of one URL should not all use the same member.
         let dice = leasehold_core::ClaimId::random()?.as_u128();
         let at = usize::try_from(dice % endpoints.len().max(1) as u128).unwrap_or(0);
         let Some(first) = endpoints.get(at) else {
@@ -145,7 +151,7 @@ impl Client {
             moved: watch::Sender::new(0),
             authenticating: tokio::sync::Mutex::new(()),
             sent: AtomicU64::new(0),
-            quiet: Mutex::new(Quiet { heard: Instant::now(), asked: None, doubted: false }),
+            quiet: Mutex::new(Quiet { last_reply: Instant::now(), asked: None, doubted: false }),
             me: me.clone(),
         }))
     }
@@ -154,7 +160,7 @@ impl Client {
         &self.runtime
     }
 
-    /// How many requests were sent, those on streams included.
+    /// Returns how many requests were sent, including those on streams.
     pub(super) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -168,13 +174,13 @@ impl Client {
         locked(&self.current)
     }
 
-    /// The generation of the connection in use, and which member of the URL it is to.
+    /// Returns the generation of the current connection, and the index of its member in the URL.
     pub(super) fn place(&self) -> (u64, usize) {
         let current = self.current();
         (current.generation, current.at)
     }
 
-    /// The connection in use, with our user's token.
+    /// Returns the current connection, with the auth token of the user.
     pub(super) async fn connection(&self) -> Result<Connection, Failure> {
         let ready = |current: &Current| {
             let known = self.credentials.is_none() || current.token.is_some() || current.no_users;
@@ -201,7 +207,7 @@ impl Client {
 
     async fn authenticate(&self) -> Result<(), Failure> {
         let Some(Credentials { user, password }) = &self.credentials else { return Ok(()) };
-        let request = AuthenticateRequest { name: user.clone(), password: password.clone() };
+        let request = AuthenticateRequest { name: user.clone(), password: password.now() };
         let connection = {
             let current = self.current();
             let (generation, channel) = (current.generation, current.channel.clone());
@@ -214,6 +220,12 @@ impl Client {
                 self.current().no_users = true;
                 return Ok(());
             }
+            // The password is being changed, and the file will soon contain the new one.
+            Err(Failure::Final(error))
+                if error.kind() == ErrorKind::Denied && password.is_changeable() =>
+            {
+                return Err(Failure::Slow(password.rejected("etcd", error)));
+            }
             Err(failure) => {
                 if matches!(failure, Failure::Passing(_)) {
                     self.condemn(connection.generation);
@@ -225,23 +237,24 @@ impl Client {
             let what = "etcd issued an invalid auth token";
             Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint("report this as a bug"))
         })?;
+        password.accepted();
         self.current().token = Some(token);
         Ok(())
     }
 
-    /// Whether the cluster has users now, the next request finds out.
+    /// Makes the next request check again whether the cluster has users.
     pub(super) fn forget_no_users(&self) {
         self.current().no_users = false;
     }
 
-    /// Forgets our user's token, so that the next request gets a new one.
+    /// Forgets the user's auth token, so that the next request gets a new one.
     pub(super) fn forget_token(&self) {
         let mut current = self.current();
         current.token = None;
         current.no_users = false;
     }
 
-    /// Leaves a connection that is no good for the next member.
+    /// Abandons a connection that does not work, and changes to the next member.
     pub(super) fn condemn(&self, generation: u64) {
         let mut current = self.current();
         if current.generation != generation {
@@ -258,15 +271,15 @@ impl Client {
         self.moved.send_replace(now);
     }
 
-    /// Resolves when this connection is not the current one any more.
+    /// Waits until another connection is the current one.
     pub(super) async fn condemned(&self, generation: u64) {
         let mut moved = self.moved.subscribe();
-        // The sender is ours.
+        // `self` owns the sender, so the channel cannot close.
         let _ = moved.wait_for(|now| *now != generation).await;
     }
 
-    /// Sends a request until a member answers it; each member is asked once, and one whose
-    /// connection or token had gone stale once more.
+    /// Sends a request until a member answers it, and changes to another member if one does not
+    /// respond. Makes at most one attempt more than there are members.
     pub(super) async fn call<Q, A>(
         &self,
         path: &'static str,
@@ -283,7 +296,8 @@ impl Client {
             let tried = match self.connection().await {
                 Ok(connection) => {
                     match self.once(&connection, path, request.clone()).await {
-                        // Another member may be faster; the only one is no faster on a new connection.
+                        // Another member may be faster. A single member is not faster on a new
+                        // connection.
                         Err(Failure::Slow(error)) if self.endpoints.len() > 1 => {
                             Err(Failure::Passing(error))
                         }
@@ -301,7 +315,7 @@ impl Client {
             match tried {
                 Ok(answer) => return Ok(Answered { answer, repeated }),
                 Err(Failure::Passing(_)) if left > 0 => {}
-                // Who has no user has no other token to come with.
+                // Without a user, no other token can be requested.
                 Err(Failure::Token(_)) if left > 0 && self.credentials.is_some() => {
                     self.forget_token();
                 }
@@ -310,8 +324,9 @@ impl Client {
         }
     }
 
-    /// What each member of the URL says of itself, asked all at once, each on its own connection;
-    /// `None` for one that says nothing in time, or that it has no leader.
+    /// Returns the status of each member in the URL. Queries all members at the same time, each on
+    /// its own connection. The status is `None` if a member does not respond in time or has no
+    /// leader.
     pub(super) async fn each(&self, limit: Duration) -> Vec<(String, Option<StatusResponse>)> {
         let token = self.connection().await.ok().and_then(|connection| connection.token);
         let (at, ours) = {
@@ -326,21 +341,21 @@ impl Client {
                 match tokio::time::timeout(limit, asked).await {
                     Ok(Ok(status)) => Some(status),
                     Err(_) | Ok(Err(Failure::Passing(_))) => None,
-                    // It is there, and does not tell everybody.
+                    // The member is reachable, but refuses to report its status to this user.
                     Ok(Err(_)) => Some(StatusResponse::default()),
                 }
             });
             (endpoint.uri().authority().map(ToString::to_string).unwrap_or_default(), answered)
         };
         let asked: Vec<_> = self.endpoints.iter().enumerate().map(ask).collect();
-        let mut told = Vec::with_capacity(asked.len());
+        let mut answers = Vec::with_capacity(asked.len());
         for (member, answered) in asked {
-            told.push((member, answered.await.unwrap_or_default()));
+            answers.push((member, answered.await.unwrap_or_default()));
         }
-        told
+        answers
     }
 
-    /// One request on one connection.
+    /// Sends one request on one connection.
     async fn once<Q, A>(
         &self,
         connection: &Connection,
@@ -355,29 +370,29 @@ impl Client {
         self.in_time(connection.generation, connection.unary(path, request)).await
     }
 
-    /// What is not answered in time condemns its connection.
+    /// Limits the time of a request. If it is not answered in time, its connection is condemned.
     pub(super) async fn in_time<T>(
         &self,
         generation: u64,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let since = Instant::now();
-        self.while_heard(generation, &|| since, work).await
+        self.while_replying(generation, &|| since, work).await
     }
 
-    /// The same for one of many that are answered one after the other: silence counts from when any
-    /// of them was `heard`.
-    pub(super) async fn while_heard<T>(
+    /// Limits the time of one of many requests that are answered one after the other. Silence is
+    /// measured from the last reply to any of them, whose time `last_reply` returns.
+    pub(super) async fn while_replying<T>(
         &self,
         generation: u64,
-        heard: &(dyn Fn() -> Instant + Sync),
+        last_reply: &(dyn Fn() -> Instant + Sync),
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let mut since = Instant::now();
         self.quiet().asked.get_or_insert(since);
-        let mut asked = Asked { client: self, generation, given_up: true };
+        let mut in_flight = InFlight { client: self, generation, given_up: true };
         let mut work = pin!(work);
-        // The only member may take its time as long as nobody gives up.
+        // A single member gets its full time, as long as no caller gives up.
         let alone = self.endpoints.len() == 1;
         let limit = if alone { ANSWER_ALONE } else { ANSWER };
         let mut doubted = alone;
@@ -397,28 +412,28 @@ impl Client {
                 }
                 () = sleep => {}
             }
-            if heard() <= since && !std::mem::replace(&mut doubted, true) {
+            if last_reply() <= since && !std::mem::replace(&mut doubted, true) {
                 self.doubt(generation);
-            } else if heard() <= since {
+            } else if last_reply() <= since {
                 self.condemn(generation);
                 let what = format!("no response within {limit:?}");
                 break Err(Failure::Passing(unreachable(what)));
             } else {
-                (since, doubted) = (heard(), alone);
+                (since, doubted) = (last_reply(), alone);
             }
         };
-        asked.given_up = false;
+        in_flight.given_up = false;
         answer
     }
 
-    /// The current member has answered something.
+    /// Records that the current member has answered something.
     pub(super) fn has_answered(&self) {
         let mut quiet = self.quiet();
-        (quiet.heard, quiet.asked) = (Instant::now(), None);
+        (quiet.last_reply, quiet.asked) = (Instant::now(), None);
     }
 
-    /// Somebody gave up waiting for this connection. If it has answered nothing for some time, it is
-    /// asked whether it is there, by one for all.
+    /// Probes this connection, because a caller gave up waiting for a reply. Does nothing unless
+    /// the member has answered nothing for some time. One task probes for all callers.
     fn doubt(&self, generation: u64) {
         let connection = {
             let current = self.current();
@@ -437,22 +452,22 @@ impl Client {
             silent
         };
         let (me, limit) = (self.me.clone(), SILENCE.saturating_sub(silent).max(PROOF));
-        let read = RangeRequest { keys_only: true, ..ask::get(self.probed.clone()) };
+        let read = RangeRequest { keys_only: true, ..requests::get(self.probed.clone()) };
         self.count_sent();
         self.runtime.spawn(async move {
             let begun = Instant::now();
             let proof = connection.unary::<_, RangeResponse>("/etcdserverpb.KV/Range", read);
             let proof = tokio::time::timeout(limit, proof).await;
             let Some(client) = me.upgrade() else { return };
-            let heard = {
+            let has_replied = {
                 let mut quiet = client.quiet();
                 quiet.doubted = false;
-                quiet.heard > begun
+                quiet.last_reply > begun
             };
             match proof {
-                Err(_) if heard => {}
+                Err(_) if has_replied => {}
                 Err(_) | Ok(Err(Failure::Passing(_))) => client.condemn(generation),
-                // Refused is answered, too.
+                // An error reply also proves that the member is reachable.
                 Ok(_) if client.current().generation == generation => client.has_answered(),
                 Ok(_) => {}
             }
@@ -464,7 +479,7 @@ impl Client {
         locked(&self.quiet)
     }
 
-    /// Opens a stream of requests and answers. It is open once something was answered.
+    /// Opens a stream of requests and replies, and returns it when the server begins to reply.
     pub(super) async fn stream<Q, A>(
         &self,
         connection: &Connection,
@@ -485,7 +500,7 @@ impl Client {
 }
 
 impl Connection {
-    /// Sends a request, and gives its answer whenever it comes.
+    /// Sends a request and returns its reply, without a time limit.
     async fn unary<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Failure>
     where
         Q: Message + 'static,
@@ -502,7 +517,7 @@ impl Connection {
     fn with_metadata<Q>(&self, request: Q) -> Request<Q> {
         let mut request = Request::new(request);
         let metadata = request.metadata_mut();
-        // A member without a leader must say so, and not let us wait.
+        // A member without a leader must return an error instead of blocking the request.
         metadata.insert("hasleader", MetadataValue::from_static("true"));
         if let Some(token) = &self.token {
             metadata.insert("token", token.clone());
@@ -511,14 +526,14 @@ impl Connection {
     }
 }
 
-/// A request under way. Dropped, its caller has given it up.
-struct Asked<'a> {
+/// A request under way. If this value is dropped before the reply, the caller has given up.
+struct InFlight<'a> {
     client: &'a Client,
     generation: u64,
     given_up: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if self.given_up {
             self.client.doubt(self.generation);
@@ -534,7 +549,7 @@ fn connect(endpoint: &Endpoint, runtime: &Handle) -> Channel {
 fn endpoint(url: &str, tls: Option<&Tls>) -> Result<Endpoint> {
     let config = |why: String| Error::new(ErrorKind::Config, why);
     let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|e| config(format!("invalid member address {url:?}")).because(cause(&e)))?
+        .map_err(|e| config(format!("invalid member address {url:?}")).with_source(cause(&e)))?
         .connect_timeout(ANSWER)
         .tcp_nodelay(true);
     match tls {

@@ -4,11 +4,11 @@ use std::fmt;
 
 use prost::Message;
 
-use super::ask::still;
+use super::requests::still;
 use leasehold_core::kit::ownership;
-use leasehold_core::{Guard, Result, Token};
+use leasehold_core::{Hold, Result, Token};
 
-/// What URLs of the store begin with, as a word for its kind.
+/// The scheme of the store's URLs.
 pub(super) const SCHEME: &str = "etcd";
 
 /// The condition that a lock is still held, for an etcd transaction: one key has one create
@@ -21,13 +21,13 @@ pub(super) const SCHEME: &str = "etcd";
 /// With a lock delay the condition stays true until the delay is over, because no other client can
 /// acquire the lock before.
 ///
-/// It is plain data and works with any etcd client. With the official Go client, use
-/// `clientv3.Compare(clientv3.CreateRevision(key), "=", revision)`. With `etcdctl txn`, use its
-/// [`Display`](fmt::Display) form. For a client that is generated from etcd's protocol files,
-/// [`to_protobuf`](Self::to_protobuf) returns the message `etcdserverpb.Compare`.
+/// The condition is plain data and works with any etcd client. With the official Go client, use
+/// `clientv3.Compare(clientv3.CreateRevision(key), "=", revision)`. With `etcdctl txn`, use the
+/// condition's [`Display`](fmt::Display) form. For a client that is generated from etcd's protocol
+/// files, [`to_protobuf`](Self::to_protobuf) returns the message `etcdserverpb.Compare`.
 ///
-/// It contains the key of the claim. Anyone who knows the key and may write to etcd can delete it
-/// and so release the lock.
+/// The condition contains the key of the claim. Anyone who knows the key and may write to etcd can
+/// delete it and so release the lock.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdCompare {
@@ -81,7 +81,7 @@ pub trait EtcdGuardExt {
     /// Returns the condition that this lock is still held, for your own transaction in the same
     /// etcd.
     ///
-    /// It does no I/O: etcd evaluates the condition when it runs the transaction.
+    /// This call does no I/O: etcd evaluates the condition when it runs the transaction.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold::Result<()> {
@@ -99,10 +99,10 @@ pub trait EtcdGuardExt {
     fn etcd_compare(&self) -> Result<EtcdCompare>;
 }
 
-impl EtcdGuardExt for Guard {
+impl EtcdGuardExt for Hold {
     fn etcd_compare(&self) -> Result<EtcdCompare> {
         let key = ownership(self, SCHEME, "etcd_compare")?;
-        Ok(EtcdCompare::new(key, self.token()))
+        Ok(EtcdCompare::new(key, self.grant()))
     }
 }
 
@@ -110,8 +110,9 @@ impl EtcdGuardExt for Guard {
 mod tests {
     use super::*;
 
+    // S90
     #[test]
-    fn s90_a_key_is_only_a_key_in_a_transaction() {
+    fn key_is_escaped_in_a_transaction() {
         let key = "a\") = \"1\n\u{e9}\\/1f".as_bytes().to_vec();
         let compare = EtcdCompare { key, create_revision: 42 };
         let shown = "create(\"a\\\") = \\\"1\\x0a\\xc3\\xa9\\\\/1f\") = \"42\"";

@@ -1,4 +1,4 @@
-//! What is wrong with an etcd cluster: see [`leasehold_core::doctor`].
+//! Checks an etcd cluster. See [`leasehold_core::doctor`].
 
 use super::client::{ANSWER, Client};
 use super::fault::Failure;
@@ -13,26 +13,26 @@ use leasehold_core::doctor::Finding;
 /// etcd's number for the alarm that its database is full.
 const NO_SPACE: i32 = 1;
 
-/// Asks the cluster. `members`: how many it has that vote.
+/// Checks the cluster. `members` is the number of voting members.
 pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Finding>, Failure> {
     let mut found: Vec<Finding> = number(members).into_iter().collect();
     let each = client.each(ANSWER).await;
-    let told = each.iter().filter_map(|(_, status)| status.as_ref());
-    // One that is too old is enough, whichever it is.
-    found.extend(told.filter_map(|status| version(members, &status.version)).next());
+    let statuses = each.iter().filter_map(|(_, status)| status.as_ref());
+    // One finding is enough, even if several members run an old version.
+    found.extend(statuses.filter_map(|status| version(members, &status.version)).next());
     let silent = each.into_iter().filter(|(_, status)| status.is_none());
     found.extend(silent.map(|(member, _)| {
         Finding::weak(
             "member-down",
             format!("the member {member} does not respond, or has no leader"),
             "if another member fails, there may be no majority, and no lock can be acquired",
-            "start it or fix its network; if it is gone for good, replace it in the cluster and \
-             in the URL",
+            "start the member or fix its network; if it is permanently lost, replace it in the \
+             cluster and in the URL",
         )
     }));
     match alarms(client).await {
         Ok(alarms) => found.extend(alarms),
-        // Who may not ask learns of it when a lock cannot be written.
+        // A user without this permission finds out about an alarm when a lock cannot be written.
         Err(Failure::Final(error)) if error.kind() == ErrorKind::Denied => {}
         Err(failure) => return Err(failure),
     }
@@ -43,7 +43,7 @@ pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Find
 }
 
 fn version(members: usize, version: &str) -> Option<Finding> {
-    // With one member there is no other leader.
+    // With one member, no other leader is possible.
     let is_old = members > 1 && !version.is_empty() && !ignores_old_leaders(version);
     is_old.then(|| {
         let shown: String = version.chars().filter(|c| !c.is_control()).take(40).collect();
@@ -58,14 +58,14 @@ fn version(members: usize, version: &str) -> Option<Finding> {
     })
 }
 
-/// Asks for a lease of a second, to see what it becomes.
+/// Requests a lease of one second, and returns how many seconds the cluster grants.
 async fn shortest_lease(client: &Client) -> Result<i64, Failure> {
     let path = "/etcdserverpb.Lease/LeaseGrant";
     let grant = LeaseGrantRequest { ttl: 1 };
     let granted = client.call::<_, LeaseGrantResponse>(path, grant).await?.answer;
     let path = "/etcdserverpb.Lease/LeaseRevoke";
     let revoke = LeaseRevokeRequest { id: granted.id };
-    // It ends by itself in a moment.
+    // If this fails, the lease soon expires on its own.
     let _ = client.call::<_, LeaseRevokeResponse>(path, revoke).await;
     Ok(granted.ttl)
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_versions_are_told_where_there_are_other_leaders() {
+    fn old_versions_are_reported_only_for_clusters() {
         let told = version(3, "3.5.12").unwrap();
         assert!(told.id == "version" && told.what.contains("3.5.12"));
         assert!(version(1, "3.5.12").is_none());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cluster_makes_of_a_second_is_told() {
+    fn cluster_size_and_shortest_lease_are_reported() {
         assert!(shortest(1).is_none());
         assert!(shortest(2).unwrap().what.contains("2 s"));
         let ids = [1, 2, 3, 4, 5].map(|n| number(n).map(|f| f.id));

@@ -1,25 +1,26 @@
-//! What etcd's errors mean: whether to ask another member, and one line that says what to do.
+//! Maps etcd's errors to failures. They determine whether to try another member, and carry a hint
+//! for the user.
 
 use tonic::{Code, Status};
 
 use leasehold_core::{Error, ErrorKind};
 
-/// The error for keys that this user may not access, before it is known which.
-const CLOSED: &str = "this etcd user may not read and write leasehold's keys";
+/// The error for keys that this user may not access, before the key prefix is known.
+const CLOSED: &str = "this etcd user needs read and write access to leasehold's keys";
 
-/// Names the keys that we are not let at: those that begin with this.
+/// Adds the key prefix to an error for keys that this user may not access.
 pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
     match failure {
         Failure::Final(error) if error.to_string().contains(CLOSED) => {
             let prefix: String = prefix.chars().take(80).collect();
             let what = format!(
-                "this etcd user may not read and write the keys that begin with {prefix:?}"
+                "this etcd user needs read and write access to the keys that begin with {prefix:?}"
             );
             let hint =
                 format!("run `etcdctl role grant-permission ROLE readwrite {prefix:?} --prefix`");
             let denied = Error::new(ErrorKind::Denied, what).with_hint(hint);
             Failure::Final(match std::error::Error::source(&error) {
-                Some(why) => denied.because(why.to_string()),
+                Some(why) => denied.with_source(why.to_string()),
                 None => denied,
             })
         }
@@ -27,7 +28,7 @@ pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
     }
 }
 
-/// What a member says that is there, and has its leader, and cannot keep up.
+/// Errors of a member that is reachable and has a leader, but is overloaded.
 const SLOW: [&str; 3] = [
     "etcdserver: request timed out",
     "etcdserver: request timed out, waiting for the applied index took too long",
@@ -37,15 +38,16 @@ const SLOW: [&str; 3] = [
 /// A request that failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// This member does not answer, or cannot: another one may. What was sent may have been done.
+    /// This member does not respond, or cannot execute the request, but another member may. The
+    /// request may have been executed.
     Passing(Error),
-    /// This member answered, that it has more to do than it can. What was sent may have been done.
+    /// This member is overloaded. The request may have been executed.
     Slow(Error),
-    /// The lease that was named is over.
+    /// The lease in the request has expired.
     NoLease,
-    /// Our user's token is not good any more; nothing was done.
+    /// The user's auth token is not valid any more. The request was not executed.
     Token(Error),
-    /// Asking again does not help.
+    /// The request would fail again if it were repeated.
     Final(Error),
 }
 
@@ -75,13 +77,13 @@ impl From<Status> for Failure {
         let text = status.message();
         let is_etcds = text.starts_with("etcdserver:") || text.starts_with("auth:");
         let last = |kind, what: &str, hint: &str| {
-            Self::Final(Error::new(kind, what).with_hint(hint).because(shown(&status)))
+            Self::Final(Error::new(kind, what).with_hint(hint).with_source(shown(&status)))
         };
         match status.code() {
             Code::NotFound if text.contains("lease not found") => Self::NoLease,
             Code::Unauthenticated => Self::Token(
                 Error::new(ErrorKind::Denied, "etcd rejected this user's auth token")
-                    .with_hint("check user and password in the URL"),
+                    .with_hint("check the user name and password in the URL"),
             ),
             Code::InvalidArgument if text.contains("revision of auth store is old") => {
                 let what = "etcd's users or roles have just changed";
@@ -92,11 +94,13 @@ impl From<Status> for Failure {
                 "etcd rejected the user name or the password",
                 "check the URL: etcd://user:password@host",
             ),
-            // Users were enabled after we had learnt that there are none, or we have none to tell.
+            // Either authentication was enabled after the client found it disabled, or the URL has
+            // no user.
             Code::InvalidArgument if text.contains("user name is empty") => {
-                let error = Error::new(ErrorKind::Denied, "etcd requires a user name")
-                    .with_hint("put user and password into the URL: etcd://user:password@host");
-                Self::Token(error.because(shown(&status)))
+                let error = Error::new(ErrorKind::Denied, "etcd requires a user name").with_hint(
+                    "put the user name and password into the URL: etcd://user:password@host",
+                );
+                Self::Token(error.with_source(shown(&status)))
             }
             Code::PermissionDenied => last(
                 ErrorKind::Denied,
@@ -124,14 +128,15 @@ impl From<Status> for Failure {
                 "etcd reports that its data is damaged",
                 "run `etcdctl alarm list`, and replace the damaged member",
             ),
-            // A learner's refusal (etcd 3.6), or one of a member that is just no leader any more.
+            // A learner (etcd 3.6) or a member that has just lost its leadership refuses the
+            // request.
             Code::FailedPrecondition if text.contains("learner") || text.contains("leader") => {
                 Self::Passing(unreachable(shown(&status)))
             }
             Code::Unavailable | Code::ResourceExhausted if SLOW.contains(&text) => {
                 let error = Error::new(ErrorKind::Unreachable, "etcd is overloaded")
                     .with_hint("reduce its load, or give it faster disks or CPUs");
-                Self::Slow(error.because(shown(&status)))
+                Self::Slow(error.with_source(shown(&status)))
             }
             Code::Unavailable
             | Code::DeadlineExceeded
@@ -146,31 +151,31 @@ impl From<Status> for Failure {
     }
 }
 
-/// Nobody answers.
+/// Returns the error for a cluster in which no member responds.
 pub(super) fn unreachable(why: String) -> Error {
-    let hint =
-        "check that a majority of the cluster is running, and the hosts and ports in the URL";
-    Error::new(ErrorKind::Unreachable, "no etcd member responds").with_hint(hint).because(why)
+    let hint = "check that a majority of the cluster is running, and check the hosts and ports in \
+                the URL";
+    Error::new(ErrorKind::Unreachable, "no etcd member responds").with_hint(hint).with_source(why)
 }
 
-/// Nobody answers over TLS. A member that misses a client's certificate, or does not accept it, only
-/// closes the connection as seen from here.
+/// Adds a hint about client certificates to the error of [`unreachable`]. If a member requires
+/// another client certificate, it only closes the connection, so the client sees no other error.
 pub(super) fn over_tls(error: Error) -> Error {
     if error.kind() != ErrorKind::Unreachable {
         return error;
     }
-    let hint = "check that a majority of the cluster is running, and the hosts and ports in the \
-                URL; if etcd requires client certificates, set cert= and key= in the URL, signed \
-                by an authority that etcd trusts";
+    let hint = "check that a majority of the cluster is running, and check the hosts and ports in \
+                the URL; if etcd requires client certificates, set cert= and key= in the URL, \
+                signed by an authority that etcd trusts";
     let refused = Error::new(ErrorKind::Unreachable, "no etcd member responds over TLS");
     let refused = refused.with_hint(hint);
     match std::error::Error::source(&error) {
-        Some(why) => refused.because(why.to_string()),
+        Some(why) => refused.with_source(why.to_string()),
         None => refused,
     }
 }
 
-/// The deepest cause, on one line.
+/// Returns the deepest cause, on one line.
 fn shown(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = std::error::Error::source(status);
@@ -181,7 +186,7 @@ fn shown(status: &Status) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
-/// The deepest cause, on one line.
+/// Returns the deepest cause, on one line.
 pub(super) fn cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -194,8 +199,9 @@ pub(super) fn cause(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
 
+    // F47
     #[test]
-    fn f47_what_a_learner_refuses_another_member_may_do() {
+    fn request_refused_by_a_learner_is_tried_on_another_member() {
         for (code, text) in [
             (Code::Unavailable, "etcdserver: rpc not supported for learner"),
             (Code::FailedPrecondition, "etcdserver: rpc not supported for learner"),
@@ -206,8 +212,9 @@ mod tests {
         }
     }
 
+    // S92
     #[test]
-    fn s92_a_member_that_is_slow_is_there() {
+    fn slow_member_is_not_unreachable() {
         for (code, text, slow) in [
             (Code::Unavailable, SLOW[1], true),
             (Code::ResourceExhausted, SLOW[2], true),
@@ -224,11 +231,51 @@ mod tests {
         }
     }
 
+    /// Waiters and elections continue after transient errors, and end at all others. Requests that
+    /// need another token are repeated before that.
     #[test]
-    fn f12_a_request_without_a_token_is_sent_again_with_one() {
+    fn etcd_errors_map_to_the_right_kind() {
+        for (code, text, kind) in [
+            (Code::Unavailable, "etcdserver: leader changed", ErrorKind::Unreachable),
+            (Code::Unavailable, "etcdserver: no leader", ErrorKind::Unreachable),
+            (Code::Unavailable, "etcdserver: server stopped", ErrorKind::Unreachable),
+            (Code::Unavailable, "etcdserver: unhealthy cluster", ErrorKind::Unreachable),
+            (Code::Unavailable, "etcdserver: request timed out", ErrorKind::Unreachable),
+            (Code::Unavailable, "transport is closing", ErrorKind::Unreachable),
+            (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Unreachable),
+            (Code::ResourceExhausted, "grpc: received message too large", ErrorKind::Unreachable),
+            (Code::DeadlineExceeded, "context deadline exceeded", ErrorKind::Unreachable),
+            (Code::Cancelled, "context canceled", ErrorKind::Unreachable),
+            (Code::Unknown, "raft proposal dropped", ErrorKind::Unreachable),
+            (Code::Internal, "h2 protocol error", ErrorKind::Unreachable),
+            (Code::NotFound, "etcdserver: requested lease not found", ErrorKind::Unreachable),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::Full),
+            (Code::PermissionDenied, "etcdserver: permission denied", ErrorKind::Denied),
+            (Code::OutOfRange, "etcdserver: too large lease TTL", ErrorKind::Config),
+            (Code::Unimplemented, "unknown service etcdserverpb.KV", ErrorKind::Config),
+            (Code::DataLoss, "etcdserver: corrupt cluster", ErrorKind::Corrupt),
+        ] {
+            let error = Error::from(Failure::from(Status::new(code, text)));
+            assert_eq!(error.kind(), kind, "{text}: {error}");
+        }
+        for (code, text) in [
+            (Code::Unauthenticated, "etcdserver: invalid auth token"),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+        ] {
+            let failure = Failure::from(Status::new(code, text));
+            assert!(matches!(failure, Failure::Token(_)), "{text}: {failure:?}");
+        }
+    }
+
+    // F12
+    #[test]
+    fn request_without_auth_token_is_retried_with_one() {
         let failure = Failure::from(Status::invalid_argument("etcdserver: user name is empty"));
         let Failure::Token(error) = failure else { panic!("{failure:?}") };
         assert_eq!(error.kind(), ErrorKind::Denied);
-        assert!(format!("{error:#}").contains("put user and password into the URL"), "{error}");
+        assert!(
+            format!("{error:#}").contains("put the user name and password into the URL"),
+            "{error}"
+        );
     }
 }

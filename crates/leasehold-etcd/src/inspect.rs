@@ -1,7 +1,7 @@
-//! For people: what stands in the queues, and taking a lock away.
+//! Inspection and eviction for operators.
 //!
-//! Only what is certainly a place in a lock's queue is ever deleted. What else lies there and is in the
-//! lock's way is another program's, and is named to whoever wanted it gone.
+//! An eviction deletes only keys that are certainly entries in a lock's queue. Other keys that
+//! block the lock belong to another program. The error names them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,24 +9,24 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::Shared;
-use super::ask::{OPERATIONS, delete, oldest, range, still};
 use super::client::Client;
 use super::fault::Failure;
 use super::proto::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, TxnRequest};
 use super::queue::{Entry, Queue, end_of, is_place, name_of};
+use super::requests::{OPERATIONS, delete, oldest, range, still};
 use leasehold_core::kit::LISTED_HOLDERS;
 use leasehold_core::store::{Evict, LockInfo, Standing};
 use leasehold_core::{Error, ErrorKind, Name, Token};
 
-/// How many keys one reading shows.
+/// Maximum number of keys per read.
 const PAGE: i64 = 10_000;
-/// How many leases are asked about at once.
+/// Maximum number of leases that are queried at the same time.
 const AT_ONCE: usize = 128;
-/// How often others may get in the way of an eviction.
+/// How often an eviction is retried if other clients change the queue.
 const TRIES: u32 = 100;
 
 impl Shared {
-    /// [`Store::read`](leasehold_core::store::Store::read).
+    /// Implements [`Store::read`](leasehold_core::store::Store::read).
     pub(super) async fn show(self: &Arc<Self>, name: &Name) -> Result<Option<LockInfo>, Failure> {
         self.show_if(name, |_| true).await
     }
@@ -49,10 +49,11 @@ impl Shared {
         Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
     }
 
-    /// [`Store::holders`](leasehold_core::store::Store::holders): reads the oldest places, and the
-    /// lease of each holder. The cost does not grow with the queue, since many waiters ask.
+    /// Implements [`Store::holders`](leasehold_core::store::Store::holders). Reads the oldest
+    /// entries, and the lease of each holder. The cost does not grow with the queue, because many
+    /// waiters call this function.
     ///
-    /// Which of the oldest places hold does not depend on the places behind them.
+    /// Which of the oldest entries are holders does not depend on the entries after them.
     pub(super) async fn show_holders(
         self: &Arc<Self>,
         name: &Name,
@@ -65,7 +66,7 @@ impl Shared {
             at.is_some_and(|at| holds(queue, at))
         };
         if token.is_some_and(|token| !has(&queue, token)) {
-            // It may be one of very many holders.
+            // The token may belong to one of very many holders.
             queue = self.queue(name).await?;
         }
         let Some((kind, capacity)) = queue.kind() else { return Ok(None) };
@@ -85,13 +86,14 @@ impl Shared {
         Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
     }
 
-    /// The first places of a queue, as many as a list of holders has at least, or more.
+    /// Returns the first entries of a queue, at least as many as a list of holders contains.
     async fn oldest(&self, name: &Name) -> Result<Queue, Failure> {
         let prefix = self.prefix(name);
         let most = i64::try_from(LISTED_HOLDERS).unwrap_or(i64::MAX);
         let found = self.client.range(oldest(prefix.clone(), end_of(&prefix), most)).await?;
         let is_cut = found.count > found.kvs.len();
-        // Keys that are not places of this lock may be in the way of those that are.
+        // The page may contain keys that are not entries of this lock, and so miss entries that
+        // are.
         if is_cut && !found.kvs.iter().all(|kv| is_place(&prefix, kv)) {
             return self.queue(name).await;
         }
@@ -104,7 +106,8 @@ impl Shared {
         Ok(Queue::of(&prefix, &found.kvs))
     }
 
-    /// What is left of the leases of these places, in whole seconds, rounded down; by place.
+    /// Returns the remaining time of the leases of these entries, in whole seconds, rounded down.
+    /// The result is indexed by entry.
     async fn remaining(
         self: &Arc<Self>,
         queue: &Queue,
@@ -130,13 +133,13 @@ impl Shared {
         }
     }
 
-    /// [`Store::list`](leasehold_core::store::Store::list): a look at all keys that begin so, in pages and without
-    /// their values (an etcd that is shared holds much else), and then at each queue that there may be
-    /// among them.
+    /// Implements [`Store::list`](leasehold_core::store::Store::list). Reads all keys with this
+    /// prefix, in pages and without their values, because a shared etcd may hold much other data.
+    /// Then reads each queue that these keys may belong to.
     pub(super) async fn list(self: &Arc<Self>, beginning: &str) -> Result<Vec<LockInfo>, Failure> {
         let all = format!("{}{beginning}", self.namespace).into_bytes();
         let end = end_of(&all);
-        // An empty key is none in etcd: the least is one zero byte.
+        // etcd does not accept an empty key. The smallest key is one zero byte.
         let mut from = if all.is_empty() { vec![0] } else { all };
         let mut names: Vec<Name> = Vec::new();
         loop {
@@ -144,7 +147,7 @@ impl Shared {
             let page = RangeRequest { limit: PAGE, keys_only: true, ..keys };
             let found = self.client.range(page).await?;
             let names_here = found.kvs.iter().filter_map(|kv| name_of(&self.namespace, kv));
-            // What no lock of ours can be called is another's business.
+            // A name that is not a valid lock name belongs to another program.
             names.extend(names_here.filter_map(|name| Name::new(name).ok()));
             match found.kvs.last() {
                 Some(last) if found.count > found.kvs.len() => {
@@ -157,7 +160,7 @@ impl Shared {
         names.sort();
         names.dedup();
         let mut shown = Vec::with_capacity(names.len());
-        // A key may begin with the prefix where its lock's name does not.
+        // A key may begin with the prefix although its lock's name does not.
         for name in names.iter().filter(|name| name.as_str().starts_with(beginning)) {
             shown
                 .extend(self.show_if(name, |queue| queue.entries.iter().any(|e| e.certain)).await?);
@@ -165,7 +168,7 @@ impl Shared {
         Ok(shown)
     }
 
-    /// [`Store::evict`](leasehold_core::store::Store::evict).
+    /// Implements [`Store::evict`](leasehold_core::store::Store::evict).
     pub(super) async fn evict(&self, name: &Name, which: Evict) -> Result<usize, Failure> {
         for _ in 0..TRIES {
             let queue = self.queue(name).await?;
@@ -186,7 +189,7 @@ impl Shared {
                 if done.answer.succeeded {
                     removed += some.len();
                     let ids: Vec<_> = some.iter().filter_map(|entry| entry.claim).collect();
-                    self.tell_evicted(&ids).await;
+                    self.announce_evictions(&ids).await;
                 } else if done.repeated {
                     let what = "the reply was lost, so it is unknown whether claims were evicted";
                     let hint = "run `leasehold show NAME` before you retry";
@@ -194,7 +197,8 @@ impl Shared {
                     return Err(Failure::Passing(error));
                 }
             }
-            // Somebody left meanwhile: who holds now is another question.
+            // Some of the claims may have left in the meantime. Other claims may be holders now, so
+            // the eviction is not repeated.
             if removed == gone.len() || removed > 0 {
                 return match left.first() {
                     Some(first) => Err(Failure::Final(left_alone(removed, first, left.len()))),
@@ -208,20 +212,21 @@ impl Shared {
 }
 
 impl Client {
-    /// What is left of a lease, in whole seconds, rounded down; `None` if it is over.
+    /// Returns the remaining time of a lease, in whole seconds, rounded down. Returns `None` if it
+    /// has expired.
     pub(super) async fn left_of(&self, id: i64) -> Result<Option<Duration>, Failure> {
         let path = "/etcdserverpb.Lease/LeaseTimeToLive";
         let request = LeaseTimeToLiveRequest { id };
         match self.call::<_, LeaseTimeToLiveResponse>(path, request).await {
             Ok(answered) => Ok(u64::try_from(answered.answer.ttl).ok().map(Duration::from_secs)),
-            // Over just now.
+            // The lease has just expired.
             Err(Failure::NoLease) => Ok(None),
             Err(failure) => Err(failure),
         }
     }
 }
 
-/// Tells of keys that nobody but their owner may delete.
+/// Returns the error for keys that only their owner may delete.
 fn left_alone(removed: usize, first: &Entry, count: usize) -> Error {
     let key: String = String::from_utf8_lossy(&first.key).chars().take(120).collect();
     let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };

@@ -1,71 +1,74 @@
-//! Joining: one transaction.
+//! Adds a claim to the queue of its lock, with one transaction.
 //!
-//! One who tries makes its key if nobody is there. One who waits makes it also if all that are there are
-//! claims for the same kind of lock, and sees in the same transaction who they are. That one is large (the
-//! value stands in it twice), so where the lock was free the last time
-//! ([`Contended`](super::contended::Contended)) it is sent only after the small one found that others are
-//! there: each is atomic, and what the first found decides nothing. Order in the queue is the order of create
-//! revisions, which is etcd's own order of transactions; the revision is the token.
+//! **The transaction.** A try creates the claim's key if the queue is empty. A claim that may wait
+//! also creates it if all claims in the queue agree about the kind of lock, and reads these claims
+//! in the same transaction. That transaction is large, because it contains the value twice. If the
+//! lock was free the last time ([`ContentionHints`](super::contention_hints::ContentionHints)), a
+//! small transaction is sent first, and the large one only if the small one found other claims.
+//! Each is atomic, and the large one does not rely on the result of the small one. The order of the
+//! queue is the order of create revisions, which is etcd's own order of transactions. The revision
+//! is the token.
 //!
-//! One who tries at a lock that is shared, and everybody where keys lie in the lock's range that are
-//! not its own (those of a lock `a/b` in that of `a`), reads the queue and then joins under the
-//! condition that nothing has been made there since: what was decided about the queue is still true
-//! then, since leaving only makes room.
+//! **Reading first.** The client reads the queue first for tries at a shared lock, and for ranges
+//! that contain keys of other locks. (The keys of a lock `a/b` lie in the range of `a`.) It then
+//! joins under the condition that no key has been created in the range since the read. Its decision
+//! is then still valid, because claims that leave only make room.
 //!
-//! One who tries where the lock was taken the last time, or for whom there is no lease yet, reads first: in
-//! vain, it has written nothing, not even to etcd's log. What it read is a condition of what it
-//! then writes, as above.
+//! A try also reads first if the lock was taken the last time, or if the client has no idle lease
+//! for it. If the try is unsuccessful, it has written nothing, not even to etcd's log. If it is
+//! successful, its write is conditional on the read, as above.
 //!
-//! A repeated `join` finds its key, and keeps the lease alive that the key hangs on.
+//! **Repeated calls.** A repeated `join` finds its key, and renews the lease that the key is
+//! attached to.
 
 use super::Shared;
-use super::ask::{
-    absent, get, none_since, oldest, op, out_of_step, put, range, ranged, revision_of,
-};
-use super::claims::Remains;
+use super::claims::EndedClaim;
 use super::fault::{Failure, unreachable};
 use super::leases::{Lease, delay, seconds};
 use super::proto::{
     Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
 use super::queue::{Queue, agree, end_of, is_departed, value};
-use super::stand::Ahead;
+use super::requests::{
+    absent, get, none_since, oldest, op, out_of_step, put, range, ranged, revision_of,
+};
+use super::wait_in_queue::Ahead;
 use leasehold_core::store::{Joined, Mode, Place, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Kind, Moment, Token};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many of the front a joining transaction shows.
+/// Maximum number of entries that a joining transaction returns.
 const FRONT: i64 = 16;
-/// How many it shows where they are keys only.
+/// The same limit if the transaction returns only keys.
 const KEYS: i64 = 64;
-/// How often others may get in the way of one who joins slowly.
+/// How often a join that reads first is retried if other clients change the queue.
 const TRIES: u32 = 100;
-/// How often a lease may end before anything hangs on it.
+/// How often a join is retried because its lease expired before a key was attached to it.
 const LEASES: u32 = 3;
 
-/// What a transaction of ours showed.
+/// The result of a joining transaction.
 struct Shown {
-    /// It made our key just now.
+    /// Whether this transaction created the claim's key.
     made: bool,
     own: Option<KeyValue>,
     front: Queue,
-    /// How many keys there are.
+    /// The number of keys in the range.
     count: usize,
-    /// Whether the front is all of it.
+    /// Whether `front` is the whole queue.
     complete: bool,
-    /// At which revision.
+    /// The revision of the transaction.
     revision: i64,
 }
 
-/// A whole queue, as it was at a revision.
+/// A whole queue, as of a revision.
 struct Seen {
     queue: Queue,
     revision: i64,
 }
 
-/// A claim as it is sent.
+/// A claim that is joining, and the call that adds it.
 struct Going<'a> {
     claim: &'a Claim,
     mode: Mode,
@@ -74,12 +77,13 @@ struct Going<'a> {
     lease: Lease,
     /// When the call began.
     called: Moment,
-    /// When we began that gave it its lease, or kept it.
+    /// When the request that granted or renewed the lease was sent.
     begun: Moment,
 }
 
 impl Going<'_> {
-    /// Makes the claim's key if nobody is there; else does this.
+    /// Returns a transaction that creates the claim's key if the queue is empty, and executes
+    /// `failure` otherwise.
     fn if_free(&self, failure: Vec<RequestOp>) -> TxnRequest {
         let compare = vec![absent(self.prefix.clone(), self.end())];
         TxnRequest { compare, success: vec![self.put()], failure }
@@ -91,21 +95,24 @@ impl Going<'_> {
         vec![own, front]
     }
 
-    /// Makes the claim's key if nobody is there, else as [`behind_others`](Self::behind_others). In this
-    /// order a free lock costs etcd one look at the lock's keys: among them are those that were deleted
-    /// since it last compacted.
+    /// Returns a transaction that creates the claim's key if the queue is empty, and otherwise
+    /// continues as [`behind_others`](Self::behind_others). In this order, a free lock costs etcd
+    /// only one scan of the lock's keys. That scan includes the keys that were deleted since the
+    /// last compaction.
     fn if_free_or_behind_others(&self) -> TxnRequest {
         self.if_free(vec![op(Op::Txn(self.behind_others()))])
     }
 
-    /// Makes the claim's key if others are there and all agree what the lock is; else shows its own key
-    /// and the oldest. (Where nobody is, etcd takes no value for agreeing.) To find the
-    /// oldest, etcd looks at all: one who has made its key sees some of the queue, which is all of it
-    /// where few are.
+    /// Returns a transaction that creates the claim's key if all claims in the queue agree about
+    /// the kind of lock. Otherwise it reads the claim's own key and the oldest ones.
+    ///
+    /// (For etcd, a comparison of values is false if the range is empty, so the queue must not be
+    /// empty.) To find the oldest keys, etcd would scan all of them. So a claim that has created
+    /// its key reads a limited number of keys in any order. In a short queue, these are all keys.
     fn behind_others(&self) -> TxnRequest {
         let mut compare = vec![absent(self.key.clone(), Vec::new())];
         compare.extend(agree(self.claim, &self.prefix));
-        // In a mutex all weigh the same, and values say nothing more.
+        // All claims for a mutex have the same weight, so the values add no information.
         let keys_only = self.claim.capacity == 1;
         let some = range(self.prefix.clone(), self.end());
         let limit = if keys_only { KEYS } else { FRONT };
@@ -117,7 +124,7 @@ impl Going<'_> {
         put(self.key.clone(), value(self.claim, false), self.lease.id)
     }
 
-    /// Our key, as it was made at this revision.
+    /// Returns the claim's key as this revision created it.
     fn made(&self, revision: i64) -> KeyValue {
         KeyValue {
             key: self.key.clone(),
@@ -132,14 +139,14 @@ impl Going<'_> {
         end_of(&self.prefix)
     }
 
-    /// How long the lease lasts without the lock-delay.
+    /// Returns the remaining time of the lease, without the lock delay.
     fn left(&self) -> Duration {
         self.lease.ends.minus(delay(self.claim)).since(self.begun).min(self.claim.lease)
     }
 }
 
 impl Shared {
-    /// [`Store::join`](leasehold_core::store::Store::join).
+    /// Implements [`Store::join`](leasehold_core::store::Store::join).
     pub(super) async fn join(
         self: &Arc<Self>,
         claim: &Claim,
@@ -149,7 +156,7 @@ impl Shared {
         if self.claims.is_in_delay(claim, called) {
             return Ok(Joined::Busy { holders: Vec::new() });
         }
-        let _turn = self.turns.turn(&claim.name).await;
+        let _permit = self.join_limiter.acquire(&claim.name).await;
         let mut tries = 0;
         loop {
             tries += 1;
@@ -161,7 +168,8 @@ impl Shared {
                     }
                     return joined;
                 }
-                // Ended while it lay idle, or taken away by a person: nothing was done.
+                // The lease expired while it was idle, or an operator revoked it. Nothing was
+                // written.
                 Err(Failure::NoLease) if tries < LEASES => {
                     self.claims.forget(claim.id);
                 }
@@ -173,7 +181,7 @@ impl Shared {
                     self.clear(claim);
                     return joined;
                 }
-                // Perhaps it has a place: with its lease, that ends.
+                // The claim may have an entry, which ends with its lease.
                 Err(Failure::Final(_) | Failure::Token(_)) => {
                     self.abandon(claim);
                     return joined;
@@ -190,17 +198,17 @@ impl Shared {
         Joined::Holding { token, remaining: Some(left) }
     }
 
-    /// Forgets a claim that has no place.
+    /// Forgets a claim that has no entry.
     pub(super) fn clear(&self, claim: &Claim) {
         self.waiters.dismiss(claim.id);
         match self.claims.forget(claim.id) {
-            Some(Remains { lease, clean: true }) => self.leases.put_back(lease),
-            Some(Remains { lease, clean: false }) => self.leases.revoke_later(lease.id),
+            Some(EndedClaim { lease, clean: true }) => self.leases.put_back(lease),
+            Some(EndedClaim { lease, clean: false }) => self.leases.revoke_later(lease.id),
             None => {}
         }
     }
 
-    /// Forgets a claim and ends its lease, and with it whatever place it may have.
+    /// Forgets a claim and revokes its lease, which also ends any entry that the claim may have.
     pub(super) fn abandon(&self, claim: &Claim) {
         self.waiters.dismiss(claim.id);
         if let Some(remains) = self.claims.forget(claim.id) {
@@ -232,14 +240,15 @@ impl Shared {
         }
     }
 
-    /// Whether one who tries reads first: what is likely to be in vain shall write nothing, not even a
-    /// lease.
+    /// Returns whether a try reads first. A try that will probably fail should write nothing, not
+    /// even a lease.
     fn looks_first(&self, claim: &Claim) -> bool {
         let has_lease = claim.lock_delay.is_zero() && self.leases.has(seconds(claim.lease));
-        self.claims.get(claim.id).is_none() && (!has_lease || self.contended.was(&claim.name))
+        self.claims.get(claim.id).is_none()
+            && (!has_lease || self.contention_hints.was(&claim.name))
     }
 
-    /// What one who tries sees of the lock before it has a lease; breaks where it is in vain.
+    /// Reads the queue before a try has a lease. Returns `Break` if the try cannot be successful.
     async fn look_before_trying(
         &self,
         claim: &Claim,
@@ -248,19 +257,19 @@ impl Shared {
         let found = self.client.range(oldest(prefix.clone(), end_of(&prefix), FRONT)).await?;
         let complete = found.kvs.len() == found.count;
         let seen = Seen { queue: Queue::of(&prefix, &found.kvs), revision: found.revision };
-        self.contended.note(&claim.name, !found.kvs.is_empty());
+        self.contention_hints.note(&claim.name, !found.kvs.is_empty());
         Ok(match in_vain(claim, &seen.queue, complete)? {
             Some(busy) => ControlFlow::Break(busy),
             None => ControlFlow::Continue(complete.then_some(seen)),
         })
     }
 
-    /// One transaction of one who tries.
+    /// Executes a try with one transaction.
     async fn try_once(self: &Arc<Self>, mut going: Going<'_>) -> Result<Joined, Failure> {
         let claim = going.claim;
         let answer = self.send_place(claim, going.if_free(going.own_and_front())).await?;
         let revision = revision_of(&answer);
-        self.contended.note(&claim.name, !answer.succeeded);
+        self.contention_hints.note(&claim.name, !answer.succeeded);
         if answer.succeeded {
             return Ok(self.holding(&going, token_of(revision)?));
         }
@@ -277,15 +286,16 @@ impl Shared {
         }
     }
 
-    /// One transaction of one who waits; two, where the lock is taken that was free the last time.
+    /// Executes a join that may wait, with one transaction. Sends two transactions if the lock is
+    /// taken but was free the last time.
     async fn wait_once(self: &Arc<Self>, mut going: Going<'_>) -> Result<Joined, Failure> {
         let name = &going.claim.name;
-        let mut all = self.contended.was(name);
+        let mut all = self.contention_hints.was(name);
         let answer = loop {
             let txn =
                 if all { going.if_free_or_behind_others() } else { going.if_free(Vec::new()) };
             let answer = self.send_place(going.claim, txn).await?;
-            self.contended.note(name, !answer.succeeded);
+            self.contention_hints.note(name, !answer.succeeded);
             if answer.succeeded {
                 return Ok(self.holding(&going, token_of(revision_of(&answer))?));
             }
@@ -302,7 +312,7 @@ impl Shared {
         }
     }
 
-    /// Sends what makes a place.
+    /// Sends a transaction that may create an entry.
     async fn send_place(&self, claim: &Claim, txn: TxnRequest) -> Result<TxnResponse, Failure> {
         let asked = self.claims.ask(claim.id);
         match self.client.txn(txn).await {
@@ -320,26 +330,26 @@ impl Shared {
         }
     }
 
-    /// The claim's lease, or a fresh one for it.
+    /// Returns the claim's lease, or gets one for it.
     async fn lease_of(&self, claim: &Claim) -> Result<Lease, Failure> {
         if let Some(known) = self.claims.get(claim.id) {
             return Ok(known.lease);
         }
         let asked = seconds(claim.lease.saturating_add(delay(claim)));
-        // Of one that has lain idle, the lock-delay may be all that is left.
+        // An idle lease may have little left beyond the lock delay, so it is not used here.
         let lease = match claim.lock_delay.is_zero() {
             true => self.leases.get(asked).await?,
             false => self.leases.grant(asked).await?,
         };
         let its = self.claims.enter(claim.id, lease, self.leases.now());
         if its.id != lease.id {
-            // A duplicate of this call was faster.
+            // Another call for the same claim was faster.
             self.leases.put_back(lease);
         }
         Ok(its)
     }
 
-    /// What a claim is told whose key is there.
+    /// Returns the result for a claim whose key exists.
     async fn standing(
         self: &Arc<Self>,
         going: &mut Going<'_>,
@@ -349,16 +359,18 @@ impl Shared {
         let token = token_of(own.create_revision)?;
         let claim = going.claim;
         if is_departed(own) {
-            // Its key stays, so no other claim may have its lease.
+            // The key stays, so no other claim may use its lease.
             self.abandon(claim);
             return Ok(Joined::Busy { holders: shown.front.holders() });
         }
-        // At once: whoever leaves ends this place, and no later one on the same lease.
+        // This is recorded first, so that a release ends this entry and no later one on the same
+        // lease.
         self.claims.note(claim.id, |known| known.token = Some(token));
         if !shown.made {
             self.beat(going, own.lease).await?;
         }
-        // Of a long queue for a mutex, it is enough to know that others came before and how many.
+        // In a long queue for a mutex, it is enough to know that other claims are ahead, and how
+        // many.
         let others = shown.front.entries.iter().any(|e| e.key != going.key);
         let far = shown.made && claim.capacity == 1 && others;
         let (queue, at, revision) = match (shown.front.position(&going.key), shown.complete, far) {
@@ -376,12 +388,12 @@ impl Shared {
         if at < queue.granted {
             return Ok(self.holding(going, token));
         }
-        // Nobody may believe in a pushed grant for longer than the lease lasts.
+        // A pushed grant must not be considered valid for longer than the lease lasts.
         if going.left() < claim.waiter_lease {
             self.beat(going, own.lease).await?;
         }
         self.claims.note(claim.id, |known| {
-            // A place that it had before, and that was taken away, says nothing of this one.
+            // An earlier entry that was removed does not affect this one.
             (known.holds, known.behind, known.ahead) = (false, None, at);
         });
         self.claims.holds_for(claim, going.called, claim.waiter_lease);
@@ -394,7 +406,7 @@ impl Shared {
         Ok(Joined::Waiting(Place { ahead: at, head_remaining: None, token: Some(token) }))
     }
 
-    /// Keeps the lease alive that the claim's key hangs on.
+    /// Renews the lease that the claim's key is attached to.
     async fn beat(&self, going: &mut Going<'_>, lease: i64) -> Result<(), Failure> {
         let Some(alive) = self.keep_alives.ask(lease).await? else { return Err(gone()) };
         going.begun = alive.from;
@@ -405,7 +417,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads, decides, and joins if nobody came since. What was seen before may serve as the first reading.
+    /// Reads the queue, decides, and joins if no key was created since. `seen` may replace the
+    /// first read.
     async fn join_slowly(
         self: &Arc<Self>,
         mut going: Going<'_>,
@@ -428,7 +441,8 @@ impl Shared {
                     Seen { queue, revision }
                 }
             };
-            // Of all, not of the first alone: one who waits with another client comes next.
+            // All claims are checked, not only the first, because a waiter of another client may be
+            // the next holder.
             if let Some((kind, capacity)) = front.disagrees(claim) {
                 return Err(Failure::Final(mismatch(claim, kind, capacity)));
             }
@@ -452,7 +466,7 @@ impl Shared {
                 return Ok(self.holding(&going, token));
             }
             let own = going.made(revision);
-            // It is read anew where it stands: who was there may have left.
+            // The queue is read again for the claim's position, because claims ahead may have left.
             let (own, front, count) = (Some(own), Queue::default(), 0);
             let shown = Shown { made: true, own, front, count, complete: false, revision };
             return self.standing(&mut going, shown).await;
@@ -462,17 +476,17 @@ impl Shared {
     }
 }
 
-/// The key was there a moment ago, and its lease has ended.
+/// Returns the error for a key that existed a moment ago and whose lease has expired.
 fn gone() -> Failure {
     Failure::Passing(unreachable("the claim's lease has just expired".into()))
 }
 
-/// What one is told who tries in vain, where this front of the queue tells as much.
+/// Returns the result of an unsuccessful try, if this front of the queue is enough to decide it.
 fn in_vain(claim: &Claim, front: &Queue, complete: bool) -> Result<Option<Joined>, Failure> {
     if let Some((kind, capacity)) = front.disagrees(claim) {
         return Err(Failure::Final(mismatch(claim, kind, capacity)));
     }
-    // Where several hold at once, another client may stand behind all that are seen, and disagree.
+    // A shared lock may have a claim of another client beyond the front, which disagrees.
     let enough = complete || claim.kind == Kind::Mutex;
     Ok((enough && !front.fits(claim)).then(|| Joined::Busy { holders: front.holders() }))
 }
@@ -488,7 +502,8 @@ fn nested(answer: TxnResponse) -> Result<TxnResponse, Failure> {
     }
 }
 
-/// What came back where the queue was not empty; `made`: our key was made just now.
+/// Returns the content of a reply for a queue that was not empty. `made` means that this
+/// transaction created the claim's key.
 fn shown(
     going: &Going<'_>,
     made: bool,
@@ -498,7 +513,7 @@ fn shown(
     let mut responses = responses.into_iter();
     let first = responses.next();
     let own = match made {
-        // The answer to the put says nothing more.
+        // The reply to the put contains nothing else.
         true => Some(going.made(revision)),
         false => ranged(first)?.kvs.into_iter().next(),
     };

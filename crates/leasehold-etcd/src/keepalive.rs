@@ -1,19 +1,21 @@
 //! Keep-alives: a few streams for all leases of a client.
 //!
-//! On one stream etcd answers one after the other, each with what the lease was granted for, or with 0
-//! if it is over. A member that does not lead asks the leader about each before it takes the next: at
-//! 2 ms to the leader, one stream renews 500 leases a second. So where many are unanswered on a
-//! stream, the next goes on another one ([`DEPTH`], [`MOST`]): thousands of locks are renewed in a
-//! fraction of their lease.
+//! **Several streams.** On one stream, etcd answers one request after the other, each with the
+//! granted time of the lease, or with 0 if it has expired. A follower forwards each request to the
+//! leader before it takes the next one. With 2 ms to the leader, one stream renews 500 leases per
+//! second. So if many requests on a stream are unanswered, the next one is sent on another stream
+//! ([`DEPTH`], [`MOST`]). Thousands of locks are renewed in a fraction of their lease.
 //!
-//! *Never two unanswered for one lease*: who asks again, since the last one gave up, shares the answer
-//! that is on its way. What cannot be answered as fast as it is asked for would pile up otherwise, and
-//! each try to catch up would make it later. A shared answer counts from when its request was sent
-//! ([`Alive::from`]), however long ago that is.
+//! **At most one unanswered request per lease.** A task that requests another keep-alive after an
+//! earlier caller gave up shares the reply that is on its way. Otherwise requests would pile up if
+//! they are sent faster than they are answered, and each attempt to catch up would add delay. The
+//! time in a shared reply is counted from when its request was sent ([`RenewedLease::from`]),
+//! however long ago that is.
 //!
-//! A member that cannot keep up ends the stream and says so; the next one is opened on the same
-//! connection. Silence is no answer: when nothing was heard on a stream for some time, the connection is condemned and
-//! with it all its streams (scenario 82). One of thousands waits for those before it.
+//! **Failures.** An overloaded member ends the stream with an error, and the next stream is opened
+//! on the same connection. If nothing arrives on a stream for some time, the connection is
+//! condemned with all its streams (scenario 82). That time is counted from the last reply to any
+//! request, because each of thousands of requests waits for those ahead of it.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -27,12 +29,12 @@ use super::fault::{Failure, unreachable};
 use super::proto::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use leasehold_core::{Clock, Moment};
 
-/// How many may be unanswered on a stream before the next one is opened.
+/// Number of unanswered requests on a stream from which another stream is opened.
 const DEPTH: usize = 32;
-/// How many streams there are at most.
+/// Maximum number of streams.
 const MOST: usize = 32;
 
-/// The streams of the current connection, opened when they are first needed.
+/// The streams of the current connection, which are opened on demand.
 #[derive(Debug)]
 pub(super) struct KeepAlives {
     client: Arc<Client>,
@@ -44,13 +46,13 @@ pub(super) struct KeepAlives {
 struct Stream {
     generation: u64,
     requests: mpsc::UnboundedSender<LeaseKeepAliveRequest>,
-    /// What is unanswered of each lease. `None`: the stream has ended.
+    /// The unanswered request of each lease. `None` if the stream has ended.
     asked: Mutex<Option<HashMap<i64, Unanswered>>>,
-    /// When the last answer came.
-    heard: Mutex<Instant>,
+    /// The time of the last reply.
+    last_reply: Mutex<Instant>,
 }
 
-/// A request, and who waits for its answer.
+/// A request, and the tasks that wait for its reply.
 #[derive(Debug)]
 struct Unanswered {
     sent: Moment,
@@ -66,14 +68,14 @@ pub(super) struct Pending {
 
 /// A lease that was renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Alive {
-    /// When the request was sent. Perhaps before it was asked for here.
+pub(super) struct RenewedLease {
+    /// When the request was sent. This may be before this caller requested the keep-alive.
     pub(super) from: Moment,
-    /// How long it is good from then.
+    /// The granted time, counted from `from`.
     pub(super) granted: Duration,
 }
 
-impl Alive {
+impl RenewedLease {
     pub(super) fn ends(&self) -> Moment {
         self.from.plus(self.granted)
     }
@@ -84,10 +86,11 @@ impl KeepAlives {
         Self { client, clock: Clock::default(), live: Mutex::default() }
     }
 
-    /// Sends a keep-alive without waiting for its answer, so that many can be under way.
+    /// Sends a keep-alive without waiting for its reply, so that many can be under way.
     pub(super) async fn send(&self, lease: i64) -> Result<Pending, Failure> {
         let connection = self.client.connection().await?;
-        // Under one lock, so that nobody else asks about the lease on another stream meanwhile.
+        // One lock covers all streams, so that no other task sends a keep-alive for the lease on
+        // another stream in the meantime.
         let mut live = locked(&self.live);
         live.retain(|s| s.generation == connection.generation && s.unanswered().is_some());
         let sharing =
@@ -110,23 +113,24 @@ impl KeepAlives {
         Ok(Pending { stream, answer })
     }
 
-    /// For how long the lease is good; `None` if it is over.
-    pub(super) async fn answer(&self, pending: Pending) -> Result<Option<Alive>, Failure> {
+    /// Waits for the reply. Returns for how long the lease is valid, or `None` if it has expired.
+    pub(super) async fn answer(&self, pending: Pending) -> Result<Option<RenewedLease>, Failure> {
         let Pending { stream, answer } = pending;
         let answer = async { answer.await.map_err(|_| ended()) };
-        let heard = || *locked(&stream.heard);
-        let (from, ttl) = self.client.while_heard(stream.generation, &heard, answer).await?;
+        let last_reply = || *locked(&stream.last_reply);
+        let (from, ttl) =
+            self.client.while_replying(stream.generation, &last_reply, answer).await?;
         let granted = u64::try_from(ttl).ok().filter(|ttl| *ttl > 0).map(Duration::from_secs);
-        Ok(granted.map(|granted| Alive { from, granted }))
+        Ok(granted.map(|granted| RenewedLease { from, granted }))
     }
 
-    /// Both of it, counted from now or later.
-    pub(super) async fn ask(&self, lease: i64) -> Result<Option<Alive>, Failure> {
+    /// Sends a keep-alive and waits for the reply to a request that was sent now or later.
+    pub(super) async fn ask(&self, lease: i64) -> Result<Option<RenewedLease>, Failure> {
         let now = self.clock.now();
         loop {
             let pending = self.send(lease).await?;
             match self.answer(pending).await? {
-                // It was under way already; what is sent after it is not.
+                // This reply belongs to an older request. The next keep-alive is sent after now.
                 Some(alive) if alive.from < now => {}
                 alive => return Ok(alive),
             }
@@ -136,8 +140,9 @@ impl KeepAlives {
     fn open(&self, connection: &Connection) -> Arc<Stream> {
         let (requests, orders) = mpsc::unbounded_channel();
         let asked = Mutex::new(Some(HashMap::new()));
-        let heard = Mutex::new(Instant::now());
-        let stream = Arc::new(Stream { generation: connection.generation, requests, asked, heard });
+        let last_reply = Mutex::new(Instant::now());
+        let generation = connection.generation;
+        let stream = Arc::new(Stream { generation, requests, asked, last_reply });
         let serving = serve(self.client.clone(), connection.clone(), stream.clone(), orders);
         self.client.runtime().spawn(serving);
         stream
@@ -145,23 +150,23 @@ impl KeepAlives {
 }
 
 impl Stream {
-    /// How many leases are unanswered; `None` if it has ended.
+    /// Returns how many leases have an unanswered request. Returns `None` if the stream has ended.
     fn unanswered(&self) -> Option<usize> {
         locked(&self.asked).as_ref().map(HashMap::len)
     }
 
-    /// Waits for an answer that is on its way.
+    /// Joins the tasks that wait for a reply that is on its way.
     fn share(&self, lease: i64) -> Option<oneshot::Receiver<(Moment, i64)>> {
         let mut asked = locked(&self.asked);
         let unanswered = asked.as_mut()?.get_mut(&lease)?;
-        // Those who gave up are many where it takes long.
+        // If the reply takes long, many tasks may have given up.
         unanswered.who.retain(|who| !who.is_closed());
         let (who, answer) = oneshot::channel();
         unanswered.who.push(who);
         Some(answer)
     }
 
-    /// Sends a request; `None` if the stream has ended.
+    /// Sends a request. Returns `None` if the stream has ended.
     fn ask(&self, lease: i64, sent: Moment) -> Option<oneshot::Receiver<(Moment, i64)>> {
         let mut asked = locked(&self.asked);
         let (who, answer) = oneshot::channel();
@@ -170,14 +175,15 @@ impl Stream {
         Some(answer)
     }
 
-    /// Tells an answer to those who wait for it; whether anybody may still ask.
+    /// Passes a reply to the tasks that wait for it. Returns whether the stream still accepts
+    /// requests.
     fn answered(&self, LeaseKeepAliveResponse { id, ttl }: LeaseKeepAliveResponse) -> bool {
-        *locked(&self.heard) = Instant::now();
+        *locked(&self.last_reply) = Instant::now();
         let mut asked = locked(&self.asked);
         let Some(asked) = asked.as_mut() else { return false };
         let Some(Unanswered { sent, who }) = asked.remove(&id) else { return true };
         for who in who {
-            // Who asked may have given up.
+            // The waiting task may have given up.
             let _ = who.send((sent, ttl));
         }
         true
@@ -217,10 +223,11 @@ async fn serve(
         failed = answers => failed.err(),
         () = client.condemned(connection.generation) => None,
     };
-    // Whoever waits is told by the end of the channel.
+    // The closed channel notifies all tasks that wait.
     *locked(&stream.asked) = None;
     match failed {
-        // What else is on the connection goes on: to begin all of that anew would be more to do.
+        // The other streams of the connection stay, because restarting them would be even more
+        // load.
         Some(Failure::Slow(_)) => return,
         Some(Failure::Token(_)) => client.forget_token(),
         _ => {}
@@ -232,20 +239,28 @@ async fn serve(
 mod tests {
     use super::*;
 
+    // F09
     #[test]
-    fn f09_who_asks_again_shares_the_answer_that_is_on_its_way() {
+    fn repeated_keep_alive_shares_the_pending_reply() {
         let (requests, mut orders) = mpsc::unbounded_channel();
-        let (asked, heard) = (Mutex::new(Some(HashMap::new())), Mutex::new(Instant::now()));
-        let stream = Stream { generation: 0, requests, asked, heard };
+        let (asked, last_reply) = (Mutex::new(Some(HashMap::new())), Mutex::new(Instant::now()));
+        let stream = Stream { generation: 0, requests, asked, last_reply };
         let (first, later) = (Moment::from_nanos(1), Moment::from_nanos(2));
         assert!(stream.share(7).is_none());
         let gave_up = stream.ask(7, first).unwrap();
         drop(gave_up);
         let mut shares = stream.share(7).unwrap();
         assert_eq!(stream.unanswered(), Some(1));
-        assert!(orders.try_recv().is_ok() && orders.try_recv().is_err(), "asked once");
+        assert!(
+            orders.try_recv().is_ok() && orders.try_recv().is_err(),
+            "the keep-alive was not sent exactly once"
+        );
         assert!(stream.answered(LeaseKeepAliveResponse { id: 7, ttl: 15 }));
-        assert_eq!(shares.try_recv(), Ok((first, 15)), "from when it was sent");
+        assert_eq!(
+            shares.try_recv(),
+            Ok((first, 15)),
+            "the keep-alive must count from when it was sent"
+        );
         assert!(stream.share(7).is_none());
         let mut fresh = stream.ask(7, later).unwrap();
         assert!(stream.answered(LeaseKeepAliveResponse { id: 7, ttl: 15 }));

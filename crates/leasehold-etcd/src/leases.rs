@@ -1,16 +1,16 @@
-//! Leases: one for each claim, kept for the next claim when the last one left cleanly.
+//! Leases: one per claim, reused for the next claim if the last claim was released cleanly.
 //!
-//! Granting a lease and ending one are writes, as expensive as taking a lock. So a lease whose claim
-//! has left lies idle, kept alive, until another claim of this client wants one for as many seconds:
-//! taking a lock that is free is then one transaction, and releasing it another.
+//! Granting and revoking a lease are writes, as expensive as acquiring a lock. So a lease whose
+//! claim was released stays idle and is renewed, until another claim of this client needs one of
+//! the same length. Then acquiring a free lock takes one transaction, and releasing it another.
 //!
-//! *A lease is never handed on while anything sent with it may still be under way*: a `join` that the
-//! network held back would make a place that the next claim's renewals keep alive for ever. A lease
-//! that is in any such doubt is revoked, after which etcd refuses what comes too late.
+//! **A lease is never reused while a request that was sent with it may still be under way.** A
+//! `join` that was delayed in the network would create an entry that the next claim's renewals keep
+//! alive forever. If there is any doubt, the lease is revoked. etcd then refuses late requests.
 //!
-//! *Whose clock*: a lease ends here when what etcd granted is over, counted from before the request
-//! was sent that last renewed it. Idle leases are renewed often enough that little of one is spent
-//! when it is taken.
+//! **Clock.** A lease ends here when the time that etcd granted is over, counted from before the
+//! last renewal was sent. Idle leases are renewed often, so that little of a lease has passed when
+//! a claim gets it.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -28,22 +28,22 @@ use super::proto::{
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Moment};
 
-/// How many leases lie idle at most.
+/// Maximum number of idle leases.
 const MAX_IDLE: usize = 64;
-/// How long one lies idle before it is given back.
+/// How long a lease is idle before it is revoked.
 const IDLE_FOR: Duration = Duration::from_secs(30);
-/// Longer leases do not lie idle: what a dead client leaves behind is gone soon.
+/// The longest lease that is kept idle. What a crashed client leaves behind should expire soon.
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
-/// A lease as we know it.
+/// A lease, as this client knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
     pub(super) id: i64,
-    /// What was asked for, in seconds.
+    /// The requested time, in seconds.
     pub(super) asked: i64,
-    /// What etcd granted, which may be more.
+    /// The time that etcd granted, which may be longer.
     pub(super) granted: Duration,
-    /// Until when it is certain.
+    /// The time until which the lease is certain to exist.
     pub(super) ends: Moment,
 }
 
@@ -53,9 +53,9 @@ pub(super) struct Leases {
     keep_alives: Arc<KeepAlives>,
     clock: Clock,
     idle: Mutex<HashMap<i64, Vec<Idle>>>,
-    /// Something lies idle.
+    /// Wakes the task that tends idle leases.
     wake: Notify,
-    /// A lease was wanted before, so that it is worth to have one ready.
+    /// Whether a lease was needed before, so that keeping one ready is worthwhile.
     wanted: AtomicBool,
     granting: AtomicBool,
 }
@@ -66,14 +66,14 @@ struct Idle {
     since: Moment,
 }
 
-/// What `lease` is in the seconds that etcd counts in.
+/// Returns the length of `lease` in whole seconds, as etcd counts them.
 pub(super) fn seconds(lease: Duration) -> i64 {
     let whole = lease.as_secs().saturating_add(u64::from(lease.subsec_nanos() > 0));
     i64::try_from(whole.max(1)).unwrap_or(i64::MAX)
 }
 
-/// How much longer than a claim's own the lease is that its key hangs on: its lock-delay, in the seconds
-/// that etcd counts in.
+/// Returns how much longer than the claim's lease its etcd lease is. That is the lock delay, in
+/// whole seconds.
 pub(super) fn delay(claim: &Claim) -> Duration {
     if claim.lock_delay.is_zero() {
         return Duration::ZERO;
@@ -82,7 +82,7 @@ pub(super) fn delay(claim: &Claim) -> Duration {
 }
 
 impl Idle {
-    /// Nearly all of it is left.
+    /// Returns whether nearly the whole time is left.
     fn is_fresh(&self, now: Moment) -> bool {
         self.lease.ends.since(now) >= self.lease.granted * 5 / 6
     }
@@ -110,7 +110,7 @@ impl Leases {
         self.clock.now()
     }
 
-    /// A lease of so many seconds, nearly all of which are left: an idle one, or a new one.
+    /// Returns a lease of this length with nearly its whole time left, either an idle or a new one.
     pub(super) async fn get(self: &Arc<Self>, asked: i64) -> Result<Lease, Failure> {
         match self.take(asked) {
             Some(lease) => Ok(lease),
@@ -118,7 +118,7 @@ impl Leases {
         }
     }
 
-    /// Whether an idle lease is there that is good for a claim.
+    /// Returns whether there is an idle lease that a claim can use.
     pub(super) fn has(&self, asked: i64) -> bool {
         let now = self.now();
         self.idle().get(&asked).is_some_and(|all| all.iter().any(|idle| idle.is_fresh(now)))
@@ -132,8 +132,9 @@ impl Leases {
         Some(all.swap_remove(found).lease)
     }
 
-    /// A claim has its place on a lease of so many seconds: has one more lie ready for the next, from the
-    /// second time on. (Not before: one that tries in vain writes nothing.)
+    /// Keeps one more lease ready for the next claim, because a claim has created its entry with a
+    /// lease of this length. Does so only from the second call on, so that a single unsuccessful
+    /// try writes nothing.
     pub(super) fn keep_ready(self: &Arc<Self>, asked: i64) {
         let none = self.idle().get(&asked).is_none_or(Vec::is_empty);
         if none && self.wanted.swap(true, Ordering::Relaxed) {
@@ -141,7 +142,7 @@ impl Leases {
         }
     }
 
-    /// Has one more lie ready, for the claim after this one.
+    /// Grants one more lease, for the claim after this one.
     fn prepare(self: &Arc<Self>, asked: i64) {
         if !poolable(asked) || self.granting.swap(true, Ordering::Relaxed) {
             return;
@@ -151,32 +152,34 @@ impl Leases {
             let Some(leases) = leases.upgrade() else { return };
             let granted = leases.grant(asked).await;
             leases.granting.store(false, Ordering::Relaxed);
-            // Whoever needs one and finds none is told then what is wrong.
+            // A failure is not reported here, because the next claim that needs a lease gets the
+            // error.
             if let Ok(lease) = granted {
                 leases.put_back(lease);
             }
         });
     }
 
-    /// A new lease.
+    /// Grants a new lease.
     pub(super) async fn grant(&self, asked: i64) -> Result<Lease, Failure> {
         let sent = self.now();
         let request = LeaseGrantRequest { ttl: asked };
         let path = "/etcdserverpb.Lease/LeaseGrant";
-        // Sent twice, the first lease lapses by itself.
+        // If the request is executed twice, the first lease expires on its own.
         let Answered { answer, .. } =
             self.client.call::<_, LeaseGrantResponse>(path, request).await?;
         let granted = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0);
         let (Some(granted), true) = (granted, answer.error.is_empty()) else {
             let why: String = answer.error.chars().filter(|c| !c.is_control()).take(200).collect();
             let what = format!("etcd rejected a lease of {asked} s");
-            return Err(Error::new(ErrorKind::Config, what).because(why).into());
+            return Err(Error::new(ErrorKind::Config, what).with_source(why).into());
         };
         let granted = Duration::from_secs(granted);
         Ok(Lease { id: answer.id, asked, granted, ends: sent.plus(granted) })
     }
 
-    /// Takes back a lease that no key is attached to and that nothing under way will attach one to.
+    /// Takes back a lease that no key is attached to, and that no request under way can attach a
+    /// key to.
     pub(super) fn put_back(self: &Arc<Self>, lease: Lease) {
         let now = self.now();
         let mut idle = self.idle();
@@ -193,7 +196,7 @@ impl Leases {
         }
     }
 
-    /// Ends a lease, and with it whatever key is attached to it.
+    /// Revokes a lease, which also deletes the keys that are attached to it.
     pub(super) async fn revoke(&self, id: i64) -> Result<(), Failure> {
         let path = "/etcdserverpb.Lease/LeaseRevoke";
         let request = LeaseRevokeRequest { id };
@@ -203,22 +206,24 @@ impl Leases {
         }
     }
 
-    /// As [`revoke`](Self::revoke), without anybody who waits for it. If it fails, the lease lapses.
+    /// Revokes a lease in the background, as [`revoke`](Self::revoke). If that fails, the lease
+    /// expires.
     pub(super) fn revoke_later(self: &Arc<Self>, id: i64) {
         let leases = self.clone();
         self.client.runtime().spawn(async move { leases.revoke(id).await.is_ok() });
     }
 
-    /// Gives back what lies idle.
+    /// Revokes the idle leases.
     pub(super) async fn disconnect(&self) {
         let idle = std::mem::take(&mut *self.idle());
         for idle in idle.into_values().flatten() {
-            // One that is left lapses.
+            // A lease that cannot be revoked expires.
             let _ = self.revoke(idle.lease.id).await;
         }
     }
 
-    /// The task that renews what lies idle, and gives back what nobody wanted for long.
+    /// Renews the idle leases, and revokes those that have been unused for too long. Runs as a
+    /// task.
     pub(super) async fn tend(self: Arc<Self>) {
         loop {
             let Some(pause) = self.next_look() else {
@@ -236,14 +241,14 @@ impl Leases {
         }
     }
 
-    /// When to look again, as long as anything lies idle.
+    /// Returns the time until the next check of the idle leases, if there are any.
     fn next_look(&self) -> Option<Duration> {
         let idle = self.idle();
         let shortest = idle.values().flatten().map(|i| i.lease.granted).min()?;
         Some(shortest / 24)
     }
 
-    /// What is to be renewed, and what to be given back, which lies idle no more.
+    /// Returns the idle leases to renew, and those to revoke, which it removes.
     fn due(&self) -> (Vec<Lease>, Vec<Lease>) {
         let now = self.now();
         let (mut stale, mut unwanted) = (Vec::new(), Vec::new());
@@ -274,7 +279,8 @@ impl Leases {
             Ok(None) => {
                 all.swap_remove(at);
             }
-            // It is tried again; grown stale it is not taken, and grown old it is given back.
+            // The renewal is tried again. Until then the lease becomes stale, and is not used.
+            // Later it is revoked.
             Err(_) => {}
         }
     }
@@ -288,8 +294,9 @@ fn poolable(asked: i64) -> bool {
 mod tests {
     use super::*;
 
+    // S83
     #[test]
-    fn s83_seconds_are_never_fewer_than_asked() {
+    fn lease_seconds_are_rounded_up() {
         let seconds = |millis| seconds(Duration::from_millis(millis));
         assert_eq!((seconds(1), seconds(1_000), seconds(1_001), seconds(0)), (1, 1, 2, 1));
         assert_eq!(super::seconds(Duration::MAX), i64::MAX);

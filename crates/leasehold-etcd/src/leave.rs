@@ -1,41 +1,43 @@
-//! Leaving: the claim's key is deleted if it is still the one that was made for it; one transaction.
-//! Whoever waits for it watches that key.
+//! Removes a claim: one transaction deletes its key if it is still the one that was created for it.
+//! Waiters behind the claim watch that key.
 //!
-//! A lock that stays taken after its release (`at_least`) is a key that was moved to a lease of its
-//! own, which nobody renews. It is the same key, so it keeps its place; its value says that its holder
-//! has departed.
+//! **Cooldown.** If the lock stays unavailable after its release (`min_hold`), the key is moved to
+//! a lease of its own, which no client renews. It is the same key, so it keeps its position. Its
+//! value records that the holder has released the lock.
 //!
-//! *The lock-delay* of an unclean end is the last part of the lease, which is longer by as much. A holder
-//! whose own part is over by its own clock has lost the lock: it may neither renew nor leave any more, and
-//! its key goes with the lease ([`Claims::is_in_delay`](super::claims::Claims::is_in_delay)). A request that
-//! it sent before and that comes late makes the delay longer, or was the clean end of a holder that had
-//! stopped by then.
+//! **The lock delay** after an unclean end is the last part of the lease, which is longer by that
+//! delay. A holder whose own part has ended, according to its own clock, has lost the lock. It may
+//! neither renew nor leave any more, and its key is deleted when the lease expires
+//! ([`Claims::is_in_delay`](super::claims::Claims::is_in_delay)). If a request that it sent earlier
+//! arrives late, it either extends the delay, or is the clean release by a holder that had stopped
+//! by then.
 //!
-//! The lease goes back to those that lie idle, and the next claim on it makes the same key again. If
-//! anything sent with it may still be under way, it is revoked before the answer: then nothing that comes
-//! late can make a place any more. A `leave` that comes late finds the revision changed.
+//! **Late requests.** After a release, the lease becomes idle again, and the next claim that uses
+//! it creates the same key again. If any request that was sent with it may still be under way, the
+//! lease is revoked before this call returns. Then a late request cannot create an entry any more.
+//! A late `leave` finds that the revision has changed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::ask::{Found, delete, get, hangs_on, op, put, range, ranged, still};
-use super::claims::{Known, Remains};
+use super::claims::{ClaimRecord, EndedClaim};
 use super::fault::Failure;
 use super::leases::seconds;
 use super::proto::{Compare, Op, RequestOp, TxnRequest};
 use super::queue::{Entry, Queue, end_of, value};
+use super::requests::{Found, delete, get, hangs_on, op, put, range, ranged, still};
 use leasehold_core::Claim;
 
-/// How often a key may change between a look at it and its deletion.
+/// How often a key may change between a read and its deletion.
 const TRIES: u32 = 10;
 
-/// What became of a place.
+/// How an entry ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// We have just ended it.
+    /// This call has ended the entry.
     Now,
-    /// It had ended before, or nobody knows.
+    /// The entry had ended before this call, or it is unknown which call ended it.
     Before,
     WasNotThere,
 }
@@ -46,16 +48,16 @@ impl Ended {
     }
 }
 
-/// A place that is to end.
+/// An entry that is about to end.
 struct Leaving<'a> {
     claim: &'a Claim,
     key: Vec<u8>,
-    /// What is true of it as long as it is as we know it.
+    /// Conditions that hold as long as the entry is as this client knows it.
     known: Vec<Compare>,
 }
 
 impl Shared {
-    /// [`Store::leave`](leasehold_core::store::Store::leave).
+    /// Implements [`Store::leave`](leasehold_core::store::Store::leave).
     pub(super) async fn leave(
         self: &Arc<Self>,
         claim: &Claim,
@@ -67,9 +69,10 @@ impl Shared {
         }
         let keep = keep.filter(|keep| !keep.is_zero());
         let (leaving, holds) = match self.claims.get(claim.id) {
-            Some(Known { lease, token, holds, .. }) => {
+            Some(ClaimRecord { lease, token, holds, .. }) => {
                 if token.is_none() {
-                    // What we send may come late and end whatever hangs on the lease by then.
+                    // The request may arrive late and end whatever entry is attached to the lease
+                    // by then.
                     let _never_answered = self.claims.ask(claim.id);
                 }
                 let key = self.key_on(&claim.name, lease.id);
@@ -82,7 +85,7 @@ impl Shared {
                 None => return Ok(false),
             },
         };
-        // A waiter leaves nothing behind.
+        // A waiter has no cooldown.
         let ended = match keep.filter(|_| holds) {
             None => self.end(&leaving, &delete(leaving.key.clone())).await?,
             Some(keep) => self.depart(&leaving, keep).await?,
@@ -90,23 +93,24 @@ impl Shared {
         let departs = keep.is_some() && holds;
         Ok(match self.claims.forget(claim.id) {
             None => ended.was_there(),
-            Some(Remains { lease, clean: true }) => {
-                // A key that is not known to be away may not be made again.
+            Some(EndedClaim { lease, clean: true }) => {
+                // If it is not certain that the key is deleted, the lease must not create the same
+                // key again.
                 match ended == Ended::Now && !departs {
                     true => self.leases.put_back(lease),
                     false => self.leases.revoke_later(lease.id),
                 }
                 ended.was_there()
             }
-            Some(Remains { lease, clean: false }) => {
+            Some(EndedClaim { lease, clean: false }) => {
                 self.leases.revoke(lease.id).await?;
-                // What was not there may have come just before the lease was ended.
+                // The key may have been created just before the lease was revoked.
                 true
             }
         })
     }
 
-    /// Has the place stay for so long though its holder has departed.
+    /// Keeps the entry for the time `keep` after its holder has released the lock.
     async fn depart(
         self: &Arc<Self>,
         leaving: &Leaving<'_>,
@@ -115,14 +119,14 @@ impl Shared {
         let kept = self.leases.grant(seconds(keep)).await?;
         let depart = put(leaving.key.clone(), value(leaving.claim, true), kept.id);
         let ended = self.end(leaving, &depart).await?;
-        // If it was done before, then perhaps by an earlier sending of this.
+        // In the case `Before`, an earlier attempt of this request may have used the lease.
         if ended == Ended::WasNotThere {
             self.leases.revoke_later(kept.id);
         }
         Ok(ended)
     }
 
-    /// Ends a claim's place, unless its holder has departed already.
+    /// Ends a claim's entry, unless it is already in cooldown.
     async fn end(&self, leaving: &Leaving<'_>, end: &RequestOp) -> Result<Ended, Failure> {
         if !leaving.known.is_empty()
             && let Some(ended) = self.end_if(leaving, leaving.known.clone(), end).await?
@@ -143,7 +147,8 @@ impl Shared {
         Ok(Ended::Before)
     }
 
-    /// Ends a place under a condition; `None` if there is one and the condition is not met.
+    /// Ends an entry under a condition. Returns `None` if the entry exists but the condition is
+    /// false.
     async fn end_if(
         &self,
         leaving: &Leaving<'_>,
@@ -159,21 +164,21 @@ impl Shared {
         let found = ranged(answered.answer.responses.into_iter().next())?;
         Ok(match (self.entry(leaving, &found), answered.repeated) {
             (None, false) => Some(Ended::WasNotThere),
-            // An earlier sending may have ended it.
+            // An earlier attempt may have ended the entry.
             (None, true) => Some(Ended::Before),
             (Some(_), _) => None,
         })
     }
 
-    /// The claim's own place: another one of this client's may have the key by now.
+    /// Returns the claim's own entry. Another claim of this client may have the key by now.
     fn entry(&self, leaving: &Leaving<'_>, found: &Found) -> Option<Entry> {
         let queue = Queue::of(&self.prefix(&leaving.claim.name), &found.kvs);
         let at = queue.find(leaving.claim.id)?;
         queue.entries.into_iter().nth(at)
     }
 
-    /// The key of a claim of which we know nothing, and whether it holds. One whose lock-delay has begun is
-    /// nobody's any more.
+    /// Returns the key of a claim that this client does not know, and whether the claim is a
+    /// holder. A claim whose lock delay has begun cannot be removed any more.
     async fn place_of(&self, claim: &Claim) -> Result<Option<(Vec<u8>, bool)>, Failure> {
         let prefix = self.prefix(&claim.name);
         let end = end_of(&prefix);

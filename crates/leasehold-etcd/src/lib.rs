@@ -1,73 +1,82 @@
 //! The `etcd:` store: queues in the order of etcd's revisions.
 //!
 //! # The keys
-//! Each claim is one key, `NAME/LEASE`, that hangs on that lease. Claims stand in the order in which their
-//! keys were created, which is etcd's order of transactions, kept by a majority of its members; the
-//! create revision is the fencing token. This is the queue of the official Go client's
-//! `concurrency.Mutex` and of `etcdctl lock`: they and our mutexes stand in one queue, each waiting
-//! for whoever came before. Our keys have values as well, which say what the lock is and who claims.
+//! Each claim is one key, `NAME/LEASE`, which is attached to that lease. Claims are queued in the
+//! order in which their keys were created. This is etcd's order of transactions, which a majority
+//! of its members stores. The create revision is the fencing token. The queue is that of the
+//! official Go client's `concurrency.Mutex` and of `etcdctl lock`. Their claims and those of
+//! leasehold's mutexes share one queue, and each waits for those ahead of it. leasehold's keys also
+//! have values, which describe the lock and the claim.
 //!
 //! # One call
-//! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue; where the
-//!   last guess was wrong (`etcd/contended.rs`), two.
+//! - *join* (`etcd/join.rs`): one transaction, whether the claim is granted or waits. It takes two
+//!   if the guess of `etcd/contention_hints.rs` was wrong.
 //! - *leave* (`etcd/leave.rs`): one transaction.
-//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a look at the keys.
-//! - *hear* and *follow* (`etcd/hear.rs`): watches, of one key that says who was evicted, and of queues.
-//! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim. Near the front of a
-//!   mutex its events tell all (`etcd/front.rs`); else there is a look after each, which shows the waiter's
-//!   own key as well.
+//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a read of the
+//!   keys.
+//! - *hear* and *follow* (`etcd/notify.rs`): watches, of the keys that announce evictions, and of
+//!   queues.
+//! - *changed* (`etcd/wait_in_queue.rs`): a watch, from the current revision on, of the claims that
+//!   block this one. Near the front of a mutex its events are sufficient (`etcd/predecessors.rs`).
+//!   Otherwise the client reads the queue after each event, which also shows the waiter's own key.
 //!
 //! # Leases
-//! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
-//! as its lease, in whole seconds; etcd may grant more, and has a minimum of 1 to 2 s by its election
-//! time-out. With a lock-delay it is longer by that: a holder believes in the first part only and neither
-//! renews nor leaves in the second, by its own clock (`etcd/leave.rs`); for others, what is left of the lease
-//! tells which part it is. What counts is the least of what was asked for and what was
-//! granted, from before the request was sent. Leases are used again for other claims (`etcd/leases.rs`),
-//! so that granting one costs no round trip when a lock is taken.
+//! Each claim has its own etcd lease, because two claims on one lease would be one claim (scenario
+//! 81). It is as long as the claim's lease, in whole seconds. etcd may grant more, and has a
+//! minimum of 1 to 2 s that depends on its election timeout. A client relies on the smaller of the
+//! requested and the granted time, counted from before the request was sent. etcd leases are reused
+//! for other claims (`etcd/leases.rs`), so that granting one costs no round trip when a lock is
+//! acquired.
 //!
-//! Waiters hang on leases of the same length, since a key cannot change its lease without a write: a
-//! dead waiter is gone within its lease, and so are many that died together.
+//! With a lock delay, the etcd lease is longer by the delay. A holder relies on the first part
+//! only. In the second part, according to its own clock, it neither renews nor leaves
+//! (`etcd/leave.rs`). Other clients see from the remaining time of the lease which part it is in.
 //!
-//! # Whose clock
-//! The leader's, which cannot be set. A new leader begins all leases anew, so a fail-over never ends
-//! one early.
+//! Waiters use leases of the same length, because a key cannot change its lease without a write. A
+//! crashed waiter is removed within its lease, and so are many that crashed at the same time.
 //!
-//! # If a reply is lost, if the future is dropped, if we die
-//! The client that joined finds its claim again by the key; another one, which may make it leave, finds it by
-//! its id in the value (and must not join it as well: it would stand behind itself). A lease that was sent in
-//! a request which was not answered is not used again, and is revoked when the claim leaves, so that a `join`
-//! which the network held back comes to nothing. A `leave` that it held back ends only the place that it was
-//! meant for, by its revision. What nobody leaves ends with its lease. A member that does not answer is left
-//! for the next one (`etcd/client.rs`).
+//! # Clock
+//! Leases are measured by the clock of etcd's leader, which cannot be set. A new leader restarts
+//! all leases, so a fail-over never ends a lease early.
+//!
+//! # Lost replies, dropped futures and crashes
+//! The client that joined finds its claim again by the key. Another client, which may remove the
+//! claim, finds it by its ID in the value. (That client must not join it as well, because the claim
+//! would be queued after itself.)
+//!
+//! A lease that was sent in a request without a reply is not reused. It is revoked when the claim
+//! leaves, so that a delayed `join` has no effect. A delayed `leave` ends only the entry that it
+//! was meant for, because it names the revision of that entry. A claim that is not removed ends
+//! with its lease. If a member does not respond, the client changes to the next one
+//! (`etcd/client.rs`).
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod ask;
 mod calls;
 mod claims;
 mod client;
 mod compare;
-mod contended;
+mod contention_hints;
 mod doctor;
 mod fault;
-mod front;
-mod hear;
 mod inspect;
 mod join;
+mod join_limit;
 mod keepalive;
 mod leases;
 mod leave;
+mod notify;
+mod predecessors;
 mod probe;
 mod proto;
 mod queue;
 mod renew;
+mod requests;
 mod reweigh;
-mod stand;
 #[cfg(feature = "tls")]
 mod tls;
-mod turns;
 mod url;
+mod wait_in_queue;
 mod waiters;
 mod watch;
 
@@ -100,20 +109,20 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, Name, Result, Token};
 
-/// Locks in etcd. See the module's documentation.
+/// Locks in etcd. See the crate's documentation.
 pub struct EtcdStore {
     info: StoreInfo,
     members: usize,
     shared: Arc<Shared>,
     ears: Arc<Ears>,
-    /// What hears of evictions, as soon as somebody wants to.
-    hearing: OnceLock<Ends>,
-    /// Whether it may.
-    hears: bool,
+    /// The task that watches for evictions, once a listener has been added.
+    eviction_listener: OnceLock<Ends>,
+    /// Whether this user may watch for evictions.
+    can_listen: bool,
     _tending: Ends,
 }
 
-/// What the calls and the waiters' tasks share.
+/// State shared by the calls and the waiters' tasks.
 #[derive(Debug)]
 struct Shared {
     namespace: String,
@@ -123,8 +132,8 @@ struct Shared {
     leases: Arc<Leases>,
     claims: claims::Claims,
     waiters: Waiters,
-    turns: turns::Turns,
-    contended: contended::Contended,
+    join_limiter: join_limit::JoinLimiter,
+    contention_hints: contention_hints::ContentionHints,
 }
 
 impl EtcdStore {
@@ -134,7 +143,14 @@ impl EtcdStore {
     /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// An error with a hint if etcd cannot be used.
+    /// - [`Config`](leasehold_core::ErrorKind::Config): the URL is invalid.
+    /// - [`Unreachable`](leasehold_core::ErrorKind::Unreachable): no majority of the members
+    ///   responds.
+    /// - [`Denied`](leasehold_core::ErrorKind::Denied): etcd rejects the user or the password, or
+    ///   the user lacks a permission.
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the URL leads to etcd's
+    ///   grpc-proxy.
+    /// - Any other error of etcd.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
         let client = Client::new(&parsed, runtime)?;
@@ -151,8 +167,8 @@ impl EtcdStore {
             leases,
             claims: claims::Claims::default(),
             waiters: Waiters::default(),
-            turns: turns::Turns::default(),
-            contended: contended::Contended::default(),
+            join_limiter: join_limit::JoinLimiter::default(),
+            contention_hints: contention_hints::ContentionHints::default(),
         });
         let identity = match found.cluster {
             Some(id) => format!("etcd:{id:x}/{}", shared.namespace),
@@ -163,9 +179,9 @@ impl EtcdStore {
             }
         };
         let info = StoreInfo::new(redacted(url), guarantees(&found)).identified(identity);
-        let (ears, hearing) = (Arc::default(), OnceLock::new());
-        let (members, hears) = (found.members, found.hears);
-        Ok(Self { info, members, shared, ears, hearing, hears, _tending: tending })
+        let (ears, eviction_listener) = (Arc::default(), OnceLock::new());
+        let (members, can_listen) = (found.members, found.can_listen);
+        Ok(Self { info, members, shared, ears, eviction_listener, can_listen, _tending: tending })
     }
 
     /// Returns how many requests this client has sent, including those on streams (keep-alives,
@@ -188,7 +204,8 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl Shared {
-    /// The key of a claim's place; of a claim that this client does not know, a key that nobody has.
+    /// Returns the key of a claim's entry. For a claim that this client does not know, returns a
+    /// key that no claim has.
     fn key(&self, claim: &Claim) -> Vec<u8> {
         let lease = self.claims.get(claim.id).map_or(0, |known| known.lease.id);
         self.key_on(&claim.name, lease)
@@ -215,7 +232,7 @@ impl Store for EtcdStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.told(doctor::diagnose(&self.shared.client, self.members).await)
+        self.result(doctor::diagnose(&self.shared.client, self.members).await)
     }
 
     async fn disconnect(&self) {
@@ -223,19 +240,19 @@ impl Store for EtcdStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        self.told_of(&claim.name, self.shared.join(claim, mode).await)
+        self.result_about(&claim.name, self.shared.join(claim, mode).await)
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        self.told(self.shared.renew(renewals).await)
+        self.result(self.shared.renew(renewals).await)
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        self.told_of(&claim.name, self.shared.leave(claim, keep).await)
+        self.result_about(&claim.name, self.shared.leave(claim, keep).await)
     }
 
     async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        self.told_of(&claim.name, self.shared.reweigh(claim).await)
+        self.result_about(&claim.name, self.shared.reweigh(claim).await)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -243,30 +260,31 @@ impl Store for EtcdStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        self.told_of(name, self.shared.show(name).await)
+        self.result_about(name, self.shared.show(name).await)
     }
 
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
-        self.told_of(name, self.shared.show_holders(name, token).await)
+        self.result_about(name, self.shared.show_holders(name, token).await)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        self.told(self.shared.list(prefix).await)
+        self.result(self.shared.list(prefix).await)
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        self.told_of(name, self.shared.evict(name, which).await)
+        self.result_about(name, self.shared.evict(name, which).await)
     }
 
     fn hear(&self, ear: Weak<dyn Ear>) {
         self.ears.add(ear);
-        if self.hears {
-            self.hearing.get_or_init(|| self.shared.hear(self.ears.clone()));
+        if self.can_listen {
+            let listen = || self.shared.listen_for_evictions(self.ears.clone());
+            self.eviction_listener.get_or_init(listen);
         }
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
-        self.told(self.shared.follow_all(queues).await).map(Some)
+        self.result(self.shared.follow_all(queues).await).map(Some)
     }
 
     fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
@@ -275,18 +293,18 @@ impl Store for EtcdStore {
 }
 
 impl EtcdStore {
-    fn told<T>(&self, done: Result<T, Failure>) -> Result<T> {
+    fn result<T>(&self, done: Result<T, Failure>) -> Result<T> {
         done.map_err(|failure| closed(failure, &self.shared.namespace).into())
     }
 
-    /// The same of a call about one lock.
-    fn told_of<T>(&self, name: &Name, done: Result<T, Failure>) -> Result<T> {
+    /// Converts the result of a call about one lock.
+    fn result_about<T>(&self, name: &Name, done: Result<T, Failure>) -> Result<T> {
         let prefix = self.shared.prefix(name);
         done.map_err(|failure| closed(failure, &String::from_utf8_lossy(&prefix)).into())
     }
 }
 
-fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Guarantees {
+fn guarantees(&Found { members, ignores_old_leaders, can_listen, .. }: &Found) -> Guarantees {
     let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
     let failover = match (members, ignores_old_leaders) {
         (0 | 1, _) => Survival::NotApplicable,
@@ -297,12 +315,12 @@ fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Gua
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
-    promised.evicted = if hears { Wakeup::Push } else { Wakeup::Poll };
+    promised.evicted = if can_listen { Wakeup::Push } else { Wakeup::Poll };
     promised.followed = Wakeup::Push;
     promised.liveness = Liveness::Lease;
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = true;
-    promised.at_least = true;
+    promised.min_hold = true;
     promised.downgrades = true;
     promised.grant = durability;
     promised.token = durability;
@@ -312,7 +330,7 @@ fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Gua
     promised.on_failover = failover;
     promised.on_partition = Survival::Exclusive;
     promised.stall = Stall::Nobody;
-    // Whole seconds, the least that etcd grants, half a second until it looks, and an election.
+    // Whole seconds, etcd's minimum lease, half a second until etcd checks, and an election.
     promised.recovery = Duration::from_secs(6);
     promised.recovery_leases = 1;
     promised.notes = Cow::Borrowed(&[
@@ -321,14 +339,17 @@ fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Gua
                  election timeout. A dead holder's lock stays taken for at least that long.",
         ),
         Cow::Borrowed(
-            "A dead waiter keeps its place for its whole lease and lock-delay, not for a shorter \
-                 waiter's lease.",
+            "A dead waiter keeps its queue position for its whole lease and lock-delay, even if \
+                 waiters behind it have shorter leases.",
         ),
         Cow::Borrowed(
             "Each change of leader restarts all leases. If a holder died shortly before, its lock stays \
                  taken for one more lease.",
         ),
-        Cow::Borrowed("Tokens are etcd revisions. They go back if etcd is restored from a backup."),
+        Cow::Borrowed(
+            "Tokens are etcd revisions. They decrease only if etcd is restored from a \
+                       backup.",
+        ),
         Cow::Borrowed(
             "Before 3.4.31 and 3.5.13, a leader that was paused and resumes can end renewed leases. Check \
                  tokens.",

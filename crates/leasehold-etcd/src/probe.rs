@@ -1,39 +1,41 @@
-//! What a cluster is: whether it answers and lets us in, who votes, and which versions run.
+//! Probes a cluster: whether it responds and grants access, which members vote, and their versions.
 
 use std::time::Duration;
 
-use super::ask::range;
 use super::client::Client;
 use super::fault::{Failure, closed};
 use super::proto::{MemberListRequest, MemberListResponse, RangeRequest, StatusResponse};
 use super::queue::notices;
+use super::requests::range;
 use super::url::EtcdUrl;
 use super::watch;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// What a cluster is found to be.
+/// Properties of a cluster.
 pub(super) struct Found {
-    /// Those that vote.
+    /// The number of voting members.
     pub(super) members: usize,
-    /// Its own name for itself, if it told us.
+    /// The ID of the cluster, if it was reported.
     pub(super) cluster: Option<u64>,
-    /// No leader that was stopped ends what its successor renewed, whichever member it is.
+    /// Whether no member that was paused while it was leader can revoke leases that its successor
+    /// renewed.
     pub(super) ignores_old_leaders: bool,
-    /// We may read the keys in which is told who was evicted.
-    pub(super) hears: bool,
+    /// Whether this user may read the keys that announce evictions.
+    pub(super) can_listen: bool,
 }
 
-/// Whether a majority answers and lets us in; and what it is.
+/// Checks that a majority responds and grants access, and returns the properties of the cluster.
 pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
-    let (let_in, each) = tokio::join!(lets_us_in(client, url), told(client));
-    let hears = let_in?;
+    let (let_in, each) = tokio::join!(lets_us_in(client, url), statuses(client));
+    let can_listen = let_in?;
     let path = "/etcdserverpb.Cluster/MemberList";
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let (listed, renumbers) = tokio::join!(
         client.call::<_, MemberListResponse>(path, MemberListRequest {}),
         watch::renumbers(client, key),
     );
-    // Not everybody may ask; then the URL names what there is.
+    // Not every user may list the members. If this user may not, the members in the URL are used
+    // instead.
     let listed = listed.ok().map(|listed| listed.answer);
     let is_proxy = renumbers.unwrap_or(false) || listed.as_ref().is_some_and(is_a_proxys);
     if is_proxy {
@@ -45,16 +47,17 @@ pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let cluster = listed.and_then(|listed| listed.header).map(|header| header.cluster_id);
     let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
     let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
-    Ok(Found { members, cluster, ignores_old_leaders, hears })
+    Ok(Found { members, cluster, ignores_old_leaders, can_listen })
 }
 
-/// Whether a majority answers and lets us in; and whether to these very keys.
+/// Checks that a majority responds and grants access. Returns whether this user may read the keys
+/// that announce evictions.
 async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<bool> {
     let (from, end) = notices(&url.namespace);
     let one = RangeRequest { limit: 1, keys_only: true, ..range(from, end) };
     match client.range(one).await {
         Ok(_) => Ok(true),
-        // A user may have a right to some locks and not to these keys.
+        // A user may have permissions for some locks, but not for these keys.
         Err(Failure::Final(error))
             if error.kind() == ErrorKind::Denied
                 && url.namespace.is_empty()
@@ -66,29 +69,33 @@ async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<bool> {
     }
 }
 
-/// What each member says of itself. The one that we began with is left at once where it says nothing and
-/// another does: it would be waited for as if it had ever answered.
-async fn told(client: &Client) -> Vec<(String, Option<StatusResponse>)> {
+/// Returns the status of each member. If the current member does not respond but another one does,
+/// the client leaves it immediately. Otherwise it would wait for this member as long as for one
+/// that has answered before.
+async fn statuses(client: &Client) -> Vec<(String, Option<StatusResponse>)> {
     let (began, at) = client.place();
     let each = client.each(VERSIONS).await;
-    let silent = each.get(at).is_some_and(|(_, told)| told.is_none());
-    if silent && each.iter().any(|(_, told)| told.is_some()) {
+    let silent = each.get(at).is_some_and(|(_, status)| status.is_none());
+    if silent && each.iter().any(|(_, status)| status.is_some()) {
         client.condemn(began);
     }
     each
 }
 
-/// How long a client that connects waits to hear from all members which etcd they run.
+/// Time limit for the versions of all members when a client connects.
 const VERSIONS: Duration = Duration::from_millis(500);
 
-/// A list of members that no cluster has answered: each member of one has a number.
+/// Returns whether this list of members comes from a proxy. In the list of a cluster, each member
+/// has an ID.
 fn is_a_proxys(listed: &MemberListResponse) -> bool {
     listed.header.is_none() || listed.members.iter().any(|member| member.id == 0)
 }
 
-/// `etcd grpc-proxy` keeps leases alive in its own rhythm and answers us with what it was told in that: an
-/// answer to a request of ours may be older than the request. A lease counted from such an answer can
-/// be over while its holder believes in it.
+/// Returns the error for a URL that leads to `etcd grpc-proxy`.
+///
+/// The proxy renews leases on its own schedule and replies with the last result. A reply may
+/// therefore be older than its request. A lease counted from such a reply can already have expired
+/// while its holder still relies on it.
 fn through_a_proxy() -> Error {
     let what = "the URL leads to etcd's grpc-proxy, whose replies to keep-alives can be stale: a \
                 client could believe that it still holds a lock that it has lost";
@@ -96,8 +103,8 @@ fn through_a_proxy() -> Error {
     Error::new(ErrorKind::Unsupported, what).with_hint(hint)
 }
 
-/// Whether every voter was heard, and runs a version that no stopped leader can harm: whichever leads next
-/// may be the one.
+/// Returns whether every voting member reported a version in which a paused leader is harmless. Any
+/// of them may be the next leader.
 fn all_ignore_old_leaders(
     voters: Option<&[u64]>,
     each: &[(String, Option<StatusResponse>)],
@@ -115,7 +122,7 @@ fn all_ignore_old_leaders(
     }
 }
 
-/// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
+/// Returns whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
 pub(super) fn ignores_old_leaders(version: &str) -> bool {
     let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
     let mut next = || parts.next().flatten();
@@ -132,8 +139,9 @@ mod tests {
     use super::super::proto;
     use super::*;
 
+    // F47
     #[test]
-    fn f47_a_promise_of_all_members_is_asked_of_all() {
+    fn guarantee_requires_new_versions_on_all_members() {
         let runs = |member_id, version: &str| {
             let header = Some(proto::Header { member_id, ..proto::Header::default() });
             (String::new(), Some(StatusResponse { header, version: version.into() }))
@@ -146,13 +154,17 @@ mod tests {
         assert!(!all_ignore_old_leaders(None, &one_old));
         let one_silent = [runs(1, "3.5.30"), runs(2, "3.5.30"), (String::new(), None)];
         assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_silent));
-        // A learner does not lead.
+        // A learner cannot become leader.
         assert!(all_ignore_old_leaders(Some(&[1, 2]), &one_silent));
-        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &all[..2]), "the URL names two of three");
+        assert!(
+            !all_ignore_old_leaders(Some(&[1, 2, 3]), &all[..2]),
+            "accepted a URL with two of three members"
+        );
     }
 
+    // F11
     #[test]
-    fn f11_a_proxys_list_of_members_is_told_from_a_clusters() {
+    fn member_list_of_a_proxy_is_recognized() {
         let header = Some(proto::Header { cluster_id: 9, ..proto::Header::default() });
         let members = |id| vec![proto::Member { id, is_learner: false }];
         assert!(is_a_proxys(&MemberListResponse { header: None, members: members(7) }));
@@ -161,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_a_stopped_leader_cannot_harm() {
+    fn versions_safe_from_paused_leaders_are_recognized() {
         for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "3.5.21+git"] {
             assert!(ignores_old_leaders(good), "{good}");
         }

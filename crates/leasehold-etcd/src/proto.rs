@@ -1,5 +1,6 @@
-//! etcd's messages, as far as we use them: the numbers are those of its published API (v3, from
-//! etcd 3.4 on; Apache-2.0), the Rust is ours, so that building needs no `protoc`.
+//! The etcd messages that leasehold uses. The field numbers are those of etcd's published API (v3,
+//! from etcd 3.4 on; Apache-2.0). The Rust code is our own, so that building does not need
+//! `protoc`.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -134,8 +135,8 @@ pub(super) enum Operand {
     Lease(i64),
 }
 
-/// True if it is true of every key of the range, and of an empty range if it is true of a key
-/// that does not exist (whose revisions are 0).
+/// A comparison of a key or a range. It is true if it is true of every key of the range. For an
+/// empty range, it is evaluated for a key that does not exist, whose revisions are 0.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     #[prost(enumeration = "Relation", tag = "1")]
@@ -241,7 +242,7 @@ pub(super) struct LeaseKeepAliveRequest {
 pub(super) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
-    /// 0: the lease is over.
+    /// The granted time in seconds. 0 if the lease has expired.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
@@ -254,7 +255,7 @@ pub(super) struct LeaseTimeToLiveRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
-    /// -1: the lease is over. Whole seconds, rounded down.
+    /// The remaining time in whole seconds, rounded down. -1 if the lease has expired.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
@@ -273,7 +274,7 @@ pub(super) struct WatchCreateRequest {
     pub(super) range_end: Vec<u8>,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
     pub(super) filters: Vec<i32>,
-    /// Chosen by us.
+    /// An ID that this client chooses.
     #[prost(int64, tag = "7")]
     pub(super) watch_id: i64,
 }
@@ -358,7 +359,7 @@ pub(super) struct MemberListResponse {
 pub(super) struct Member {
     #[prost(uint64, tag = "1")]
     pub(super) id: u64,
-    /// It has all data, and no vote.
+    /// Whether the member has all data but no vote.
     #[prost(bool, tag = "5")]
     pub(super) is_learner: bool,
 }
@@ -374,7 +375,7 @@ pub(super) struct StatusResponse {
     pub(super) version: String,
 }
 
-/// Without anything set: all alarms of all members.
+/// A request for all alarms of all members, because no field is set.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AlarmRequest {}
 

@@ -1,32 +1,38 @@
-//! A lock's queue as etcd keeps it: keys `NAME/LEASE`, in the order of their create revisions.
+//! A lock's queue in etcd: keys `NAME/LEASE`, in the order of their create revisions.
 //!
-//! `NAME` is the lock's name as it is, and `LEASE` the lease that the key hangs on, in hexadecimal, as in the
-//! official Go client. A lease that goes from one claim to the next makes the same key again: etcd
-//! keeps what it ever heard of a key until it compacts, and steps over all of them when it looks at a
-//! lock's, so with a new key for each use locks would become slower and slower. So a claim is told by
-//! its id in the value, and a place by the revision that created it, never by the key alone.
+//! **Keys.** A key that belongs to a claim in the queue is called an *entry*. `NAME` is the
+//! unchanged name of the lock. `LEASE` is the lease that the key is attached to, in hexadecimal, as
+//! in the official Go client. If another claim reuses the lease, it creates the same key again.
+//! etcd keeps the history of a key until it compacts, and scans that history whenever it reads the
+//! lock's keys. With a new key for each use, locks would become slower and slower. So a claim is
+//! identified by the ID in the value, and an entry by the revision that created it, never by the
+//! key alone.
 //!
-//! What a key belongs to is what stands before its *last* slash,
-//! so two names never share a key; but the range of the keys of `a` holds those of `a/b` as well, so
-//! whoever reads it must leave them out ([`is_place`]). The Go client does not: there a lock `a` waits
-//! for the holders of `a/b`.
+//! **Names.** A key belongs to the name in front of its *last* slash, so two names never share a
+//! key. But the range of the keys of `a` also contains those of `a/b`, so a reader must ignore the
+//! latter ([`is_place`]). The Go client does not, so its lock `a` also waits for the holders of
+//! `a/b`.
 //!
-//! A place of ours has a value that begins with the lock's kind and capacity, ordered so that one
-//! comparison of a whole range tells that all in it agree ([`agree`]). A key without such a value is a
-//! place of another client, that is of a mutex, if it hangs on a lease.
+//! **Values.** The value of an entry that leasehold created begins with the lock's kind and
+//! capacity. The format is ordered, so that comparisons of the whole range show whether all its
+//! entries agree ([`agree`]). A key without such a value is an entry of another client if it is
+//! attached to a lease. It then counts as a mutex.
 //!
-//! *Who disagrees what the lock is holds alone.* Another client waits for all who came before and for
-//! nobody who comes later, so whoever stands behind it waits for it: it weighs the whole capacity, and so
-//! does every place whose kind or capacity is not that of the first ([`Queue::of`]).
+//! **A claim that disagrees about the lock's kind or capacity is granted alone.** A client other
+//! than leasehold waits for all claims ahead of its own and for none after it. So all claims after
+//! it have to wait for it, and it gets the weight of the whole capacity. The same applies to every
+//! entry whose kind or capacity differs from that of the first entry ([`Queue::of`]).
 //!
-//! *Other versions of ours.* The key, the order, and the kind and capacity with which a value begins are
-//! the same for ever: the comparisons of every version rest on them. The JSON behind may get more
-//! fields, which older versions ignore, and which they cannot lose: nobody rewrites another's value.
-//! What cannot be read behind a kind weighs the whole capacity: its claimant is waited for by all.
+//! **Other versions of leasehold.** The key, the order, and the kind and capacity at the start of a
+//! value never change, because the comparisons of all versions depend on them. The JSON after them
+//! may get more fields. Older versions ignore these, and cannot lose them, because no client
+//! rewrites another client's value. If the part after a kind cannot be read, the claim gets the
+//! weight of the whole capacity, so that all others wait for it.
 //!
-//! *In doubt a key blocks, and in doubt nobody deletes it.* By a person's order only those go that are
-//! certainly places: ours, and keys without a value that are named for the lease on which they hang, as
-//! the Go client's mutex writes them ([`Entry::certain`]). A service's own record may lie there as well.
+//! **A doubtful key blocks the lock, but is never deleted.** An operator can only evict keys that
+//! are certainly entries ([`Entry::certain`]). These are leasehold's own keys, and keys without a
+//! value whose name contains the lease that they are attached to, as the Go client's mutex creates
+//! them. Other keys may be records of another service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,25 +52,26 @@ pub(super) struct Entry {
     pub(super) key: Vec<u8>,
     /// The create revision.
     pub(super) token: Token,
-    /// With which revision it was last written.
+    /// The revision that last wrote the key.
     pub(super) written: i64,
     pub(super) lease: i64,
-    /// `None`: another client's.
+    /// The claim's ID. `None` if leasehold did not create the entry, or the value cannot be read.
     pub(super) claim: Option<ClaimId>,
     pub(super) kind: Kind,
     pub(super) capacity: u32,
     pub(super) weight: u32,
     pub(super) departed: bool,
-    /// How much of its lease is a lock-delay.
+    /// The part of the lease that is a lock delay.
     pub(super) delay: Duration,
-    /// It is a place in a lock's queue, and nothing else.
+    /// Whether the key is certainly an entry in a lock's queue.
     pub(super) certain: bool,
     pub(super) holder: Arc<Holder>,
-    /// When it joined by its own machine's clock, in microseconds since 1970; 0: unknown.
+    /// When the claim joined, according to its own machine's clock, in microseconds since 1970. 0
+    /// if unknown.
     since: u64,
 }
 
-/// What our values say after the kind.
+/// The part of leasehold's values after the kind.
 #[derive(Debug, Serialize, Deserialize)]
 struct Value {
     claim: String,
@@ -72,7 +79,7 @@ struct Value {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
     since: u64,
-    /// The lock-delay that its lease has behind its own time, in seconds.
+    /// The lock delay at the end of the lease, in seconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     delay: u64,
     holder: Holder,
@@ -87,31 +94,31 @@ fn is_zero(delay: &u64) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
     pub(super) entries: Vec<Entry>,
-    /// How many of the front hold.
+    /// How many claims at the front are holders.
     pub(super) granted: usize,
-    /// Keys lie among these that are no places of this lock.
+    /// Whether the range contains keys that are not entries of this lock.
     pub(super) mixed: bool,
 }
 
-/// What the keys of a lock begin with.
+/// Returns the prefix of a lock's keys.
 pub(super) fn prefix(namespace: &str, name: &str) -> Vec<u8> {
     format!("{namespace}{name}/").into_bytes()
 }
 
-/// The key of a claim for this lock on this lease.
+/// Returns the key of a claim for this lock on this lease.
 pub(super) fn key(namespace: &str, name: &str, lease: i64) -> Vec<u8> {
     format!("{namespace}{name}/{lease:x}").into_bytes()
 }
 
-/// What the keys begin with in which clients tell each other who was evicted, and where they end. Those of locks
-/// have a slash behind the name.
+/// Returns the start and the end of the range of keys in which clients announce evictions. A lock's
+/// keys are different, because they have a slash after the name.
 pub(super) fn notices(namespace: &str) -> (Vec<u8>, Vec<u8>) {
     let from = format!("{namespace}leasehold:told:").into_bytes();
     let end = end_of(&from);
     (from, end)
 }
 
-/// Where the keys that begin so end.
+/// Returns the end of the range of keys with this prefix.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -120,33 +127,34 @@ pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // All keys, which only an empty prefix means.
+    // This means all keys, and only an empty prefix leads here.
     vec![0]
 }
 
-/// Whether a key is a place of the lock with this prefix, and not of another below it, nor
-/// anything else that lies there.
+/// Returns whether a key is an entry of the lock with this prefix. Other keys in the range belong
+/// to locks with longer names, or to other programs.
 pub(super) fn is_place(prefix: &[u8], kv: &KeyValue) -> bool {
     let id = kv.key.strip_prefix(prefix);
     kv.lease != 0 && id.is_some_and(|id| !id.is_empty() && !id.contains(&b'/'))
 }
 
-/// As the Go client's mutex names its key: for the lease on which it hangs.
+/// Returns whether the key is named after the lease that it is attached to, as the Go client's
+/// mutex names its keys.
 fn is_named_for_its_lease(kv: &KeyValue) -> bool {
     let id = kv.key.rsplit(|byte| *byte == b'/').next();
     id == Some(format!("{:x}", kv.lease).as_bytes())
 }
 
-/// Whether a place is one of ours whose holder has departed.
+/// Returns whether leasehold created the entry and it is in cooldown.
 pub(super) fn is_departed(kv: &KeyValue) -> bool {
     Written::by_us(&kv.value).is_some_and(|written| written.value.departed)
 }
 
-/// The lock's name, if this may be the key of a place; its value need not have been read.
+/// Returns the lock's name if this may be the key of an entry. The value is not needed.
 pub(super) fn name_of<'a>(namespace: &str, kv: &'a KeyValue) -> Option<&'a str> {
     let text = std::str::from_utf8(&kv.key).ok()?.strip_prefix(namespace)?;
     let (name, id) = text.rsplit_once('/')?;
-    // A place whose holder has departed hangs on another lease, so it may be one if it is named for any.
+    // An entry in cooldown is attached to another lease, so any lease in the name is accepted.
     let may_be = id.len() <= 16 && i64::from_str_radix(id, 16).is_ok_and(|id| id > 0);
     (kv.lease != 0 && may_be).then_some(name)
 }
@@ -160,7 +168,7 @@ fn kind_text(kind: Kind, capacity: u32) -> String {
     format!("{kind}:{capacity} ")
 }
 
-/// The value of a claim's place.
+/// Returns the value of a claim's entry.
 pub(super) fn value(claim: &Claim, departed: bool) -> Vec<u8> {
     let since = wall_micros();
     let holder = Holder::clone(&claim.holder);
@@ -168,25 +176,27 @@ pub(super) fn value(claim: &Claim, departed: bool) -> Vec<u8> {
     let (id, weight) = (claim.id.to_hex(), claim.weight);
     let value = Value { claim: id, weight, departed, since, delay, holder };
     let mut bytes = kind_text(claim.kind, claim.capacity).into_bytes();
-    // Numbers and strings: nothing in it can fail.
+    // Numbers and strings can always be serialized.
     bytes.extend(serde_json::to_vec(&value).unwrap_or_default());
     bytes
 }
 
-/// The value of the same place with another weight; `None`: it is not one of ours.
+/// Returns the value of the same entry with another weight. Returns `None` if leasehold did not
+/// create the value.
 pub(super) fn reweighed(value: &[u8], weight: u32) -> Option<Vec<u8>> {
     let Written { claim: Some(_), kind, capacity, mut value } = Written::by_us(value)? else {
         return None;
     };
     value.weight = weight;
     let mut bytes = kind_text(kind, capacity).into_bytes();
-    // Numbers and strings: nothing in it can fail.
+    // Numbers and strings can always be serialized.
     bytes.extend(serde_json::to_vec(&value).unwrap_or_default());
     Some(bytes)
 }
 
-/// Comparisons that are true if all in the range are claims for a lock of this kind and capacity.
-/// A mutex has the least value of all, so that it agrees with other clients' empty ones.
+/// Returns comparisons that are true if all claims in the range are for a lock of this kind and
+/// capacity. The values of a mutex are the smallest of all, so a mutex agrees with the empty values
+/// of other clients.
 pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
     let text = kind_text(claim.kind, claim.capacity).into_bytes();
     let is = |relation: Relation, value: Vec<u8>| Compare {
@@ -203,9 +213,9 @@ pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
     }
 }
 
-/// What a value says.
+/// A parsed value.
 struct Written {
-    /// `None`: it is another client's.
+    /// `None` if another client wrote the value, or another version that cannot be read.
     claim: Option<ClaimId>,
     kind: Kind,
     capacity: u32,
@@ -213,7 +223,7 @@ struct Written {
 }
 
 impl Written {
-    /// `None`: it is not one of ours.
+    /// Parses a value that leasehold wrote. Returns `None` if another client wrote it.
     fn by_us(value: &[u8]) -> Option<Self> {
         let space = value.iter().position(|byte| *byte == b' ')?;
         let (kind, rest) = value.split_at(space);
@@ -235,7 +245,7 @@ impl Written {
         }))
     }
 
-    /// Another client knows one kind of lock only.
+    /// Returns the value for a key of another client, which only knows mutexes.
     fn by_others(lease: i64) -> Self {
         let value = Value::unread(1, format!("another client of etcd, lease {lease:x}"));
         Self { claim: None, kind: Kind::Mutex, capacity: 1, value }
@@ -243,7 +253,7 @@ impl Written {
 }
 
 impl Value {
-    /// In place of one that says nothing to us.
+    /// Returns a replacement for a value that cannot be read.
     fn unread(weight: u32, label: String) -> Self {
         let holder = Holder { host: "?".into(), pid: 0, label };
         Self { claim: String::new(), weight, departed: false, since: 0, delay: 0, holder }
@@ -283,7 +293,7 @@ impl Entry {
 }
 
 impl Queue {
-    /// The queue that these keys are, in whatever order they come.
+    /// Creates the queue from these keys, which may be in any order.
     pub(super) fn of<'a>(prefix: &[u8], kvs: impl IntoIterator<Item = &'a KeyValue>) -> Self {
         let mut mixed = false;
         let places = kvs.into_iter().filter(|kv| {
@@ -292,7 +302,7 @@ impl Queue {
             is
         });
         let mut entries: Vec<Entry> = places.filter_map(Entry::of).collect();
-        // Keys that one transaction made have one revision: their own order is as good as any.
+        // Keys that one transaction created have the same revision. They are ordered by name.
         entries.sort_by(|a, b| (a.token, &a.key).cmp(&(b.token, &b.key)));
         let first = entries.first().map(|e| (e.kind, e.capacity));
         let capacity = first.map_or(0, |(_, capacity)| capacity);
@@ -303,19 +313,19 @@ impl Queue {
         Self { entries, granted, mixed }
     }
 
-    /// What the lock is, by whoever came first.
+    /// Returns the kind and capacity of the lock, which the first entry determines.
     pub(super) fn kind(&self) -> Option<(Kind, u32)> {
         self.entries.first().map(|e| (e.kind, e.capacity))
     }
 
-    /// What somebody takes the lock for who does not agree with this claim. After the first of them
-    /// leaves, it is what all behind it have to agree with.
+    /// Returns the first kind and capacity in the queue that differ from the claim's. Once that
+    /// entry is at the front, all entries after it have to agree with it.
     pub(super) fn disagrees(&self, claim: &Claim) -> Option<(Kind, u32)> {
         let all = self.entries.iter().map(|e| (e.kind, e.capacity));
         all.into_iter().find(|what| *what != (claim.kind, claim.capacity))
     }
 
-    /// Whether another claim would hold at once.
+    /// Returns whether `claim` would be granted immediately if it joined.
     pub(super) fn fits(&self, claim: &Claim) -> bool {
         let weights = self.entries.iter().map(|e| e.weight).chain([claim.weight]);
         granted(weights, claim.capacity) > self.entries.len()
@@ -325,12 +335,12 @@ impl Queue {
         self.entries.iter().position(|e| e.key == key)
     }
 
-    /// Where a claim stands, if the values were read.
+    /// Returns the position of a claim, if the values were read.
     pub(super) fn find(&self, id: ClaimId) -> Option<usize> {
         self.entries.iter().position(|e| e.claim == Some(id))
     }
 
-    /// Whether none behind this one was last written together with it.
+    /// Returns whether the write that last changed this entry changed no entry after it.
     pub(super) fn is_last_written(&self, key: &[u8]) -> bool {
         let at = self.position(key).unwrap_or(self.entries.len());
         let (own, behind) = self.entries.split_at((at + 1).min(self.entries.len()));
@@ -338,13 +348,13 @@ impl Queue {
         behind.iter().all(|e| Some(e.written) != own)
     }
 
-    /// Tells by what is left of its lease, in whole seconds, whether a holder is gone and its lock-delay
-    /// has begun; and what is to be shown as left, rounded up again.
+    /// Determines from the remaining time of its lease, in whole seconds, whether a holder is gone
+    /// and its lock delay has begun. Changes `left` to the remaining time to display, rounded up.
     pub(super) fn tell_delay(&mut self, at: usize, left: &mut Option<Duration>) {
         let granted = self.granted;
         let Some(entry) = self.entries.get_mut(at) else { return };
         let whole = left.unwrap_or_default();
-        // The delay is in whole seconds, so this is exact.
+        // The delay is in whole seconds, so this comparison is exact.
         entry.departed |= at < granted && !entry.delay.is_zero() && whole < entry.delay;
         let delay = if entry.departed { Duration::ZERO } else { entry.delay };
         *left = Some(match left {
@@ -366,7 +376,8 @@ impl Queue {
         }
     }
 
-    /// The queue for people; `remaining` of each lease, as far as it is known.
+    /// Returns the queue for display. `remaining` contains the remaining time of each lease, if
+    /// known.
     pub(super) fn claims(&self, remaining: &[Option<Duration>]) -> Vec<ClaimInfo> {
         let shown = self.entries.iter().enumerate().map(|(at, e)| {
             ClaimInfo::new(
@@ -396,8 +407,9 @@ mod tests {
         KeyValue { key: key.to_vec(), create_revision, mod_revision, value, lease: 7 }
     }
 
+    // S90
     #[test]
-    fn s90_no_two_names_share_a_key() {
+    fn no_two_names_share_a_key() {
         let names = ["a", "a/b", "a/b/", "a//b", "/a", "a/../b", "b", "ä", "a/", "/"];
         for name in names {
             let key = kv(&key("ns/", name, 7), 1, Vec::new());
@@ -409,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_lock_is_no_name() {
+    fn foreign_keys_are_not_listed_as_locks() {
         let foreign = |key: &str, lease| KeyValue {
             key: key.as_bytes().to_vec(),
             create_revision: 1,
@@ -421,7 +433,7 @@ mod tests {
             name_of("", &foreign("jobs/694d81417acd4754", 0x694d_8141_7acd_4754)),
             Some("jobs")
         );
-        // It may be a place whose holder has departed: its value tells.
+        // It may be an entry in cooldown, which only its value shows.
         assert_eq!(name_of("", &foreign("jobs/694d81417acd4754", 1)), Some("jobs"));
         assert_eq!(name_of("", &foreign("sd/service-1", 7)), None);
         assert_eq!(name_of("", &foreign("config/a", 0)), None);
@@ -430,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_back_and_foreign_ones_are_a_mutex() {
+    fn values_are_read_back_and_foreign_ones_count_as_a_mutex() {
         let claim = claim("s", Kind::Semaphore, 2, 5);
         let (p, k) = (prefix("", "s"), key("", "s", 7));
         let queue = Queue::of(&p, [&kv(&k, 9, value(&claim, false))]);
@@ -450,8 +462,9 @@ mod tests {
         assert!(!Queue::of(&p, [&kv(b"s/7", 3, b"10.0.0.1".to_vec())]).entries[0].certain);
     }
 
+    // F44
     #[test]
-    fn f44_values_are_those_of_every_version() {
+    fn value_format_is_the_same_in_every_version() {
         let golden = include_str!("../golden/values.txt");
         let (p, k) = (prefix("", "s"), key("", "s", 7));
         let read = |value: &[u8]| Queue::of(&p, [&kv(&k, 9, value.to_vec())]).entries.remove(0);
@@ -467,12 +480,12 @@ mod tests {
             let heavier = reweighed(line.as_bytes(), entry.capacity).unwrap();
             assert_eq!(read(&heavier).weight, entry.capacity);
             assert_eq!(reweighed(&heavier, entry.weight).unwrap(), line.as_bytes());
-            // What a later version may add is nothing to us.
+            // Fields that a later version may add are ignored.
             let newer = line.replacen('{', "{\"later\":{\"a\":[1]},", 1);
             assert_eq!(read(newer.as_bytes()).claim, entry.claim);
-            // And what we cannot read leaves no room beside it.
+            // A claim that cannot be read gets the whole capacity.
             let unread = read(format!("{}\u{0}", line.split_once(' ').unwrap().0).as_bytes());
-            assert_eq!(unread.capacity, 1, "without the space it is not ours");
+            assert_eq!(unread.capacity, 1, "a value without the space belongs to another program");
             let unread = read(format!("{} 2", line.split_once(' ').unwrap().0).as_bytes());
             assert_eq!((unread.kind, unread.capacity), (entry.kind, entry.capacity));
             assert_eq!((unread.claim, unread.weight), (None, unread.capacity));
@@ -480,8 +493,9 @@ mod tests {
         }
     }
 
+    // F03
     #[test]
-    fn f03_whoever_disagrees_weighs_the_whole_capacity() {
+    fn claim_of_another_kind_takes_the_whole_capacity() {
         let shares = |revision, of| {
             let claim = claim("s", Kind::Semaphore, 1, of);
             kv(&key("", "s", revision), revision, value(&claim, false))
@@ -500,8 +514,9 @@ mod tests {
         assert_eq!(Queue::of(&p, &[shares(1, 9)]).disagrees(&asks(8)), Some((Kind::Semaphore, 9)));
     }
 
+    // S16
     #[test]
-    fn s16_one_comparison_tells_the_kinds_apart() {
+    fn one_comparison_distinguishes_lock_kinds() {
         let kinds = [
             (Kind::Mutex, 1),
             (Kind::Mutex, 2),
@@ -510,11 +525,13 @@ mod tests {
             (Kind::Semaphore, 5),
         ];
         let holds = |compare: &Compare, value: &[u8]| {
-            let Some(Operand::Value(operand)) = &compare.operand else { panic!("no value") };
+            let Some(Operand::Value(operand)) = &compare.operand else {
+                panic!("the comparison has no value")
+            };
             match Relation::try_from(compare.result) {
                 Ok(Relation::Less) => value < operand.as_slice(),
                 Ok(Relation::Greater) => value > operand.as_slice(),
-                _ => panic!("another relation"),
+                _ => panic!("unexpected relation"),
             }
         };
         for (kind, capacity) in kinds {
@@ -524,7 +541,7 @@ mod tests {
                 let agreed = compares.iter().all(|c| holds(c, &value));
                 assert_eq!(agreed, (kind, capacity) == (other, others), "{kind} {other}");
             }
-            // Another client's.
+            // The value of a claim of another client.
             assert_eq!(
                 compares.iter().all(|c| holds(c, b"")),
                 (kind, capacity) == (Kind::Mutex, 1)
@@ -536,7 +553,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn places_from_outside_are_read_and_granted_no_more_than_there_is(
+        fn any_queue_values_are_read_without_overgranting(
             texts in proptest::collection::vec(testbed::texts(&[
                 "mutex:1 {\"claim\":\"0123456789abcdef0123456789abcdef\",\"weight\":1,\"since\":5,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"}}",
                 "semaphore:9 {\"claim\":\"0123456789abcdef0123456789abcdef\",\"weight\":3,\"departed\":true,\"since\":18446744073709551615,\"delay\":5,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"}}",

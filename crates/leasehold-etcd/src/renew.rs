@@ -1,70 +1,72 @@
-//! Renewals and heartbeats: a keep-alive for each lease, and a look at each key.
+//! Renewals and heartbeats: a keep-alive for each lease, and a read of each key.
 //!
-//! The two go out together. A claim is told that it holds, or waits, only if both its lease was
-//! renewed and its key is still the same: a lease can outlive its key (a person deleted it), and
-//! nobody else would notice. How long it lasts counts from before the keep-alive was sent, and is
-//! what etcd granted, if that is less than what was asked for (scenario 83).
+//! Both are sent at the same time. A claim is reported as a holder or a waiter only if its lease
+//! was renewed and its key is still the same. A lease can outlive its key, for example if an
+//! operator deleted the key, and no other check would notice. The remaining time is counted from
+//! before the keep-alive was sent. It is the smaller of the granted and the requested time
+//! (scenario 83).
 //!
-//! One key is looked at for a holder. Waiters share one look at the queue for each lock; one that
-//! stands far back in a long queue looks only at its own key and at the one before it.
+//! For a holder, the client reads one key. The waiters on one lock share one read of its queue. A
+//! waiter far back in a long queue reads only its own key and the key ahead of it.
 
 use std::collections::HashMap;
 
 use super::Shared;
-use super::ask::{Found, get, range};
-use super::claims::Known;
+use super::claims::ClaimRecord;
 use super::fault::Failure;
 use super::keepalive::Pending;
 use super::leases::delay;
 use super::proto::RangeRequest;
 use super::queue::{Queue, end_of};
+use super::requests::{Found, get, range};
 use leasehold_core::store::{Place, Renew, Renewal};
 use leasehold_core::{Claim, Kind, Moment, Name, Token};
 
-/// From how far back a waiter does not look at the whole queue each time.
+/// Number of claims ahead from which a waiter does not read the whole queue each time.
 const FAR: usize = 64;
-/// How many of this client's waiters on one lock look at the whole queue together.
+/// Number of this client's claims on one lock from which its waiters read the whole queue together.
 const TOGETHER: usize = 8;
 
-/// Where the answer about a claim is, among those to many ranges.
+/// The part of the replies that contains the state of a claim. The indexes refer to the list of
+/// ranges.
 #[derive(Clone, Copy, Debug)]
-enum Look {
-    /// Its own key.
+enum ReplyPart {
+    /// The claim's own key.
     Own(usize),
-    /// Its own key, and the one before it just after.
+    /// The claim's own key, followed by the key ahead of it.
     Pair(usize),
     /// The whole queue.
     Queue(usize),
 }
 
-/// How a claim stands.
-enum Stands {
+/// The state of a claim.
+enum EntryState {
     Holds { token: Token, lease: i64 },
     Waits { place: Place, lease: i64, first: bool },
     Gone,
 }
 
 impl Shared {
-    /// [`Store::renew`](leasehold_core::store::Store::renew).
+    /// Implements [`Store::renew`](leasehold_core::store::Store::renew).
     pub(super) async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>, Failure> {
         let begun = self.leases.now();
         let mut beats = Vec::with_capacity(renewals.len());
         for Renew { claim, .. } in renewals {
             beats.push(match self.claims.get(claim.id) {
-                // What is sent now would only make the lock-delay longer.
+                // A keep-alive that is sent now would only extend the lock delay.
                 Some(_) if self.claims.is_in_delay(claim, begun) => None,
                 Some(known) => Some((known.lease.id, self.keep_alives.send(known.lease.id).await?)),
                 None => None,
             });
         }
-        let (ranges, looks) = self.looks(renewals);
+        let (ranges, parts) = self.reply_parts(renewals);
         let found = self.client.ranges(ranges).await?;
         let mut queues = HashMap::new();
         let mut answers = Vec::with_capacity(renewals.len());
-        for ((renew, beat), look) in renewals.iter().zip(beats).zip(looks) {
-            let stands = self.stands(&renew.claim, look, &found, &mut queues);
-            // What was answered of some is not lost with the others.
-            answers.push(match self.answer(renew, begun, beat, stands).await {
+        for ((renew, beat), part) in renewals.iter().zip(beats).zip(parts) {
+            let state = self.entry_state(&renew.claim, part, &found, &mut queues);
+            // If some claims fail, the results of the others are still returned.
+            answers.push(match self.answer(renew, begun, beat, state).await {
                 Err(Failure::Passing(error) | Failure::Slow(error)) if renewals.len() > 1 => {
                     Renewal::unknown(&error)
                 }
@@ -74,20 +76,20 @@ impl Shared {
         Ok(answers)
     }
 
-    /// What has to be looked at, and where each claim's answer will be.
-    fn looks(&self, renewals: &[Renew]) -> (Vec<RangeRequest>, Vec<Look>) {
+    /// Returns the ranges to read, and where each claim's state will be in the replies.
+    fn reply_parts(&self, renewals: &[Renew]) -> (Vec<RangeRequest>, Vec<ReplyPart>) {
         let mut waiting: HashMap<&Name, usize> = HashMap::new();
         for Renew { claim, .. } in renewals {
             *waiting.entry(&claim.name).or_default() += 1;
         }
         let mut ranges = Vec::new();
         let mut shared: HashMap<(&Name, bool), usize> = HashMap::new();
-        let look = |Renew { claim, .. }: &'_ Renew| -> Option<Look> {
+        let part = |Renew { claim, .. }: &'_ Renew| -> Option<ReplyPart> {
             let known = self.claims.get(claim.id)?;
             let at = ranges.len();
             if known.holds {
                 ranges.push(RangeRequest { keys_only: true, ..get(self.key(claim)) });
-                return Some(Look::Own(at));
+                return Some(ReplyPart::Own(at));
             }
             let (before, _) = known.behind.filter(|(_, ahead)| *ahead > FAR)?;
             if waiting.get(&claim.name).is_some_and(|n| *n >= TOGETHER) {
@@ -95,14 +97,15 @@ impl Shared {
             }
             ranges.push(RangeRequest { keys_only: true, ..get(self.key(claim)) });
             ranges.push(RangeRequest { keys_only: true, ..get(before) });
-            Some(Look::Pair(at))
+            Some(ReplyPart::Pair(at))
         };
-        let mut alone: Vec<Option<Look>> = renewals.iter().map(look).collect();
-        let mut looks = Vec::with_capacity(renewals.len());
+        let mut alone: Vec<Option<ReplyPart>> = renewals.iter().map(part).collect();
+        let mut parts = Vec::with_capacity(renewals.len());
         for (Renew { claim, .. }, alone) in renewals.iter().zip(alone.drain(..)) {
-            looks.push(alone.unwrap_or_else(|| {
-                // In a mutex all weigh the same; only of a claim that somebody else made for us we
-                // must see whether it has departed.
+            parts.push(alone.unwrap_or_else(|| {
+                // All claims for a mutex have the same weight, so the keys are enough. The value is
+                // needed only for a claim that another client created, because it shows whether the
+                // claim is in cooldown.
                 let keys_only = claim.kind == Kind::Mutex && self.claims.get(claim.id).is_some();
                 let at = *shared.entry((&claim.name, keys_only)).or_insert_with(|| {
                     let prefix = self.prefix(&claim.name);
@@ -110,75 +113,75 @@ impl Shared {
                     ranges.push(RangeRequest { keys_only, ..all });
                     ranges.len() - 1
                 });
-                Look::Queue(at)
+                ReplyPart::Queue(at)
             }));
         }
-        (ranges, looks)
+        (ranges, parts)
     }
 
-    fn stands(
+    fn entry_state(
         &self,
         claim: &Claim,
-        look: Look,
+        part: ReplyPart,
         found: &[Found],
         queues: &mut HashMap<usize, Queue>,
-    ) -> Stands {
+    ) -> EntryState {
         let known = self.claims.get(claim.id);
         let first = |at: usize| found.get(at).and_then(|f| f.kvs.first());
-        // Another revision: a late duplicate of the join has made another place, or another claim
-        // has the lease by now.
+        // A key with another create revision is another entry. Either a late duplicate of the join
+        // created it, or another claim uses the lease by now.
         let is_its = |made: Token| {
-            known.as_ref().and_then(|known| known.token).is_none_or(|told| told == made)
+            known.as_ref().and_then(|known| known.token).is_none_or(|token| token == made)
         };
         let own = |at: usize| {
             let kv = first(at)?;
             let made = u64::try_from(kv.create_revision).ok().and_then(Token::new)?;
             is_its(made).then_some((made, kv))
         };
-        match look {
-            Look::Own(at) => match (own(at), &known) {
-                (Some((token, kv)), Some(_)) => Stands::Holds { token, lease: kv.lease },
-                _ => Stands::Gone,
+        match part {
+            ReplyPart::Own(at) => match (own(at), &known) {
+                (Some((token, kv)), Some(_)) => EntryState::Holds { token, lease: kv.lease },
+                _ => EntryState::Gone,
             },
-            Look::Pair(at) => {
-                let Some((token, kv)) = own(at) else { return Stands::Gone };
+            ReplyPart::Pair(at) => {
+                let Some((token, kv)) = own(at) else { return EntryState::Gone };
                 let ahead = known.as_ref().map_or(0, |known| known.ahead);
-                // Left and made again, it is behind.
+                // If the key ahead was deleted and created again, it comes after this one now.
                 if first(at + 1).is_none_or(|before| before.create_revision > kv.create_revision) {
-                    // It learns its true place next time.
+                    // The next renewal reads the whole queue and finds the position.
                     self.claims.note(claim.id, |known| known.behind = None);
                 }
                 let place = Place { ahead, head_remaining: None, token: Some(token) };
-                Stands::Waits { place, lease: kv.lease, first: false }
+                EntryState::Waits { place, lease: kv.lease, first: false }
             }
-            Look::Queue(at) => {
+            ReplyPart::Queue(at) => {
                 let queue = queues.entry(at).or_insert_with(|| {
                     let kvs = found.get(at).map(|f| f.kvs.as_slice()).unwrap_or_default();
                     Queue::of(&self.prefix(&claim.name), kvs)
                 });
-                self.stands_in(queue, claim, known.as_ref(), is_its)
+                self.entry_state_in(queue, claim, known.as_ref(), is_its)
             }
         }
     }
 
-    /// How a claim stands in a queue that was read whole.
-    fn stands_in(
+    /// Returns the state of a claim in a queue that was read as a whole.
+    fn entry_state_in(
         &self,
         queue: &Queue,
         claim: &Claim,
-        known: Option<&Known>,
+        known: Option<&ClaimRecord>,
         is_its: impl Fn(Token) -> bool,
-    ) -> Stands {
+    ) -> EntryState {
         let place = match known {
             Some(known) => queue.position(&self.key_on(&claim.name, known.lease.id)),
             None => queue.find(claim.id),
         };
-        let Some(place) = place else { return Stands::Gone };
+        let Some(place) = place else { return EntryState::Gone };
         let entry = queue.entries.get(place).filter(|e| !e.departed && is_its(e.token));
-        let Some(entry) = entry else { return Stands::Gone };
+        let Some(entry) = entry else { return EntryState::Gone };
         let (token, lease) = (entry.token, entry.lease);
         if place < queue.granted {
-            return Stands::Holds { token, lease };
+            return EntryState::Holds { token, lease };
         }
         self.claims.note(claim.id, |known| {
             known.ahead = place;
@@ -188,7 +191,7 @@ impl Shared {
         });
         let first = place == queue.granted && claim.kind != Kind::Mutex;
         let place = Place { ahead: place, head_remaining: None, token: Some(token) };
-        Stands::Waits { place, lease, first }
+        EntryState::Waits { place, lease, first }
     }
 
     async fn answer(
@@ -196,55 +199,58 @@ impl Shared {
         renew: &Renew,
         begun: Moment,
         beat: Option<(i64, Pending)>,
-        stands: Stands,
+        state: EntryState,
     ) -> Result<Renewal, Failure> {
         let Renew { claim, lease: asked } = renew;
         if self.claims.is_in_delay(claim, begun) {
             return Ok(Renewal::Lost);
         }
-        let its = match &stands {
-            Stands::Gone => return Ok(self.lost(claim)),
-            Stands::Holds { lease, .. } | Stands::Waits { lease, .. } => *lease,
+        let its = match &state {
+            EntryState::Gone => return Ok(self.lost(claim)),
+            EntryState::Holds { lease, .. } | EntryState::Waits { lease, .. } => *lease,
         };
         let mut alive = match beat {
             Some((lease, pending)) if lease == its => self.keep_alives.answer(pending).await?,
-            // Its key hangs on a lease that another client of ours got for it.
+            // The key is attached to a lease that another client got for the claim.
             _ => self.keep_alives.ask(its).await?,
         };
-        // An answer that was on its way already may leave less than a place is believed to be good for.
-        let waits = matches!(stands, Stands::Waits { .. });
+        // A reply that was already on its way may leave less time than the entry is assumed to be
+        // valid.
+        let waits = matches!(state, EntryState::Waits { .. });
         let delay = delay(claim);
         let enough = begun.plus(claim.waiter_lease).plus(delay);
         if waits && alive.is_some_and(|alive| alive.ends() < enough) {
             alive = self.keep_alives.ask(its).await?;
         }
         let Some(alive) = alive else { return Ok(self.lost(claim)) };
-        // The answer came after its time was over: its holder has lost it, and must not have it again.
+        // The reply arrived after the holder's time was over. The holder has lost the lock and must
+        // not become its holder again.
         if self.claims.is_in_delay(claim, self.leases.now()) {
             return Ok(Renewal::Lost);
         }
         self.claims.renewed(claim.id, its, alive.ends());
-        Ok(match stands {
-            Stands::Holds { token, .. } => {
+        Ok(match state {
+            EntryState::Holds { token, .. } => {
                 self.claims.holds(claim.id, token);
-                // The caller counts from before we began.
+                // The caller counts the remaining time from before this call began.
                 let left = alive.ends().minus(delay).since(begun).min(*asked);
                 self.claims.holds_for(claim, begun, left);
                 Renewal::Holding { token, remaining: Some(left) }
             }
-            Stands::Waits { place, first, .. } => {
+            EntryState::Waits { place, first, .. } => {
                 self.claims.holds_for(claim, begun, claim.waiter_lease);
                 if first {
-                    // The first that does not fit watches those who hold; does it know?
-                    self.waiters.look(claim.id);
+                    // The first claim that does not fit watches the holders. Its task may not know
+                    // yet that it is the first.
+                    self.waiters.reread(claim.id);
                 }
                 Renewal::Waiting(place)
             }
-            Stands::Gone => Renewal::Lost,
+            EntryState::Gone => Renewal::Lost,
         })
     }
 
-    /// The claim has no place any more; its lease is not used again.
+    /// Handles a claim that has no entry any more. Its lease is not reused.
     fn lost(&self, claim: &Claim) -> Renewal {
         self.abandon(claim);
         Renewal::Lost

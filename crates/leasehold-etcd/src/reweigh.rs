@@ -1,29 +1,33 @@
-//! A writer becomes a reader: its key is written anew, in its place, by one transaction, if nobody has written it since
-//! it was read (a release that keeps the lock taken does).
+//! Downgrades a writer to a reader. One transaction rewrites its key, which keeps its position, if
+//! no other client has written the key since it was read. (A release with a cooldown also writes
+//! the key.)
 //!
-//! Who looks takes the weight from the key's value, so older clients grant by it as we do. Who joins by what it read
-//! before is right all the same: as when somebody leaves, there is only more room. Whoever fits now is told, as by
-//! any other who leaves room (`etcd/stand.rs`); older clients that are the first to wait find out at their next
-//! heartbeat.
+//! Clients that read the queue take the weight from the key's value, and so do older versions. A
+//! client that joins based on an earlier read still decides correctly, because there is only more
+//! room, as after a release. The claims that now fit are notified as after any release
+//! (`etcd/wait_in_queue.rs`). If the first waiter belongs to an older client, that client finds out
+//! at its next heartbeat.
 //!
-//! *A reader does not become a writer here*: one who tries decides by what it has read, on the condition that no key
-//! was made since (`etcd/join.rs`). A reader's key that became heavier meanwhile is not one that was made.
+//! **Upgrades are not supported.** A try decides by the queue that it read, under the condition
+//! that no key was created since (`etcd/join.rs`). A reader's key that became heavier in the
+//! meantime was not created, so the condition would not detect it.
 
 use std::sync::Arc;
 
 use super::Shared;
-use super::ask::{op, range, ranged, still, unwritten_since, write};
 use super::fault::Failure;
 use super::proto::{Op, TxnRequest};
 use super::queue::{Queue, end_of, reweighed};
+use super::requests::{op, range, ranged, still, unwritten_since, write};
 use leasehold_core::store::{Reweighed, Standing, cannot_reweigh};
 use leasehold_core::{Claim, Error, ErrorKind};
 
-/// How often others may get in the way: whoever is told something has its key written.
+/// How often the downgrade is retried if other clients write the key. Each notification writes a
+/// key.
 const TRIES: u32 = 100;
 
 impl Shared {
-    /// [`Store::reweigh`](leasehold_core::store::Store::reweigh).
+    /// Implements [`Store::reweigh`](leasehold_core::store::Store::reweigh).
     pub(super) async fn reweigh(self: &Arc<Self>, claim: &Claim) -> Result<Reweighed, Failure> {
         let (prefix, known) = (self.prefix(&claim.name), self.claims.get(claim.id));
         let all = range(prefix.clone(), end_of(&prefix));
@@ -61,7 +65,7 @@ impl Shared {
             let answer = self.client.txn(txn).await?.answer;
             if answer.succeeded {
                 let now = ranged(answer.responses.into_iter().nth(1))?;
-                self.tell_others(claim, Queue::of(&prefix, &now.kvs));
+                self.notify_others(claim, Queue::of(&prefix, &now.kvs));
                 return Ok(done);
             }
         }

@@ -1,4 +1,4 @@
-//! Members that are reached through TLS.
+//! TLS connections to members.
 
 use leasehold_core::kit::Tls;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -6,7 +6,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::fault::cause;
 
-/// The same endpoint, encrypted as the URL says.
+/// Returns the endpoint with TLS, as configured in the URL.
 pub(super) fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint> {
     let mut options = match tls.ca()? {
         Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.bytes)),
@@ -18,6 +18,6 @@ pub(super) fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint> {
     endpoint.tls_config(options).map_err(|e| {
         let what = "cannot use the certificates that the URL names";
         let hint = "ca=, cert= and key= must name PEM files";
-        Error::new(ErrorKind::Config, what).with_hint(hint).because(cause(&e))
+        Error::new(ErrorKind::Config, what).with_hint(hint).with_source(cause(&e))
     })
 }

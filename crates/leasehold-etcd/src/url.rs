@@ -1,9 +1,9 @@
 //! The store's URL: `etcd://user:password@host1:2379,host2,host3/namespace?ca=/a/file.pem`.
 
-use leasehold_core::kit::{Tls, TlsWords, UrlParts};
+use leasehold_core::kit::{Password, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// Where etcd listens unless the URL says otherwise.
+/// The default port of etcd.
 const PORT: u16 = 2379;
 const FORM: &str = "etcd://host1,host2,host3 or etcds://user:password@host/namespace";
 const TLS: TlsWords = TlsWords {
@@ -13,30 +13,30 @@ const TLS: TlsWords = TlsWords {
     built: cfg!(feature = "tls"),
 };
 
-/// What a URL says.
+/// The parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct EtcdUrl {
-    /// `http://host:port` or `https://host:port`, one for each member.
+    /// `http://host:port` or `https://host:port`, one per member.
     pub(super) endpoints: Vec<String>,
     pub(super) credentials: Option<Credentials>,
-    /// What all keys begin with: empty, or something that ends with a slash.
+    /// The prefix of all keys, which is empty or ends with a slash.
     pub(super) namespace: String,
     /// `Some` for `etcds:`.
     pub(super) tls: Option<Tls>,
 }
 
-/// A user of etcd's.
+/// A user of etcd.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     pub(super) user: String,
-    pub(super) password: String,
+    pub(super) password: Password,
 }
 
 impl EtcdUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
         let refused =
             |what: String, hint: &str| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
-        let write_it = format!("write it as {FORM}");
+        let write_it = format!("use {FORM}");
         let mut parts = UrlParts::parse(url, FORM, PORT)?;
         let tls = parts.tls(url.starts_with("etcds:"), &TLS)?;
         parts.done("with etcds: ca, cert and key")?;
@@ -48,13 +48,13 @@ impl EtcdUrl {
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoints = parts.hosts.iter().map(|host| format!("{scheme}://{host}")).collect();
-        let credentials = match (parts.user, parts.password) {
+        let credentials = match (parts.user.take(), parts.password.take()) {
             (None, _) => None,
             (Some(user), _) if user.is_empty() => {
                 return refused("the URL has no user name before the @".to_owned(), &write_it);
             }
             (Some(user), password) => {
-                Some(Credentials { user, password: password.unwrap_or_default() })
+                Some(Credentials { user, password: parts.secret(password.unwrap_or_default()) })
             }
         };
         let path = parts.path.strip_prefix('/').unwrap_or_default();
@@ -78,12 +78,15 @@ mod tests {
 
     #[test]
     #[cfg(feature = "tls")]
-    fn members_user_namespace_and_tls() {
+    fn members_user_namespace_and_tls_are_parsed() {
         let url = EtcdUrl::parse("etcds://u%40x:p@ss:w%25@h1,h2:1,[::1]:2/a/b/?ca=/x%20y.pem");
         let url = url.unwrap();
         assert_eq!(url.endpoints, ["https://h1:2379", "https://h2:1", "https://[::1]:2"]);
         let credentials = url.credentials.unwrap();
-        assert_eq!((credentials.user, credentials.password), ("u@x".into(), "p@ss:w%".into()));
+        assert_eq!(
+            (credentials.user, credentials.password.now()),
+            ("u@x".into(), "p@ss:w%".into())
+        );
         assert_eq!(url.namespace, "a/b/");
         let told = url.tls.unwrap().ca().unwrap_err().to_string();
         assert!(told.contains(r#"ca="/x y.pem""#), "{told}");
@@ -91,8 +94,9 @@ mod tests {
         assert_eq!(EtcdUrl::parse("etcd://h/").unwrap().namespace, "");
     }
 
+    // S94
     #[test]
-    fn s94_what_cannot_work_is_refused_in_one_line_without_the_password() {
+    fn bad_urls_are_refused_in_one_line_without_the_password() {
         for bad in [
             "etcd:",
             "etcd:h",
@@ -122,7 +126,7 @@ mod tests {
             "etcd://h?secret",
             "etcd://u:secret@h/x%",
         ] {
-            let Err(error) = EtcdUrl::parse(bad) else { panic!("{bad} was taken") };
+            let Err(error) = EtcdUrl::parse(bad) else { panic!("{bad} was accepted") };
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
             let shown = format!("{error:#}");
             assert!(!shown.contains(":p@") && !shown.contains("secret"), "{shown}");
@@ -134,13 +138,13 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "etcds://u:sekret@h1,h2:2379,[::1]:7/a/b?ca=/x%20y&cert=/c&key=/k", "etcd://h"
         ])) {
             if let Err(error) = EtcdUrl::parse(&url) {
                 let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
-                // Only where it still stands before the @ is it the password.
+                // The text is the password only if it is still in front of the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                 proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
             }

@@ -1,4 +1,4 @@
-//! The waiters of this client: what they were told, and the task that watches for each.
+//! The waiters of this client: the notifications for each, and the task that watches for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,13 +15,13 @@ pub(super) struct Waiters {
     all: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
 }
 
-/// One place in a queue, and who stands there.
+/// A waiting claim and its entry in a queue.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) token: Token,
     inbox: Inbox,
-    /// Its task should look again, whatever it watches.
-    look: Notify,
+    /// Makes the task read the queue again, whatever the task watches.
+    reread: Notify,
     task: Mutex<Task>,
 }
 
@@ -34,7 +34,8 @@ enum Task {
 }
 
 impl Waiters {
-    /// Enlists a claim that stands under this token; `None` if it is there already.
+    /// Registers a claim whose entry has this token. Returns `None` if it is already registered
+    /// with this token.
     pub(super) fn enlist(&self, id: ClaimId, token: Token) -> Option<Arc<Waiter>> {
         let mut all = locked(&self.all);
         if all.get(&id).is_some_and(|waiter| waiter.token == token) {
@@ -43,7 +44,7 @@ impl Waiters {
         let waiter = Arc::new(Waiter {
             token,
             inbox: Inbox::default(),
-            look: Notify::new(),
+            reread: Notify::new(),
             task: Mutex::default(),
         });
         if let Some(before) = all.insert(id, waiter.clone()) {
@@ -64,14 +65,15 @@ impl Waiters {
         }
     }
 
-    /// Has the claim's task look again.
-    pub(super) fn look(&self, id: ClaimId) {
+    /// Makes the claim's task read the queue again.
+    pub(super) fn reread(&self, id: ClaimId) {
         if let Some(waiter) = locked(&self.all).get(&id) {
-            waiter.look.notify_one();
+            waiter.reread.notify_one();
         }
     }
 
-    /// The next news of a claim; at once for one that does not wait here.
+    /// Waits for the next notification of a claim. Returns immediately for a claim that does not
+    /// wait here.
     pub(super) async fn news(&self, id: ClaimId) -> Signal {
         let waiter = locked(&self.all).get(&id).cloned();
         match waiter {
@@ -82,7 +84,7 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// The task that watches for it, and ends when it is dismissed.
+    /// Sets the task that watches for the claim. The task is aborted when the claim is dismissed.
     pub(super) fn watched_by(&self, task: AbortHandle) {
         match &mut *locked(&self.task) {
             Task::Ended => task.abort(),
@@ -96,16 +98,16 @@ impl Waiter {
         }
     }
 
-    pub(super) fn tell(&self, signal: Signal) {
-        self.inbox.tell(match signal {
-            // It stands under this one, and is granted under no other.
+    pub(super) fn notify(&self, signal: Signal) {
+        self.inbox.notify(match signal {
+            // The claim's entry has this token, and it cannot be granted with another one.
             Signal::Granted(_) => Signal::Granted(self.token),
             Signal::Ask => Signal::Ask,
         });
     }
 
-    /// Resolves when somebody wants its task to look again.
-    pub(super) async fn wanted(&self) {
-        self.look.notified().await;
+    /// Waits until its task should read the queue again.
+    pub(super) async fn reread_requested(&self) {
+        self.reread.notified().await;
     }
 }

@@ -1,19 +1,20 @@
-//! Watches: one stream for all that a client watches.
+//! Watches: one stream for all watches of a client.
 //!
-//! Every watch begins at the present: etcd serves one that begins at a past revision from a loop
-//! that comes round every 100 ms. So whoever watches reads *after* the watch was confirmed, and
-//! whatever happens after that reading is told (scenario 84: there is nothing that a compaction
-//! could take from us). A watch that etcd cancels, or whose connection ends, is told as broken, and
-//! its owner begins anew.
+//! **Every watch begins at the current revision.** etcd serves a watch that begins at a past
+//! revision from a loop that runs every 100 ms. So the client reads *after* a watch is confirmed,
+//! and all events after that read are reported. Compaction cannot remove any of them (scenario 84).
+//! If etcd cancels a watch, or its connection ends, the watch is marked as broken, and its owner
+//! creates another one.
 //!
-//! Where many want one lock by turns, each stands behind the same one again and again, whose key is
-//! the same again. So a watch on one key lies idle for a moment before it is cancelled. One that began
-//! before a place was made has seen all that happened since: its owner need not read, and etcd does not
-//! have to begin anything. (A watch that begins while etcd writes much may be served from that loop,
-//! too: its first news are up to 100 ms late.)
+//! **Idle watches.** If clients acquire one lock in turns, each is queued after the same client
+//! again and again, whose key is the same each time. So a watch on one key stays idle for a moment
+//! before it is canceled. A watch that began before an entry was created has all events since then.
+//! Its owner need not read, and etcd need not create a watch. (A watch that is created while etcd
+//! has many writes may also be served from that loop. Its first events are up to 100 ms late.)
 //!
-//! Those who wait for a mutex near its front need all deletions under its name ([`Departures`]), and all of
-//! a client have one watch for that. It lies idle in the same way, whole from where it began.
+//! **Whole queues.** Waiters near the front of a mutex need all deletions under its name
+//! ([`DeletionLog`]). All waiters of a client share one such watch. It also stays idle for a
+//! moment, and has all deletions since it began.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -25,22 +26,23 @@ use tokio::sync::{mpsc, watch};
 
 use super::client::{Client, Connection};
 use super::fault::{Failure, unreachable};
-use super::front::Departures;
+use super::predecessors::DeletionLog;
 use super::proto::{
     Event, EventKind, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder,
     WatchRequest, WatchResponse,
 };
 use super::queue::end_of;
 
-/// Our numbers begin here. etcd takes them as they are; a proxy that numbers watches itself begins at 0.
+/// The first watch ID of this client. etcd uses the IDs as they are. A proxy that assigns its own
+/// IDs begins at 0.
 const OURS: i64 = 1 << 32;
 
-/// How many watches lie idle at most: each costs etcd a message whenever its key is deleted.
+/// Maximum number of idle watches. Each costs etcd a message whenever its key is deleted.
 const MAX_IDLE: usize = 8;
-/// How long one lies idle at least, and at most twice as long.
+/// Minimum time for which a watch stays idle. The maximum is twice that.
 const IDLE_FOR: Duration = Duration::from_secs(1);
 
-/// The stream of the current connection, opened when it is first needed.
+/// The stream of the current connection, which is opened on demand.
 #[derive(Debug)]
 pub(super) struct Watches {
     client: Arc<Client>,
@@ -51,15 +53,15 @@ pub(super) struct Watches {
 
 #[derive(Debug, Default)]
 struct AllIdle {
-    /// The one that lies longest is the first.
+    /// The idle watches on one key, the oldest first.
     all: Vec<Idle>,
-    /// Those that tell what leaves a whole queue, in use or idle, by the queue's prefix.
-    whole: HashMap<Vec<u8>, Whole>,
-    /// A task is there that cancels them in the end.
+    /// The watches on the deletions of a whole queue, in use or idle, by the queue's prefix.
+    whole: HashMap<Vec<u8>, QueueWatch>,
+    /// Whether there is a task that cancels idle watches.
     tended: bool,
 }
 
-/// A watch for the deletion of one key, which nobody owns.
+/// An idle watch for the deletion of one key, which has no owner.
 #[derive(Debug)]
 struct Idle {
     key: Vec<u8>,
@@ -67,11 +69,11 @@ struct Idle {
     since: Instant,
 }
 
-/// A watch of a whole queue, which all of a client have in common.
+/// A watch on a whole queue, which all waiters of a client share.
 #[derive(Debug)]
-struct Whole {
+struct QueueWatch {
     watching: Arc<Watching>,
-    /// Nobody has wanted it since it was last looked at.
+    /// Whether no waiter has requested it since the last check.
     unused: bool,
 }
 
@@ -79,53 +81,53 @@ struct Whole {
 struct Stream {
     generation: u64,
     orders: mpsc::UnboundedSender<WatchRequest>,
-    /// `None`: the stream has ended.
+    /// `None` if the stream has ended.
     watching: Mutex<Option<HashMap<i64, Arc<News>>>>,
 }
 
 /// What is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Watched {
-    /// That a key is written or deleted.
+    /// A key is written or deleted.
     Key(Vec<u8>),
-    /// That a key is deleted.
+    /// A key is deleted.
     Deletion(Vec<u8>),
-    /// That any key is deleted from this to before that.
+    /// Any key from the first (inclusive) to the second (exclusive) is deleted.
     Deletions(Vec<u8>, Vec<u8>),
-    /// That any key is written or deleted from this to before that.
+    /// Any key from the first (inclusive) to the second (exclusive) is written or deleted.
     All(Vec<u8>, Vec<u8>),
 }
 
-/// What has happened to what is watched together.
+/// The events of the watches of one owner.
 #[derive(Debug, Default)]
-struct Happened {
+struct WatchState {
     /// How many of the watches etcd has confirmed.
     confirmed: usize,
-    /// All that has happened since this revision is told, once they are confirmed.
+    /// All events after this revision are reported, once the watches are confirmed.
     began: i64,
     broken: bool,
-    latest: Latest,
-    /// Kept where a whole queue is watched.
-    departures: Option<Departures>,
-    /// Kept where it matters what is written.
-    said: Option<Vec<Vec<u8>>>,
+    latest: UnseenEvents,
+    /// Set if a whole queue is watched.
+    deletions: Option<DeletionLog>,
+    /// The written values. Set if they are needed.
+    values: Option<Vec<Vec<u8>>>,
 }
 
-/// What an owner was not told before.
+/// Events that were not yet reported to the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Latest {
-    /// Something was written.
+pub(super) struct UnseenEvents {
+    /// Whether a key was written.
     pub(super) written: bool,
-    /// Something was deleted.
+    /// Whether a key was deleted.
     pub(super) deleted: bool,
     /// The revision of the last event.
     pub(super) revision: i64,
 }
 
 #[derive(Debug, Default)]
-struct News(watch::Sender<Happened>);
+struct News(watch::Sender<WatchState>);
 
-/// Watches of one owner. Dropped, they are cancelled.
+/// The watches of one owner. Dropping the value cancels them.
 #[derive(Debug)]
 pub(super) struct Watching {
     stream: Arc<Stream>,
@@ -139,7 +141,7 @@ impl Watches {
         Self { client, live, last_id, idle }
     }
 
-    /// An idle watch that tells, or will tell, all that has happened to this since that revision.
+    /// Returns an idle watch that has, or will have, all events since that revision.
     pub(super) fn idle_since(&self, all: &[Watched], revision: i64) -> Option<Watching> {
         let [Watched::Deletion(key)] = all else { return None };
         let mut idle = locked(&self.idle);
@@ -148,11 +150,11 @@ impl Watches {
         Some(idle.all.remove(at).watching)
     }
 
-    /// Takes back a watch that nobody needs just now.
+    /// Takes back a watch that is currently not needed.
     pub(super) fn put_back(&self, all: &[Watched], watching: Watching) {
         let [Watched::Deletion(key)] = all else { return };
         let mut idle = locked(&self.idle);
-        // Nobody needs two.
+        // One idle watch per key is enough.
         idle.all.retain(|i| i.key != *key);
         if idle.all.len() >= MAX_IDLE {
             idle.all.remove(0);
@@ -167,8 +169,9 @@ impl Watches {
         }
     }
 
-    /// The watch of what leaves the queue with this prefix, [confirmed](Watching::confirmed) or not.
-    pub(super) async fn departures(&self, prefix: &[u8]) -> Result<Arc<Watching>, Failure> {
+    /// Returns the watch for deletions in the queue with this prefix. It may not be
+    /// [confirmed](Watching::confirmed) yet.
+    pub(super) async fn watch_deletions(&self, prefix: &[u8]) -> Result<Arc<Watching>, Failure> {
         let connection = self.client.connection().await?;
         let mut idle = locked(&self.idle);
         if let Some(whole) = idle.whole.get_mut(prefix)
@@ -181,35 +184,41 @@ impl Watches {
             idle.whole.retain(|_, whole| whole.is_in_use());
         }
         let all = [Watched::Deletions(prefix.to_vec(), end_of(prefix))];
-        let happened = Happened { departures: Some(Departures::default()), ..Happened::default() };
-        let watching = Arc::new(self.begin(&connection, &all, happened)?);
-        idle.whole.insert(prefix.to_vec(), Whole { watching: watching.clone(), unused: false });
+        let state = WatchState { deletions: Some(DeletionLog::default()), ..WatchState::default() };
+        let watching = Arc::new(self.begin(&connection, &all, state)?);
+        let whole = QueueWatch { watching: watching.clone(), unused: false };
+        idle.whole.insert(prefix.to_vec(), whole);
         self.have_tended(&mut idle);
         Ok(watching)
     }
 
-    /// Watches all of these from now on; what happened before etcd has
-    /// [confirmed](Watching::confirmed) them is not told.
+    /// Watches all of these from now on. Events before etcd has [confirmed](Watching::confirmed)
+    /// the watches are not reported.
     pub(super) async fn watch(&self, all: &[Watched]) -> Result<Watching, Failure> {
         let connection = self.client.connection().await?;
-        self.begin(&connection, all, Happened::default())
+        self.begin(&connection, all, WatchState::default())
     }
 
-    /// Watches what is written into the keys from this to before that.
-    pub(super) async fn saying(&self, from: Vec<u8>, end: Vec<u8>) -> Result<Watching, Failure> {
+    /// Watches the values that are written to the keys from `from` (inclusive) to `end`
+    /// (exclusive).
+    pub(super) async fn watch_values(
+        &self,
+        from: Vec<u8>,
+        end: Vec<u8>,
+    ) -> Result<Watching, Failure> {
         let connection = self.client.connection().await?;
-        let happened = Happened { said: Some(Vec::new()), ..Happened::default() };
-        self.begin(&connection, &[Watched::All(from, end)], happened)
+        let state = WatchState { values: Some(Vec::new()), ..WatchState::default() };
+        self.begin(&connection, &[Watched::All(from, end)], state)
     }
 
     fn begin(
         &self,
         connection: &Connection,
         all: &[Watched],
-        happened: Happened,
+        state: WatchState,
     ) -> Result<Watching, Failure> {
         let stream = self.stream(connection);
-        let news = Arc::new(News(watch::Sender::new(happened)));
+        let news = Arc::new(News(watch::Sender::new(state)));
         let first =
             self.last_id.fetch_add(i64::try_from(all.len()).unwrap_or(1), Ordering::Relaxed);
         let ids: Vec<i64> = (first + 1..).take(all.len()).collect();
@@ -260,73 +269,75 @@ impl Watched {
 
 impl Stream {
     fn send(&self, order: WatchOrder) {
-        // A stream that has ended tells its watchers so itself.
+        // If the stream has ended, its task notifies the watchers.
         let _ = self.orders.send(WatchRequest { order: Some(order) });
     }
 }
 
 impl Watching {
-    /// Resolves when etcd has confirmed all: what happens from here on is told.
+    /// Waits until etcd has confirmed all watches. From then on all events are reported.
     pub(super) async fn confirmed(&self) -> Result<(), Failure> {
         let all = self.ids.len();
         self.news(|h| (h.confirmed >= all).then_some(())).await
     }
 
-    /// Resolves when something happened since it was confirmed.
-    pub(super) async fn happened(&self) -> Result<Latest, Failure> {
+    /// Waits for an event since the confirmation.
+    pub(super) async fn event(&self) -> Result<UnseenEvents, Failure> {
         self.news(|h| (h.latest.written || h.latest.deleted).then_some(h.latest)).await
     }
 
-    /// Resolves when this tells something of what has left the queue.
-    pub(super) async fn departed<T>(
+    /// Waits for the first deletions in the queue for which the closure returns a result.
+    pub(super) async fn until_deletions<T>(
         &self,
-        mut tells: impl FnMut(&Departures) -> Option<T>,
+        mut check: impl FnMut(&DeletionLog) -> Option<T>,
     ) -> Result<T, Failure> {
         let all = self.ids.len();
-        let mut told = |h: &Happened| h.departures.as_ref().and_then(&mut tells);
-        self.news(|h| if h.confirmed >= all { told(h) } else { None }).await
+        let mut result = |h: &WatchState| h.deletions.as_ref().and_then(&mut check);
+        self.news(|h| if h.confirmed >= all { result(h) } else { None }).await
     }
 
-    /// What was written since this was last asked, as soon as there is some.
-    pub(super) async fn said(&self) -> Result<Vec<Vec<u8>>, Failure> {
-        self.news(|h| h.said.as_ref().is_some_and(|said| !said.is_empty()).then_some(())).await?;
+    /// Waits until values were written since the last call, and returns them.
+    pub(super) async fn written_values(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        let has_values = |h: &WatchState| h.values.as_ref().is_some_and(|v| !v.is_empty());
+        self.news(|h| has_values(h).then_some(())).await?;
         let mut taken = Vec::new();
-        self.news.tell(|h| taken = h.said.as_mut().map(std::mem::take).unwrap_or_default());
+        self.news.update(|h| taken = h.values.as_mut().map(std::mem::take).unwrap_or_default());
         Ok(taken)
     }
 
-    /// Forgets what has happened so far.
+    /// Forgets the events so far.
     pub(super) fn clear(&self) {
-        self.news.tell(|h| (h.latest.written, h.latest.deleted) = (false, false));
+        self.news.update(|h| (h.latest.written, h.latest.deleted) = (false, false));
     }
 
     fn is_broken(&self) -> bool {
         self.news.0.borrow().broken
     }
 
-    /// Whether it tells all that has happened since this revision. It tells anew what an owner before
-    /// may have heard already, and nothing that is older.
+    /// Returns whether the watch has all events since this revision. Marks deletions since then as
+    /// not yet reported, because only an earlier owner may have seen them, and all other events as
+    /// reported.
     fn has_all_since(&self, revision: i64) -> bool {
-        self.news.tell(|h| {
+        self.news.update(|h| {
             (h.latest.written, h.latest.deleted) = (false, h.latest.revision > revision);
         });
-        let happened = self.news.0.borrow();
-        !happened.broken && happened.confirmed >= self.ids.len() && happened.began <= revision
+        let state = self.news.0.borrow();
+        !state.broken && state.confirmed >= self.ids.len() && state.began <= revision
     }
 
-    async fn news<T>(&self, mut tells: impl FnMut(&Happened) -> Option<T>) -> Result<T, Failure> {
-        let mut told = None;
-        // It has no end: the sender is ours.
+    async fn news<T>(&self, mut check: impl FnMut(&WatchState) -> Option<T>) -> Result<T, Failure> {
+        let mut result = None;
+        // `self` owns the sender, so the channel cannot close.
         let _ = self
             .news
             .0
             .subscribe()
             .wait_for(|h| {
-                told = if h.broken { Some(Err(ended())) } else { tells(h).map(Ok) };
-                told.is_some()
+                result = if h.broken { Some(Err(ended())) } else { check(h).map(Ok) };
+                result.is_some()
             })
             .await;
-        told.unwrap_or_else(|| Err(ended()))
+        result.unwrap_or_else(|| Err(ended()))
     }
 }
 
@@ -342,19 +353,19 @@ impl Drop for Watching {
     }
 }
 
-impl Whole {
+impl QueueWatch {
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.watching) > 1
     }
 }
 
 impl News {
-    fn tell(&self, change: impl FnOnce(&mut Happened)) {
+    fn update(&self, change: impl FnOnce(&mut WatchState)) {
         self.0.send_modify(change);
     }
 }
 
-/// Cancels what lay idle for long.
+/// Cancels watches that have been idle for too long.
 async fn tend(idle: Weak<Mutex<AllIdle>>) {
     loop {
         tokio::time::sleep(IDLE_FOR).await;
@@ -389,8 +400,8 @@ async fn serve(
                 return Err(Failure::Passing(unreachable("the member is a proxy".into())));
             }
             take_in(&stream, &response);
-            // Refused as it was to begin: the stream was opened with a token of our user that has
-            // ended since. Requests have a new one by now, and only a new stream will have it too.
+            // A watch that is refused when it is created means that the stream uses an expired auth
+            // token. Requests already use a newer one, but only a new stream will use it as well.
             if response.canceled && response.created {
                 client.forget_no_users();
                 break;
@@ -404,7 +415,7 @@ async fn serve(
     };
     let all = locked(&stream.watching).take();
     for news in all.unwrap_or_default().into_values() {
-        news.tell(|h| h.broken = true);
+        news.update(|h| h.broken = true);
     }
     if let Some(Failure::Token(_)) = failed {
         client.forget_token();
@@ -412,21 +423,21 @@ async fn serve(
     client.condemn(connection.generation);
 }
 
-/// Whether a watch was begun under a number that we did not choose.
+/// Returns whether a watch was created with an ID that this client did not choose.
 fn is_renumbered(response: &WatchResponse) -> bool {
     response.created && !response.canceled && response.watch_id < OURS
 }
 
-/// Whether who answers here numbers watches itself: etcd's `grpc-proxy` does. A watch is begun on this key
-/// to see it, and ends with its stream.
+/// Returns whether the server assigns its own watch IDs, as etcd's `grpc-proxy` does. To find out,
+/// it creates a watch on this key, which ends with its stream.
 pub(super) async fn renumbers(client: &Client, key: Vec<u8>) -> Result<bool, Failure> {
     let connection = client.connection().await?;
     let (orders, requests) = mpsc::unbounded_channel();
     let create = WatchOrder::Create(Watched::Deletion(key).request(OURS));
-    // Its other end is here.
+    // The receiver still exists, so this cannot fail.
     let _ = orders.send(WatchRequest { order: Some(create) });
     client.count_sent();
-    let told = async {
+    let result = async {
         let path = "/etcdserverpb.Watch/Watch";
         let mut events = client.stream::<_, WatchResponse>(&connection, path, requests).await?;
         while let Some(response) = events.message().await? {
@@ -436,29 +447,29 @@ pub(super) async fn renumbers(client: &Client, key: Vec<u8>) -> Result<bool, Fai
         }
         Err(ended())
     };
-    let told = client.in_time(connection.generation, told).await;
+    let result = client.in_time(connection.generation, result).await;
     drop(orders);
-    told
+    result
 }
 
 fn take_in(stream: &Stream, response: &WatchResponse) {
     let mut all = locked(&stream.watching);
     let Some(all) = all.as_mut() else { return };
     if response.canceled {
-        // Else it was cancelled by us.
+        // If the watch is not registered, this client has canceled it.
         if let Some(news) = all.remove(&response.watch_id) {
-            news.tell(|h| h.broken = true);
+            news.update(|h| h.broken = true);
         }
         return;
     }
     let Some(news) = all.get(&response.watch_id) else { return };
     let revision = response.header.as_ref().map_or(i64::MAX, |header| header.revision);
     if response.created {
-        news.tell(|h| {
+        news.update(|h| {
             h.confirmed += 1;
             h.began = h.began.max(revision);
-            if let Some(departures) = &mut h.departures {
-                departures.begin(revision);
+            if let Some(deletions) = &mut h.deletions {
+                deletions.begin(revision);
             }
         });
     }
@@ -468,19 +479,19 @@ fn take_in(stream: &Stream, response: &WatchResponse) {
     let is_deletion = |e: &&Event| e.kind == i32::from(EventKind::Delete);
     let deleted = || response.events.iter().filter(is_deletion);
     let written = || response.events.iter().filter(|event| !is_deletion(event));
-    news.tell(|h| {
+    news.update(|h| {
         let latest = &mut h.latest;
         latest.written |= deleted().count() < response.events.len();
         latest.deleted |= deleted().next().is_some();
         latest.revision = latest.revision.max(revision);
-        if let Some(said) = &mut h.said {
+        if let Some(kept) = &mut h.values {
             let values = written().filter_map(|event| event.kv.as_ref());
-            said.extend(values.map(|kv| kv.value.clone()));
+            kept.extend(values.map(|kv| kv.value.clone()));
         }
-        if let Some(departures) = &mut h.departures {
-            // All of one revision come together, so nobody looks in between.
+        if let Some(deletions) = &mut h.deletions {
+            // All events of one revision arrive together, so no reader sees only some of them.
             for kv in deleted().filter_map(|event| event.kv.as_ref()) {
-                departures.note(kv.mod_revision, kv.key.clone());
+                deletions.note(kv.mod_revision, kv.key.clone());
             }
         }
     });
@@ -499,7 +510,7 @@ mod tests {
     use super::super::proto::Header;
     use super::*;
 
-    /// One watch on a stream of which nothing is sent.
+    /// Returns one watch on a stream that sends no requests.
     fn one() -> Watching {
         let (orders, _) = mpsc::unbounded_channel();
         let news = Arc::<News>::default();
@@ -508,7 +519,7 @@ mod tests {
         Watching { stream, ids: vec![1], news }
     }
 
-    fn told(watching: &Watching, revision: i64, created: bool) {
+    fn respond(watching: &Watching, revision: i64, created: bool) {
         let header = Some(Header { revision, ..Header::default() });
         let deletion = Event { kind: EventKind::Delete.into(), ..Event::default() };
         let events = if created { Vec::new() } else { vec![deletion] };
@@ -520,19 +531,22 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_watch_serves_only_whom_it_can_tell_everything() {
+    fn idle_watch_is_reused_only_if_it_has_all_events() {
         let watching = one();
-        assert!(!watching.has_all_since(20), "not confirmed");
-        told(&watching, 10, true);
-        assert!(!watching.has_all_since(9), "it began later");
+        assert!(!watching.has_all_since(20), "an unconfirmed watch has no events");
+        respond(&watching, 10, true);
+        assert!(!watching.has_all_since(9), "the watch began later");
         assert!(watching.has_all_since(10));
-        told(&watching, 12, false);
+        respond(&watching, 12, false);
         let deleted = || watching.news.0.borrow().latest.deleted;
-        assert!(watching.has_all_since(11) && deleted(), "that one's news");
-        assert!(watching.has_all_since(12) && !deleted(), "an earlier one's");
-        assert!(watching.has_all_since(11) && deleted(), "that one's, though another has heard it");
-        told(&watching, 13, false);
-        watching.news.tell(|h| h.broken = true);
-        assert!(!watching.has_all_since(12), "broken");
+        assert!(watching.has_all_since(11) && deleted(), "events since revision 11");
+        assert!(watching.has_all_since(12) && !deleted(), "events since revision 12");
+        assert!(
+            watching.has_all_since(11) && deleted(),
+            "events since revision 11, after another reader"
+        );
+        respond(&watching, 13, false);
+        watching.news.update(|h| h.broken = true);
+        assert!(!watching.has_all_since(12), "a broken watch has no events");
     }
 }

@@ -1,30 +1,37 @@
-//! The control files: one lock's queue each, worked on by one client at a time.
+//! The control files. Each contains the queue of one lock, and only one client at a time works on
+//! it.
 //!
-//! A **section** is flock, lstat, read, work, write, unlock: microseconds, all in one poll, nothing
-//! awaited. So every call on the store is atomic to everybody, and a dropped future was either
-//! before its section or after it.
+//! A **section** is flock, lstat, read, work, write and unlock. It takes microseconds, all in one
+//! poll, and awaits nothing. So every call on the store is atomic for all clients. A dropped future
+//! has either not entered its section or completed it.
 //!
-//! # What if we die here
-//! - *Before the write*: the kernel drops the flock, nothing has changed.
-//! - *The write ends before all is written* (no room, a quota, a limit on the size of files): the
-//!   old text is put back, and the call fails. If even that fails, the file is damaged: nobody
-//!   guesses who was in it, and [`Controls::mend`] makes it new when a person says so.
-//! - *In the write*: a queue that fits a page (some sixteen claims) is written by one `pwrite`
-//!   that covers the old text (blank lines fill up what it is shorter), which is all or nothing
-//!   even to kill -9. A longer one is written behind the first page, where nothing is that the
-//!   first page refers to; then the first page, in one `pwrite` again, refers to it. (A new file
-//!   renamed over the old one would do as well, but ext4 starts writing such a file to the disk at
-//!   once: a third of a millisecond for each change, measured, against some ten microseconds.)
-//! - *After the write, before the others are told*: the hint is lost and our death tells them.
+//! # If the client crashes
+//! - *Before the write*: the kernel releases the flock, and nothing has changed.
+//! - *The write is incomplete* (no space, a quota, a limit on file sizes): the old text is
+//!   restored, and the call fails. If even that fails, the file is damaged. leasehold does not
+//!   guess which claims it contained. [`Controls::repair`] creates an empty queue when an operator
+//!   requests it.
+//! - *During the write of a short queue*: a queue that fits into a page (about sixteen claims) is
+//!   written by one `pwrite` that covers the old text. Blank lines fill up a shorter text. This is
+//!   all or nothing, even with kill -9.
+//! - *During the write of a longer queue*: the queue is written after the first page, to a place
+//!   that the first page does not refer to. Then one `pwrite` makes the first page refer to it.
+//! - *After the write, before the notifications*: the hint is lost, and the death of this client
+//!   notifies the waiters.
 //!
-//! After a power cut a control file may be any older state, or torn. All claims in it are dead
-//! then, and its tokens start above `base` (see [`tokens`](super::tokens)), so that an older state
-//! is harmless and a torn one, if it was last changed before this boot, counts as empty.
+//! Renaming a new file over the old one would also be atomic. But ext4 starts to write such a file
+//! to the disk immediately. That takes a third of a millisecond per change (measured), compared
+//! with about ten microseconds.
 //!
-//! # Once-used names leave nothing behind
-//! A client keeps its last used control files open ([`Controls::enter`] is five system calls then).
-//! When one goes from this cache and its queue is empty, it is unlinked under its flock, after its
-//! last token was remembered for all new files.
+//! After a power failure a control file may have any older state, or be partially written. All
+//! claims in it are dead then, and new tokens start above `base` (see [`tokens`](super::tokens)).
+//! So an older state is harmless. A partially written file that was last changed before this boot
+//! counts as empty.
+//!
+//! # Names that are used once leave nothing behind
+//! A client keeps its most recently used control files open ([`Controls::enter`] then takes five
+//! system calls). When a file leaves this cache and its queue is empty, it is unlinked under its
+//! flock. Before that, its last token is stored as a lower bound for the tokens of all new files.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -49,24 +56,24 @@ use super::tokens::{self, Tokens};
 use leasehold_core::queue::Queue;
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Kind, Name, Result};
 
-/// How many control files a client keeps open.
+/// Control files that a client keeps open.
 const KEPT_OPEN: usize = 128;
-/// How often in a row a file may be replaced under us before we let others run.
+/// Maximum number of consecutive replacements of a file by other clients before this client yields.
 const REPLACED: usize = 64;
-/// The only format there is. Whatever changes what is in a control file, be it one field more,
-/// makes another one: who knows only the older would drop the field as it writes the queue back.
-/// Every format begins with [`BEGINNING`] and its number, so that it can be told.
+/// The only format so far. Every change of a control file's content needs a new number, even a
+/// single new field. Otherwise an older version would drop that field when it writes the queue
+/// back. Every format begins with [`BEGINNING`] and its number, so that it can be recognized.
 const FORMAT: u32 = 1;
 const BEGINNING: &[u8] = b"{\"leasehold\":";
 
-/// What became of one try to work on a queue.
+/// Result of one attempt to work on a queue.
 #[derive(Debug)]
-pub(super) enum Turn<T> {
-    /// The work was done, and what it changed is written.
+pub(super) enum AttemptResult<T> {
+    /// The work was done, and its changes are written.
     Done(T),
-    /// There is no control file, and none was to be created.
+    /// The control file does not exist, and was not to be created.
     Absent,
-    /// Somebody else is at it now.
+    /// Another client is working on the control file.
     Locked,
 }
 
@@ -87,29 +94,30 @@ struct Cache {
     uses: u64,
 }
 
-/// An open control file, and what was in it when we last looked.
+/// An open control file, and its last known content.
 #[derive(Debug)]
 struct Control {
     file: Arc<File>,
     inode: Inode,
     path: PathBuf,
-    /// Whether it is ours beyond doubt: we made it, or it said so.
+    /// Whether the file is certainly leasehold's, because this client created it or it identifies
+    /// itself.
     ours: bool,
-    /// The first page. It differs whenever anything differs.
+    /// The first page. Every change of the file also changes this page.
     text: Vec<u8>,
-    /// What the file says, parsed: good for as long as `text` is what it starts with.
+    /// The parsed queue, which is valid as long as the file begins with `text`.
     queue: Option<Queue>,
-    /// Where the queue is, if it is longer than the first page.
+    /// The location of the queue, if it is longer than the first page.
     long: Option<Long>,
-    /// Kept for the next reading.
+    /// Buffer for the next read.
     spare: Vec<u8>,
-    /// Those that were read or written here.
+    /// Cached holders that were read from this file or written to it.
     holders: Holders,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Found {
+struct ControlContents {
     leasehold: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     queue: Option<Queue>,
@@ -117,15 +125,15 @@ struct Found {
     long: Option<Long>,
 }
 
-/// What a first page says of a queue that is longer.
+/// Reference in the first page to a longer queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Long {
-    /// The byte of the file that it starts with.
+    /// Offset of the queue in the file.
     at: u64,
-    /// How many bytes it has.
+    /// Length of the queue in bytes.
     len: u64,
-    /// Another one with each change.
+    /// Random id of the last change.
     change: ClaimId,
 }
 
@@ -141,19 +149,19 @@ impl Controls {
         self.kept_open = files;
     }
 
-    /// The control file of this name.
+    /// Returns the path of this name's control file.
     pub(super) fn path(&self, name: &Name) -> PathBuf {
         self.locks.join(path::encode(name))
     }
 
-    /// Tries once to work on the queue of `name`. If `work` answers `None`, nothing is written and
-    /// nothing has changed.
+    /// Tries once to work on the queue of `name`. If `work` returns `None`, nothing is written or
+    /// changed.
     pub(super) fn enter<T>(
         &self,
         name: &Name,
         create: bool,
         work: impl FnOnce(&mut Queue) -> Option<T>,
-    ) -> Result<Turn<Option<T>>> {
+    ) -> Result<AttemptResult<Option<T>>> {
         let _as_owner = self.place.acting.now();
         let slot = self.slot(name);
         let mut slot = locked(&slot);
@@ -162,66 +170,67 @@ impl Controls {
         })
     }
 
-    /// As [`enter`](Self::enter), for a look at a file that is not worth keeping open; what nobody
-    /// is in any more is removed.
+    /// Tries once to work on a queue, like [`enter`](Self::enter), without keeping the file open.
+    /// Removes the file if its queue is empty.
     pub(super) fn visit<T>(
         &self,
         name: &Name,
         work: impl FnOnce(&mut Queue) -> T,
-    ) -> Result<Turn<T>> {
+    ) -> Result<AttemptResult<T>> {
         let _as_owner = self.place.acting.now();
         let mut slot = None;
-        let turn = self.enter_slot(&mut slot, name, false, |control, stat| {
+        let result = self.enter_slot(&mut slot, name, false, |control, stat| {
             self.section(control, stat, false, |queue| Some(work(queue)))
         })?;
         self.retire(slot);
-        Ok(match turn {
-            Turn::Done(Some(done)) => Turn::Done(done),
-            Turn::Done(None) | Turn::Absent => Turn::Absent,
-            Turn::Locked => Turn::Locked,
+        Ok(match result {
+            AttemptResult::Done(Some(done)) => AttemptResult::Done(done),
+            AttemptResult::Done(None) | AttemptResult::Absent => AttemptResult::Absent,
+            AttemptResult::Locked => AttemptResult::Locked,
         })
     }
 
-    /// Makes a damaged control file an empty queue, by a person's order; tells whether it was
-    /// damaged. What is not ours, or a later version's, stays and is an error.
-    pub(super) fn mend(&self, name: &Name) -> Result<Turn<bool>> {
+    /// Replaces a damaged control file by an empty queue, on an operator's request. Returns whether
+    /// the file was damaged. Returns an error for a file of another program or of a later version,
+    /// and does not change it.
+    pub(super) fn repair(&self, name: &Name) -> Result<AttemptResult<bool>> {
         let _as_owner = self.place.acting.now();
         let mut slot = None;
         self.enter_slot(&mut slot, name, false, |control, stat| {
             let len = control.read(stat).map_err(|e| fault("read", &control.path, e))?;
             match control.parse(stat) {
-                Ok(_) => return Ok(Turn::Done(false)),
+                Ok(_) => return Ok(AttemptResult::Done(false)),
                 Err(_) if control.is_damaged() => {}
                 Err(e) => return Err(e),
             }
-            // Nobody knows which tokens were drawn in it.
-            let Some(highest) = self.tokens.highest()? else { return Ok(Turn::Locked) };
+            // It is unknown which tokens were drawn in the damaged file.
+            let Some(highest) = self.tokens.highest()? else { return Ok(AttemptResult::Locked) };
             let mut queue = Queue::new(Kind::Mutex, 1, false);
             queue.raise_last_token(highest);
             self.write(control, &queue, len)?;
-            Ok(Turn::Done(true))
+            Ok(AttemptResult::Done(true))
         })
     }
 
-    /// Does `work` while the control file is held, and is what everybody else finds there.
+    /// Does `work` while the control file is locked, and while it is the file at the path.
     fn enter_slot<T>(
         &self,
         slot: &mut Option<Control>,
         name: &Name,
         create: bool,
-        work: impl FnOnce(&mut Control, &Stat) -> Result<Turn<T>>,
-    ) -> Result<Turn<T>> {
+        work: impl FnOnce(&mut Control, &Stat) -> Result<AttemptResult<T>>,
+    ) -> Result<AttemptResult<T>> {
         for _ in 0..REPLACED {
             let control = match slot {
                 Some(control) => control,
                 None => match self.open(self.path(name), create)? {
                     Some(control) => slot.insert(control),
-                    None => return Ok(Turn::Absent),
+                    None => return Ok(AttemptResult::Absent),
                 },
             };
             let failed = |e| fault("lock", &self.path(name), e);
             let Some(_held) = Held::try_take(&control.file).map_err(failed)? else {
-                return Ok(Turn::Locked);
+                return Ok(AttemptResult::Locked);
             };
             let Some(stat) = control.inode.at_path(&control.path).map_err(failed)? else {
                 *slot = None;
@@ -229,40 +238,43 @@ impl Controls {
             };
             return work(control, &stat);
         }
-        Ok(Turn::Locked)
+        Ok(AttemptResult::Locked)
     }
 
-    /// The section itself, while the file is held.
+    /// Does the work of a section, while the file is locked.
     fn section<T>(
         &self,
         control: &mut Control,
         stat: &Stat,
         create: bool,
         work: impl FnOnce(&mut Queue) -> Option<T>,
-    ) -> Result<Turn<Option<T>>> {
+    ) -> Result<AttemptResult<Option<T>>> {
         let len = control.read(stat).map_err(|e| fault("read", &control.path, e))?;
-        // Taken out, so that work that fails or panics leaves no half-changed queue to be believed.
+        // The queue is taken out of the cache. If the work fails or panics, no partially changed
+        // queue remains.
         let mut queue = match control.queue.take() {
             Some(queue) => queue,
             None => match control.parse(stat)? {
                 Some(queue) => queue,
-                None if !create => return Ok(Turn::Absent),
+                None if !create => return Ok(AttemptResult::Absent),
                 None => {
                     let mut queue = Queue::new(Kind::Mutex, 1, false);
-                    let Some(floor) = self.tokens.floor()? else { return Ok(Turn::Locked) };
+                    let Some(floor) = self.tokens.floor()? else {
+                        return Ok(AttemptResult::Locked);
+                    };
                     queue.raise_last_token(floor);
                     queue
                 }
             },
         };
         queue.raise_last_token(self.tokens.base());
-        let before = Mark::of(&queue);
-        let Some(done) = work(&mut queue) else { return Ok(Turn::Done(None)) };
-        if Mark::of(&queue) != before {
+        let before = QueueFingerprint::of(&queue);
+        let Some(done) = work(&mut queue) else { return Ok(AttemptResult::Done(None)) };
+        if QueueFingerprint::of(&queue) != before {
             self.write(control, &queue, len)?;
         }
         control.queue = Some(queue);
-        Ok(Turn::Done(Some(done)))
+        Ok(AttemptResult::Done(Some(done)))
     }
 
     fn write(&self, control: &mut Control, queue: &Queue, len: usize) -> Result<()> {
@@ -277,7 +289,7 @@ impl Controls {
             let failed = |e| fault("write", &control.path, e);
             control.file.write_all_at(&text, new.at).map_err(failed)?;
             text.clear();
-            let first = Found { leasehold: FORMAT, queue: None, long: Some(new.clone()) };
+            let first = ControlContents { leasehold: FORMAT, queue: None, long: Some(new.clone()) };
             serde_json::to_writer(&mut text, &first).map_err(|e| failed(e.into()))?;
             long = Some(new);
         }
@@ -292,7 +304,7 @@ impl Controls {
 
     fn open(&self, path: PathBuf, create: bool) -> Result<Option<Control>> {
         for _ in 0..REPLACED {
-            match held::open(&path, create, self.place.rights) {
+            match held::open(&path, create, self.place.permissions) {
                 Ok((file, created)) => {
                     let opened = Control::new(file, path.clone(), created);
                     return opened.map(Some).map_err(|e| fault("inspect", &path, e));
@@ -301,7 +313,7 @@ impl Controls {
                     return Err(fault("open", &path, e));
                 }
                 Err(_) if !create => return Ok(None),
-                // A directory of a long name, perhaps removed this moment by who used it last.
+                // The directory of a long name may have just been removed by its last user.
                 Err(_) => self.place.create_below(path.parent().unwrap_or(&self.locks))?,
             }
         }
@@ -318,7 +330,8 @@ impl Controls {
         }
         let mut gone = None;
         if cache.slots.len() >= self.kept_open {
-            // Only what no other thread is about to use: it would be used without being kept.
+            // Only slots that no other thread uses are removed. Otherwise a thread would use a slot
+            // that is not cached.
             let idle = cache.slots.iter().filter(|(_, (slot, _))| Arc::strong_count(slot) == 1);
             let oldest = idle.min_by_key(|(_, (_, used))| *used).map(|(name, _)| name.clone());
             gone = oldest.and_then(|name| cache.slots.remove_entry(&name));
@@ -337,8 +350,8 @@ impl Controls {
         self.retire(control);
     }
 
-    /// Closes a control file, and removes it if nobody is in its queue. Whatever fails only leaves
-    /// a small file behind.
+    /// Closes a control file, and removes it if its queue is empty. A failure only leaves a small
+    /// file behind.
     fn retire(&self, control: Option<Control>) {
         let Some(mut control) = control else { return };
         let Ok(Some(_held)) = Held::try_take(&control.file) else { return };
@@ -365,7 +378,7 @@ impl Controls {
             }
         }
         if fs::remove_file(path).is_ok() {
-            // The directories of a long name; one that is in use is not empty.
+            // Removes the directories of a long name. A directory in use is not empty, so it stays.
             let above = path.ancestors().skip(1).take_while(|dir| *dir != self.locks);
             for dir in above {
                 if fs::remove_dir(dir).is_err() {
@@ -375,7 +388,7 @@ impl Controls {
         }
     }
 
-    /// All names that have a control file.
+    /// Returns all names that have a control file.
     pub(super) fn names(&self) -> Result<Vec<Name>> {
         let _as_owner = self.place.acting.now();
         let mut names = Vec::new();
@@ -384,8 +397,8 @@ impl Controls {
         Ok(names)
     }
 
-    /// Some names, from where the last look ended, and where this one did (0: at the end). What
-    /// dead clients were just making is removed on the way.
+    /// Returns some names from the position `from` on, and the next position (0 at the end).
+    /// Removes temporary files of dead clients on the way.
     pub(super) fn some_names(&self, from: u64, now: u64) -> Result<(Vec<Name>, u64)> {
         let _as_owner = self.place.acting.now();
         let failed = |e| fault("read the directory", &self.locks, e);
@@ -404,7 +417,8 @@ impl Controls {
         Ok((names, reached))
     }
 
-    /// The names in these directories and those below them; of each only so many.
+    /// Returns the names in these directories and the directories below, at most `most` per
+    /// directory.
     fn names_below(
         &self,
         mut dirs: Vec<PathBuf>,
@@ -423,7 +437,7 @@ impl Controls {
                 let below = dir.join(entry.file_name());
                 let bytes = entry.file_name().into_encoded_bytes();
                 match bytes.last() {
-                    // Not through a symbolic link.
+                    // Symbolic links are not followed.
                     Some(b'+') if entry.file_type().is_ok_and(|kind| kind.is_dir()) => {
                         dirs.push(below);
                     }
@@ -453,7 +467,8 @@ impl Control {
         Ok(Self { file, inode, path, ours, text, queue: None, long: None, spare, holders })
     }
 
-    /// Reads the first page; what was parsed is forgotten if it changed. Tells the file's length.
+    /// Reads the first page, and discards the parsed queue if the page changed. Returns the file's
+    /// length.
     fn read(&mut self, stat: &Stat) -> io::Result<usize> {
         let len = usize::try_from(stat.st_size).unwrap_or(0);
         held::read(&self.file, 0, len.min(PAGE), &mut self.spare)?;
@@ -464,8 +479,8 @@ impl Control {
         Ok(len)
     }
 
-    /// Where this many bytes overwrite nothing that counts: before the queue that is there now,
-    /// or behind it. So the file is at most three times as long as the longest queue was.
+    /// Returns a location for `len` bytes that overlaps no valid data, either before or after the
+    /// current queue. So the file is at most three times as long as the longest queue was.
     fn room_for(&self, len: usize) -> Result<Long> {
         let (first, len) = (PAGE as u64, len as u64);
         let at = match &self.long {
@@ -475,7 +490,7 @@ impl Control {
         Ok(Long { at, len, change: ClaimId::random()? })
     }
 
-    /// What the file says; `None`: nothing.
+    /// Parses the file. Returns `None` if it is empty.
     fn parse(&mut self, stat: &Stat) -> Result<Option<Queue>> {
         self.long = None;
         if self.said().is_empty() {
@@ -483,7 +498,7 @@ impl Control {
         }
         let found = self.found(stat).map_err(|e| fault("read", &self.path, e))?;
         let why = match found {
-            Ok(Found { leasehold: FORMAT, queue: Some(queue), .. }) => {
+            Ok(ControlContents { leasehold: FORMAT, queue: Some(queue), .. }) => {
                 self.ours = true;
                 return Ok(Some(queue));
             }
@@ -516,25 +531,26 @@ impl Control {
         Err(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
     }
 
-    /// The lock's name for a command line, from the path.
+    /// Returns the lock's name for a command line, derived from the path.
     fn shown_name(&self) -> String {
         let mut above = self.path.ancestors().filter(|dir| dir.ends_with("locks"));
         let name = above.find_map(|locks| path::decode(self.path.strip_prefix(locks).ok()?));
         name.map_or_else(|| "NAME".to_owned(), |name| format!("{:?}", name.as_str()))
     }
 
-    /// The format that a later version wrote this in, if one did.
+    /// Returns the format of the file if a later version wrote it.
     fn newer(&self, why: &str) -> Option<u64> {
         let number = self.said().strip_prefix(BEGINNING)?;
         let digits = number.iter().take_while(|b| b.is_ascii_digit()).count();
         let format = str::from_utf8(&number[..digits]).ok()?.parse().ok()?;
-        // The rule is that another field is another number. Who broke it still loses no field.
+        // By rule, each new field needs a new format. If a version broke that rule, its field must
+        // still not be lost.
         let whole = || serde_json::from_slice::<serde::de::IgnoredAny>(self.said()).is_ok();
         let is_newer = format != u64::from(FORMAT) || (why.starts_with("unknown ") && whole());
         is_newer.then_some(format)
     }
 
-    /// Whether what cannot be read here began as a control file of ours.
+    /// Returns whether unreadable content began as a control file of leasehold.
     fn is_damaged(&self) -> bool {
         let ours = [BEGINNING, FORMAT.to_string().as_bytes()].concat();
         let said = self.said();
@@ -543,43 +559,45 @@ impl Control {
         !said.is_empty() && same(both) && ended
     }
 
-    /// The first page, without the zeros that whoever died between the two writes of a long queue
-    /// left behind the old text.
+    /// Returns the first page without trailing zeros. They appear if a client crashed between the
+    /// two writes of a long queue.
     fn said(&self) -> &[u8] {
         let end = self.text.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
         &self.text[..end]
     }
 
-    fn found(&mut self, stat: &Stat) -> io::Result<serde_json::Result<Found>> {
+    fn found(&mut self, stat: &Stat) -> io::Result<serde_json::Result<ControlContents>> {
         let line = line(&self.text);
         if let Some(queue) = line.and_then(|said| text::read(FORMAT, said, &mut self.holders)) {
-            return Ok(Ok(Found { leasehold: FORMAT, queue: Some(queue), long: None }));
+            return Ok(Ok(ControlContents { leasehold: FORMAT, queue: Some(queue), long: None }));
         }
-        let first = serde_json::from_slice::<Found>(line.unwrap_or(self.said()));
-        let Ok(Found { leasehold: FORMAT, long: Some(long), .. }) = first else {
+        let first = serde_json::from_slice::<ControlContents>(line.unwrap_or(self.said()));
+        let Ok(ControlContents { leasehold: FORMAT, long: Some(long), .. }) = first else {
             return Ok(first);
         };
-        // Both come from a file: what it cannot hold is not made room for.
+        // The offset and the length come from a file, so they are untrusted. A length that exceeds
+        // the file is not allocated.
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let len = long.len.min(size.saturating_sub(long.at));
         let mut text = Vec::new();
         held::read(&self.file, long.at, usize::try_from(len).unwrap_or(0), &mut text)?;
         self.long = Some(long);
         if let Some(queue) = text::read(FORMAT, &text, &mut self.holders) {
-            return Ok(Ok(Found { leasehold: FORMAT, queue: Some(queue), long: None }));
+            return Ok(Ok(ControlContents { leasehold: FORMAT, queue: Some(queue), long: None }));
         }
         Ok(serde_json::from_slice(&text))
     }
 }
 
-/// A text that is one line, and nothing but blank lines behind it.
+/// Returns the first line of a text if only blank lines follow it.
 fn line(text: &[u8]) -> Option<&[u8]> {
     const BLANK: [u8; PAGE] = [b'\n'; PAGE];
     let (line, blank) = text.split_at(text.iter().position(|&b| b == b'\n')?);
     BLANK.starts_with(blank).then_some(line)
 }
 
-/// Whether the file was last changed before the machine was started: all claims in it are dead.
+/// Returns whether the file was last changed before the machine started. All claims in it are then
+/// dead.
 fn before_boot(stat: &Stat) -> bool {
     let up = Duration::from_nanos(Clock::default().now().as_nanos());
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -587,20 +605,22 @@ fn before_boot(stat: &Stat) -> bool {
     u64::try_from(stat.st_mtime).is_ok_and(|changed| changed < boot)
 }
 
-/// Differs whenever an operation changed the queue: only joining raises `last`, everything else
-/// makes the queue shorter, turns waiters into holders and holders into departed ones, which
-/// never go back, or changes what a holder weighs.
+/// Fingerprint that differs whenever an operation changed the queue.
+///
+/// Only joining raises `last`. All other operations make the queue shorter, turn waiters into
+/// holders, turn holders into departed entries, or change a holder's weight. Waiters and holders
+/// never change back.
 #[derive(PartialEq, Eq)]
-struct Mark {
+struct QueueFingerprint {
     last: u64,
     len: usize,
     holding: usize,
     departed: usize,
-    /// Of those that hold.
+    /// Total weight of the holders.
     weight: u64,
 }
 
-impl Mark {
+impl QueueFingerprint {
     fn of(queue: &Queue) -> Self {
         use leasehold_core::store::Standing::{Departed, Holding};
         let entries = queue.entries();
@@ -624,20 +644,20 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_control_file_from_outside_is_a_queue_that_works_or_is_refused(
+        fn any_control_file_is_a_working_queue_or_rejected(
             text in testbed::texts(&[
                 "{\"leasehold\":1,\"queue\":{\"kind\":\"Semaphore\",\"capacity\":4,\"leases\":false,\"last\":7,\"entries\":[{\"id\":\"0123456789abcdef0123456789abcdef\",\"token\":6,\"weight\":3,\"standing\":\"Holding\",\"since\":5,\"lock_delay\":9,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"},\"session\":\"s\"},{\"id\":\"1123456789abcdef0123456789abcdef\",\"token\":7,\"weight\":2,\"standing\":\"Waiting\",\"since\":6,\"expires\":99,\"holder\":{\"host\":\"h\",\"pid\":2,\"label\":\"x\"}}]}}",
                 "{\"leasehold\":1,\"long\":{\"at\":4096,\"len\":9000,\"change\":\"0123456789abcdef0123456789abcdef\"}}",
             ]),
             now in proptest::prelude::any::<u64>(),
         ) {
-            let found = serde_json::from_slice::<Found>(text.as_bytes());
-            if let Ok(Found { queue: Some(mut queue), .. }) = found {
+            let found = serde_json::from_slice::<ControlContents>(text.as_bytes());
+            if let Ok(ControlContents { queue: Some(mut queue), .. }) = found {
                 let claim = leasehold_core::Claim::new(
                     Name::new("x").unwrap(), queue.kind(), 1, queue.capacity(),
                 ).unwrap();
                 let at = leasehold_core::queue::StoreTime { now, stamp: now };
-                let _ = Mark::of(&queue);
+                let _ = QueueFingerprint::of(&queue);
                 let _ = queue.join(&claim, leasehold_core::store::Mode::Wait, at, "");
                 let lease = std::time::Duration::MAX;
                 let _ = queue.renew(&claim, lease, now.wrapping_add(1));

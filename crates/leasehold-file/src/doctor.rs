@@ -1,4 +1,4 @@
-//! What is wrong with where a file store is: see [`leasehold_core::doctor`].
+//! Diagnoses the location of a file store: see [`leasehold_core::doctor`].
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use leasehold_core::doctor::{Finding, own_clock};
 use leasehold_core::kit::file_system;
 
-/// Looks at the store's directory; waits for the disk.
+/// Checks the store's directory. May wait for the disk.
 pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
     let mut found: Vec<Finding> = own_clock(now).into_iter().collect();
     found.extend(file_system(root, "the store's directory"));
@@ -18,8 +18,8 @@ pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
     found
 }
 
-/// Who may lock may write the queues: nothing that the file system knows protects those who share
-/// a store from each other.
+/// Returns findings about shared access. A user that can lock can also write the queues. File
+/// permissions do not protect the users of a shared store from each other.
 fn sharing(root: &Path, seen: &Metadata) -> Option<Finding> {
     let (mode, group) = (seen.mode(), seen.gid());
     if mode & 0o002 != 0 {

@@ -1,4 +1,4 @@
-//! Errors of the operating system, with the path and what to do.
+//! Errors of the operating system, with the path and a hint.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use leasehold_core::{Error, ErrorKind};
 
-/// The error of `doing` something to `path`.
+/// Returns the error for a failed operation on `path`. `doing` names the operation.
 pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
     let (kind, hint) = match Errno::from_io_error(&source) {
         Some(Errno::ACCESS | Errno::PERM) => (
@@ -27,7 +27,7 @@ pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
             ErrorKind::Config,
             "use the path of a directory that only leasehold uses: file:/abs/dir",
         ),
-        // None of these goes away by itself: who waited for them would wait in vain.
+        // These errors are permanent, so waiting would not help.
         Some(
             Errno::NOENT
             | Errno::INVAL
@@ -46,10 +46,11 @@ pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
     let whose = if kind == ErrorKind::Denied { whose(path) } else { String::new() };
     let path = path.to_string_lossy();
     let what = format!("cannot {doing} {:?}{whose}", path.as_ref());
-    Error::new(kind, what).with_hint(hint).because(source)
+    Error::new(kind, what).with_hint(hint).with_source(source)
 }
 
-/// What is closed to us, and was made by somebody else, is his to open.
+/// Returns a text about the owner and the mode of a file that belongs to another user, because only
+/// that user can change its permissions.
 fn whose(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
     let me = rustix::process::geteuid().as_raw();
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_refusal_has_its_kind_and_names_the_path() {
+    fn os_errors_have_their_kind_and_name_the_path() {
         let of = |errno: Errno| fault("write", Path::new("/a\nb"), errno.into());
         for (errno, kind) in [
             (Errno::ACCESS, ErrorKind::Denied),

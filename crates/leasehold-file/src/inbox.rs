@@ -1,19 +1,21 @@
-//! Who reads this client's inbox: the thread that waits, or the client's own.
+//! Selects the thread that reads this client's inbox: the waiting thread, or the client's own.
 //!
-//! A message is for one of the waiters here. Where that is the only one, and its thread is blocked until it
-//! is told ([`listen`]), the thread sleeps on the FIFO and reads it itself. Any other waiter is told by
-//! the client's thread, which reads for all of them.
+//! A message is for one of the waiters of this process. If the process has only one waiter, and the
+//! waiter's thread is blocked ([`listen`]), that thread sleeps on the FIFO and reads the message
+//! itself. All other waiters are notified by the client's thread, which reads for all of them.
 //!
-//! # Why nothing is missed
-//! - *Whoever waits has a reader*: each poll of a waiter either listens itself or sees to it that the client's
-//!   thread does. What nobody reads is for nobody; it stays in the pipe until the next reader, and the
-//!   pipe's length is the bound.
-//! - *Two readers*, while the one takes over from the other: each line is told by whoever reads it. Both read
-//!   and cut into lines under one mutex, so that a line in two pieces is put together.
+//! # Why no message is missed
+//! - *Every waiter has a reader.* Each poll of a waiter either listens itself or makes the client's
+//!   thread read. A message without a reader stays in the pipe until the next reader, and the
+//!   pipe's capacity is the limit.
+//! - *There may be two readers* while one takes over from the other. Each line is delivered by the
+//!   thread that reads it. Both read and split lines under one mutex, so that a line that arrives
+//!   in two pieces is joined.
 //! - *The thread's task is aborted* only between two messages, by a waiter that reads from then on.
-//! - *Whoever holds hears that it was evicted*: the client's thread reads whenever nobody else does ([`Reader::hear`]).
-//!   After a thread has read itself it takes over a moment later: who takes a lock again and again is not in its way,
-//!   and what comes in that moment is in the pipe.
+//! - *A holder is notified of its eviction.* The client's thread reads whenever no other thread
+//!   does ([`Reader::hear`]). After a thread has read itself, the client's thread takes over a
+//!   moment later. So it does not disturb a thread that acquires locks repeatedly, and messages in
+//!   that moment stay in the pipe.
 
 use std::fs::File;
 use std::io;
@@ -33,7 +35,7 @@ use leasehold_core::ClaimId;
 use leasehold_core::kit::{listen, locked};
 use leasehold_core::store::{Ear, Ears, Signal};
 
-/// How long nobody reads, at most.
+/// Maximum time without a reader.
 const UNREAD: Duration = Duration::from_millis(20);
 
 pub(super) struct Reader {
@@ -42,18 +44,18 @@ pub(super) struct Reader {
     waiters: Weak<Waiters>,
     lines: Mutex<Lines>,
     runtime: Handle,
-    /// The task on the client's thread, while it reads.
+    /// Task on the client's thread, while it reads.
     task: Mutex<Option<AbortHandle>>,
     ears: Ears,
-    /// Somebody wants to hear of evictions.
+    /// Whether a listener for evictions is registered.
     hears: AtomicBool,
-    /// How many wait, of whom one may read itself.
+    /// Number of waiters. If there is only one, that waiter may read the inbox itself.
     waiting: AtomicUsize,
-    /// The client's thread is about to take over.
+    /// Whether the client's thread is about to take over.
     taking_over: AtomicBool,
 }
 
-/// One that waits, until it is dropped.
+/// Registration of a waiter, until it is dropped.
 pub(super) struct Waiting<'a>(&'a Arc<Reader>);
 
 impl Drop for Waiting<'_> {
@@ -82,25 +84,25 @@ impl Reader {
         })
     }
 
-    /// Tells this one of claims that are to be asked about, from now on.
+    /// Registers a listener for claims that must be polled, from now on.
     pub(super) fn hear(self: &Arc<Self>, ear: Weak<dyn Ear>) {
         self.ears.add(ear);
         self.hears.store(true, Ordering::SeqCst);
         self.take_over();
     }
 
-    /// A claim of this client's was evicted by this client.
+    /// Reports a claim of this client that this client itself evicted.
     pub(super) fn evicted(&self, id: ClaimId) {
         self.ears.ask(id);
     }
 
-    /// To be kept by one that waits for as long as it does.
+    /// Registers a waiter. The caller keeps the result as long as it waits.
     pub(super) fn waiting(self: &Arc<Self>) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(self)
     }
 
-    /// Has the client's thread read, soon, unless somebody waits then, who sees to it himself.
+    /// Makes the client's thread read soon, unless a waiter then does so itself.
     fn take_over(self: &Arc<Self>) {
         let reads = || locked(&self.task).is_some();
         if !self.hears.load(Ordering::SeqCst) || reads() {
@@ -113,17 +115,18 @@ impl Reader {
         self.runtime.spawn(async move {
             tokio::time::sleep(UNREAD).await;
             let Some(reader) = reader.upgrade() else { return };
-            // Before the look: whoever stops waiting after it begins anew.
+            // This is reset before the check, so that a waiter that stops after the check starts
+            // the takeover again.
             reader.taking_over.store(false, Ordering::SeqCst);
             if reader.waiting.load(Ordering::SeqCst) == 0 {
-                // Unheard, the next renewal finds out.
+                // If this fails, an eviction is found at the next renewal.
                 let _ = reader.read_on_the_client_s_thread();
             }
         });
     }
 
-    /// To be called in each poll of a waiter, before it looks what it was told: sees to it that it will be
-    /// told. An error: it cannot be, and its heartbeat asks instead.
+    /// Makes sure that a reader exists. Each poll of a waiter must call this before checking for
+    /// notifications. If this fails, the waiter polls at its next heartbeat instead.
     pub(super) fn read_or_listen(self: &Arc<Self>, context: &Context<'_>) -> io::Result<()> {
         let alone = self.waiters.upgrade().is_some_and(|waiters| waiters.has_but_one());
         if !alone || !listen(context, &self.ear) {
@@ -132,7 +135,7 @@ impl Reader {
         if let Some(task) = locked(&self.task).take() {
             task.abort();
         }
-        // A full page may not be all there is.
+        // After a full page there may be more data.
         while self.read_with(|bytes| Ok(rustix::io::read(&*self.fifo, bytes)?))? == PAGE {}
         Ok(())
     }
@@ -157,7 +160,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads once, and tells whom it concerns. Tells how much it was.
+    /// Reads once and delivers the messages. Returns the number of bytes read.
     fn read_with(&self, read: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
         let mut bytes = [0; PAGE];
         let mut held = Vec::new();
@@ -166,13 +169,13 @@ impl Reader {
             Ok(n) => n,
             Err(e) => match e.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(0),
-                // A FIFO that we have open for writing too has no end and no errors.
+                // A FIFO that is also open for writing here has no end and no errors.
                 _ => return Err(e),
             },
         };
         if let Some(waiters) = self.waiters.upgrade() {
             lines.feed(&bytes[..n], &mut |id, signal| {
-                if !waiters.tell(id, signal) && signal == Signal::Ask {
+                if !waiters.notify(id, signal) && signal == Signal::Ask {
                     held.push(id);
                 }
             });

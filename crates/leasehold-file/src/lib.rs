@@ -1,67 +1,76 @@
-//! The `file:` store: locks on one machine, kept by its kernel, without any server.
+//! The `file:` store: locks on one machine, kept by its kernel, without a server.
 //!
-//! Each lock name has a *control file* with its [`Queue`] in it, and each client a *session*: a
-//! FIFO whose read end only that client has. A claim in a queue counts for as long as its session
-//! lives. There are no leases: a hold ends when it is released, when its process ends (however it
-//! ends), or when a person evicts it, and never because somebody was slow.
+//! Each lock name has a *control file* that contains its [`Queue`]. Each client has a *session*, a
+//! FIFO whose read end only that client has. A claim in a queue is valid while its session lives.
+//!
+//! There are no leases. A hold ends when it is released, when its process ends (for whatever
+//! reason), or when an operator evicts it. It never ends because a process was slow.
 //!
 //! ```text
 //! ROOT/locks/NAME.lock   the queue, as JSON for people to read   (control.rs, text.rs, path.rs)
-//! ROOT/clients/ID        a session: sign of life and inbox       (session.rs, peers.rs, inbox.rs)
-//! ROOT/tokens[.boot]     what makes tokens rise over restarts    (tokens.rs)
+//! ROOT/clients/ID        a session: a sign of life and an inbox  (session.rs, peers.rs, inbox.rs)
+//! ROOT/tokens[.boot]     makes tokens rise across restarts       (tokens.rs)
 //! ```
-//! To whom all that is open, the directory says (rights.rs); what the dead leave is cleared up a
-//! little at a time (sweep.rs).
+//! The root directory's permissions determine which users can access these files (permissions.rs).
+//! Data of dead clients is removed a little at a time (sweep.rs).
 //!
 //! # One call
-//! Every call is one *section*: it takes the control file's flock, reads the queue, removes what is
-//! over, does its work, writes the queue and unlocks. No section awaits anything, so every call is
-//! atomic to all clients, and dropping its future leaves either nothing or everything done. If the
-//! flock is taken, the call yields a few times, then sleeps about a millisecond between tries, and
-//! after two seconds says which file is stuck.
+//! Every call is one *section*. It takes the control file's flock, reads the queue, removes expired
+//! entries, does its work, writes the queue and unlocks. No section awaits anything, so every call
+//! is atomic for all clients, and dropping its future leaves either nothing or everything done.
 //!
-//! # Who is dead
-//! A section looks at the sessions that matter to its answer and removes the claims of the dead:
-//! - one that would be answered "busy" or "mismatch" looks at everybody in the queue;
-//! - one that is answered "waiting" looks at the holders and at its predecessor;
-//! - one that grants to a waiter looks at that waiter, and goes on to the next if it died.
+//! If the flock is taken, the call yields a few times, then sleeps about a millisecond between
+//! tries. After two seconds it returns an error that names the locked file.
 //!
-//! # Who wakes whom
-//! After its section the caller tells those that it granted, through their inboxes. Deaths tell
-//! themselves: the first claim that does not fit watches the sessions of *all* that hold (any of
-//! them may make room), each other waiter that of its predecessor. Every change of what a waiter
-//! must watch is told to it, and it asks again:
-//! - its predecessor left the queue while waiting: it has another one;
-//! - it became the first that does not fit, by somebody's grant, and somebody else than its
-//!   predecessor holds (only with a capacity above 1).
+//! # Which clients are dead
+//! A section checks the sessions that matter to its answer, and removes the claims of dead ones:
+//! - Before the answer "busy" or "mismatch" it checks all sessions in the queue.
+//! - Before the answer "waiting" it checks the holders and the claim's predecessor.
+//! - Before a grant to a waiter it checks that waiter, and continues with the next waiter if that
+//!   one is dead.
 //!
-//! Who is evicted is told by whoever evicts it, in the same way: its client asks then, and finds itself gone.
+//! # Notifications
+//! After its section, the caller notifies the claims that it granted, through their inboxes. Deaths
+//! are noticed by watching sessions. The first claim that does not fit watches the sessions of
+//! *all* holders, because any of them may make room. Each other waiter watches its predecessor's
+//! session. When the set of sessions to watch changes, the waiter is notified and polls:
+//! - Its predecessor left the queue while waiting, so it has another predecessor.
+//! - A grant made it the first claim that does not fit, and a claim other than its predecessor
+//!   holds. (This needs a capacity above 1.)
 //!
-//! A session cannot die unseen between two looks: dead is for ever, and who starts to watch one
-//! that is dead already is told so and asks again. What is kept closed for a time after its holder
-//! left is told as [`Place::head_remaining`](leasehold_core::store::Place), and the heartbeat is the fallback for
-//! all of it (a granting client that is stopped between its section and its telling).
+//! The evicting client notifies the evicted holder in the same way. The holder's client then polls,
+//! and finds its claim gone.
+//!
+//! No death is missed between two checks. A dead session never lives again, and a client that
+//! starts to watch a dead session is notified immediately and polls. A cooldown after a release is
+//! reported as [`Place::head_remaining`](leasehold_core::store::Place). The heartbeat is the
+//! fallback for all notifications, such as when a granting client is paused between its section and
+//! its notifications.
 //!
 //! # Which directory
-//! All meet by a path, and a path can lead elsewhere tomorrow: the directory is moved and another
-//! one made, something is mounted over it, a copy is put in its place. Each section therefore looks
-//! whether the control file that it has locked is the one that the path leads to, and each join and
-//! each renewal whether our own sign of life is where others look for it. If not, nothing is
-//! granted any more, and what we hold is lost: others cannot know of it. Who replaces a directory
-//! lets others in at once, and those who hold in the old one find out at their next renewal.
+//! All clients meet at a path, and a path can lead elsewhere later. The directory may be moved and
+//! replaced, mounted over, or exchanged for a copy. So each section checks that the locked control
+//! file is still the one at the path. Each join and each renewal checks that the client's own FIFO
+//! is still where other clients look for it.
+//!
+//! If one of these checks fails, nothing is granted any more, and all holds of this client are
+//! lost, because other clients cannot know of them. Replacing a directory admits other clients
+//! immediately. The holders in the old directory find out at their next renewal.
 //!
 //! # Upgrades
-//! Control files and `tokens` begin with the number of their format. A later version works with the
-//! formats before its own; an earlier one leaves what is later than itself as it is, says so, and
-//! never advises to delete it or to go elsewhere, since that would make two holders while programs
-//! are upgraded one after the other. What changes in a control file is a new format, be it only one
-//! field: who writes a queue back would drop what he does not know. In `tokens` and `tokens.boot`
-//! unknown fields are kept.
+//! Control files and `tokens` begin with the number of their format. A later version works with all
+//! earlier formats. An earlier version leaves files of later formats unchanged and reports them. It
+//! never advises to delete them or to use another directory, because that would create two holders
+//! while programs are upgraded one after the other.
 //!
-//! # Whose clock
-//! No clock judges a hold. The wall clock stamps tokens, which rise even if it is set back (see
-//! `tokens.rs`), and ends what `at_least` keeps closed, which therefore survives a restart of the
-//! machine and moves with the clock.
+//! Every change of a control file's content is a new format, even a single new field. Otherwise an
+//! older version would drop an unknown field when it writes the queue back. In `tokens` and
+//! `tokens.boot` unknown fields are preserved.
+//!
+//! # Clock
+//! No clock determines whether a hold is valid. The wall clock stamps tokens, which rise even if it
+//! is set back (see `tokens.rs`). It also ends the cooldown of `min_hold`, which therefore survives
+//! a restart of the machine and moves with the clock.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -72,8 +81,8 @@ mod held;
 mod inbox;
 mod path;
 mod peers;
+mod permissions;
 mod place;
-mod rights;
 mod session;
 mod sweep;
 mod text;
@@ -97,7 +106,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::runtime::Handle;
 
-use self::control::{Controls, Turn};
+use self::control::{AttemptResult, Controls};
 use self::inbox::Reader;
 use self::peers::WriteEnd;
 use self::place::Place as Directory;
@@ -115,15 +124,16 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
-/// For how long a control file that somebody else has locked is tried again.
+/// Time for which a call retries a control file that another client has locked.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it was tried by then, at least: a tenth of what fits in.
+/// Minimum number of pauses before a call gives up, which is about a tenth of the pauses that fit
+/// into [`PATIENCE`].
 const ENOUGH_PAUSES: u32 = 200;
-/// How often it is tried in a row before sleeping: sections are short, and somebody who enters one
-/// after the other leaves gaps that a single try hardly ever meets.
+/// Number of consecutive tries before a call sleeps. Sections are short. A client that runs one
+/// section after the other leaves only short gaps, which a single try rarely hits.
 const EAGER_TRIES: u32 = 24;
 
-/// Locks on one machine. See the module's documentation.
+/// Store that keeps locks on one machine. See the crate's documentation.
 pub struct FileStore {
     info: StoreInfo,
     clients: Clients,
@@ -138,14 +148,19 @@ pub struct FileStore {
 impl FileStore {
     /// Opens the store of this URL: `file:` for the user's own store, or `file:/abs/dir`.
     ///
-    /// It creates the directory if necessary, and reads its inbox on `runtime`. It can block on the
-    /// disk, so do not call it on a thread that runs other tasks.
+    /// Creates the directory if necessary. The store reads its inbox on `runtime`. This function
+    /// can block on the disk, so do not call it on a thread that runs other tasks.
     ///
     /// # Errors
-    /// An error with the path and a hint if the URL does not name a writable directory on a local
-    /// disk.
+    /// - [`ErrorKind::Config`]: the URL does not name a suitable directory on a local disk.
+    /// - [`ErrorKind::Denied`]: the directory is not accessible or not writable.
+    /// - [`ErrorKind::Full`]: there is no disk space.
+    /// - [`ErrorKind::Unreachable`]: a file stays locked, or the file system fails.
+    /// - Other kinds, if the directory contains damaged or newer files.
     pub fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
-        Self::open_with(url, runtime, boot_id(), wall_micros).map(Arc::new).map_err(|e| e.at(url))
+        Self::open_with(url, runtime, boot_id(), wall_micros)
+            .map(Arc::new)
+            .map_err(|e| e.with_store(url))
     }
 
     fn open_with(url: &str, runtime: &Handle, boot: String, wall: fn() -> u64) -> Result<Self> {
@@ -169,7 +184,7 @@ impl FileStore {
             runtime: runtime.clone(),
             wall,
         };
-        // Whatever fails is left to who comes later.
+        // If the cleanup fails, a later client repeats it.
         let _ = store.sweep();
         Ok(store)
     }
@@ -179,12 +194,12 @@ impl FileStore {
         self.clients.dir.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Clears up some of what the dead left, if it is our turn: see `sweep`.
+    /// Removes some data of dead clients, if a cleanup is due. See `sweep`.
     fn sweep(&self) -> Result<()> {
         let tokens = &self.controls.tokens;
         let now = (self.wall)();
         let Some(mut from) = tokens.begin_sweep(now)? else { return Ok(()) };
-        // With the dot, also where the root is a symbolic link.
+        // The `.` also resolves a root that is a symbolic link.
         if let Ok((names, reached)) = sweep::batch(&self.directory().join("."), from.root) {
             let ours = |stem: &str| ["tokens", "tokens.boot", "locks", "clients"].contains(&stem);
             let paths = names.iter().map(|name| self.directory().join(name));
@@ -205,8 +220,8 @@ impl FileStore {
         }
         let (names, reached) = self.controls.some_names(from.locks, now)?;
         for name in &names {
-            // What somebody works on is in use; what cannot be read is `ls`'s to tell of.
-            if let Ok(Turn::Done(news)) = self.tidy(name) {
+            // A locked file is in use, and an unreadable one is reported by `ls`.
+            if let Ok(AttemptResult::Done(news)) = self.tidy(name) {
                 self.spread(news, ());
             }
         }
@@ -214,47 +229,47 @@ impl FileStore {
         tokens.end_sweep(from)
     }
 
-    /// Removes the dead from one lock's queue, and its file if nobody is in it then.
-    fn tidy(&self, name: &Name) -> Result<Turn<News>> {
+    /// Removes dead claims from one lock's queue, and its file if the queue is then empty.
+    fn tidy(&self, name: &Name) -> Result<AttemptResult<News>> {
         self.controls.visit(name, |queue| {
             let ((), news) = self.changing(queue, None, |queue, now| {
                 queue.settle(now);
-                self.bury_all(queue, now);
+                self.remove_all_dead(queue, now);
             });
             news
         })
     }
 
-    /// Works on the queue of `name` in one section, trying until it is our turn.
+    /// Works on the queue of `name` in one section, and retries while the file is locked.
     async fn section<T>(
         &self,
         name: &Name,
-        mut attempt: impl FnMut(&Controls) -> Result<Turn<T>>,
+        mut attempt: impl FnMut(&Controls) -> Result<AttemptResult<T>>,
     ) -> Result<Option<T>> {
         let started = Instant::now();
         let (mut tries, mut pauses) = (0_u32, 0_u32);
         loop {
             match attempt(&self.controls)? {
-                Turn::Done(done) => return Ok(Some(done)),
-                Turn::Absent => return Ok(None),
-                Turn::Locked => tries += 1,
+                AttemptResult::Done(done) => return Ok(Some(done)),
+                AttemptResult::Absent => return Ok(None),
+                AttemptResult::Locked => tries += 1,
             }
             if !tries.is_multiple_of(EAGER_TRIES) {
                 std::thread::yield_now();
                 continue;
             }
-            // Who stood still himself has not tried for all that time.
+            // A client that was itself paused has not retried during all that time.
             if started.elapsed() > PATIENCE && pauses >= ENOUGH_PAUSES {
                 return Err(tokens::stuck(&self.controls.path(name)));
             }
-            // Spread, so that those who met once do not meet for ever.
+            // The random part prevents clients that collided once from colliding forever.
             let spread = u64::from(started.elapsed().subsec_nanos() / 64 % 1_000);
             self.pause(Duration::from_micros(500 + spread)).await;
             pauses += 1;
         }
     }
 
-    /// Works on a queue, and passes on what the work changed for others.
+    /// Works on a queue, and sends the notifications that result from it.
     async fn with_queue<T>(
         &self,
         name: &Name,
@@ -266,7 +281,8 @@ impl FileStore {
         Ok(done.await?.flatten().map(|(done, news)| self.spread(news, done)))
     }
 
-    /// Does the work inside a section, settles what follows from it, and tells whom to tell.
+    /// Does the work inside a section, grants the claims that fit afterwards, and returns the
+    /// notifications to send.
     fn changing<T>(
         &self,
         queue: &mut Queue,
@@ -285,8 +301,8 @@ impl FileStore {
         (done, news)
     }
 
-    /// Those whom the section granted, and who live. The dead among them are removed, and the
-    /// next in line granted instead.
+    /// Returns notifications for the live claims that the section granted. Dead ones among them are
+    /// removed, and the next claims are granted instead.
     fn granted(&self, queue: &mut Queue, now: u64) -> News {
         let mut news = News::new();
         let mut lives: HashMap<String, Life<WriteEnd>> = HashMap::new();
@@ -318,12 +334,12 @@ impl FileStore {
         news
     }
 
-    /// After the section: everybody is told what concerns them.
+    /// Sends the notifications of a section, after it has ended.
     fn spread<T>(&self, news: News, done: T) -> T {
         let mut inboxes: HashMap<String, Option<WriteEnd>> = HashMap::new();
         for (id, session, signal, inbox) in news {
             if session == self.session.id() {
-                if !self.waiters.tell(id, signal) && signal == Signal::Ask {
+                if !self.waiters.notify(id, signal) && signal == Signal::Ask {
                     self.inbox.evicted(id);
                 }
                 continue;
@@ -335,7 +351,7 @@ impl FileStore {
                 })
             });
             if let Some(fifo) = inbox {
-                session::tell(fifo, id, signal);
+                session::notify(fifo, id, signal);
             }
         }
         done
@@ -345,8 +361,9 @@ impl FileStore {
         entry.session == self.session.id()
     }
 
-    /// Removes the claims of the dead among `entries`; tells whether there were any.
-    fn bury(
+    /// Checks the sessions of the selected entries, and removes all claims of dead sessions.
+    /// Returns whether any session was dead.
+    fn remove_dead(
         &self,
         queue: &mut Queue,
         now: u64,
@@ -368,20 +385,20 @@ impl FileStore {
         true
     }
 
-    fn bury_all(&self, queue: &mut Queue, now: u64) -> bool {
-        // They may be many and strangers: not worth being kept.
-        self.bury(queue, now, |_, _| true, |s| matches!(self.clients.probe(s), Life::Dead))
+    fn remove_all_dead(&self, queue: &mut Queue, now: u64) -> bool {
+        // There may be many sessions, unknown to this client, so their FIFOs are not kept open.
+        self.remove_dead(queue, now, |_, _| true, |s| matches!(self.clients.probe(s), Life::Dead))
     }
 
-    /// Removes the dead that this waiter waits for.
-    fn bury_before(&self, queue: &mut Queue, now: u64, id: ClaimId) -> bool {
+    /// Removes dead claims among the holders and the waiter's predecessor.
+    fn remove_dead_before(&self, queue: &mut Queue, now: u64, id: ClaimId) -> bool {
         let Some(mine) = queue.position(id) else { return false };
         let before =
             |i: usize, e: &Entry| i + 1 == mine || (i < mine && e.standing == Standing::Holding);
-        self.bury(queue, now, before, |s| matches!(self.waiters.probe(s), Life::Dead))
+        self.remove_dead(queue, now, before, |s| matches!(self.waiters.probe(s), Life::Dead))
     }
 
-    /// The sessions whose death this waiter must hear of.
+    /// Returns the sessions whose death this waiter must notice.
     fn blockers(&self, queue: &Queue, id: ClaimId) -> Vec<String> {
         let Some(mine) = queue.position(id) else { return Vec::new() };
         let first_waiting = queue.entries().position(|e| e.standing == Standing::Waiting);
@@ -397,7 +414,7 @@ impl FileStore {
         sessions
     }
 
-    /// The work of a join: asks, and asks again for as long as what is in the way is dead.
+    /// Joins the queue, and tries again as long as the claims in the way are dead.
     fn join_living(
         &self,
         queue: &mut Queue,
@@ -410,8 +427,8 @@ impl FileStore {
             let joined = queue.join(claim, mode, at, self.session.id());
             let again = match &joined {
                 Ok(Joined::Holding { .. }) => false,
-                Ok(Joined::Waiting(_)) => self.bury_before(queue, now, claim.id),
-                Ok(Joined::Busy { .. }) | Err(_) => self.bury_all(queue, now),
+                Ok(Joined::Waiting(_)) => self.remove_dead_before(queue, now, claim.id),
+                Ok(Joined::Busy { .. }) | Err(_) => self.remove_all_dead(queue, now),
             };
             if !again {
                 return joined;
@@ -419,7 +436,8 @@ impl FileStore {
         }
     }
 
-    /// Makes it right to answer `token`, without holding up this thread while the disk works.
+    /// Raises the durable ceiling, so that `token` may be returned, without blocking this thread on
+    /// the disk.
     async fn raise_ceiling(&self, token: u64) -> Result<()> {
         let controls = self.controls.clone();
         let raised = self.runtime.spawn_blocking(move || controls.tokens.raise_ceiling(token));
@@ -444,8 +462,8 @@ impl FileStore {
                     let mut joined = self.changing(queue, Some(claim.id), |queue, now| {
                         self.join_living(queue, now, claim, mode)
                     });
-                    // Passing over a dead waiter that was granted may have granted us; nobody else
-                    // tells us of what our own section did.
+                    // If a granted waiter is dead, the lock may be granted to this claim instead.
+                    // No other client sends a notification of what this section did.
                     if let (Ok(Joined::Waiting(_)), _) = &joined {
                         let held = |e: &&Entry| e.id == claim.id && e.standing == Standing::Holding;
                         if let Some(token) = queue.entries().find(held).map(|e| e.token) {
@@ -463,8 +481,8 @@ impl FileStore {
                     Some(joined)
                 })
             };
-            let turn = self.section(&claim.name, attempt).await?;
-            let Some((joined, news)) = turn.flatten() else {
+            let done = self.section(&claim.name, attempt).await?;
+            let Some((joined, news)) = done.flatten() else {
                 self.raise_ceiling(too_high).await?;
                 continue;
             };
@@ -480,23 +498,24 @@ impl FileStore {
         }
     }
 
-    /// The queue of one lock, settled, for people.
+    /// Returns the current queue of one lock, for status output.
     async fn look(&self, name: &Name) -> Result<Option<LockInfo>> {
         let read = self.section(name, |controls| {
             controls.visit(name, |queue| {
                 self.changing(queue, None, |queue, now| {
                     queue.settle(now);
-                    self.bury_all(queue, now);
+                    self.remove_all_dead(queue, now);
                     LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now))
                 })
             })
         });
-        let read = read.await.map_err(|e| e.on(name).at(&self.info.url))?;
+        let read = read.await.map_err(|e| e.with_lock(name).with_store(&self.info.url))?;
         let info = read.map(|(info, news)| self.spread(news, info));
         Ok(info.filter(|info| !info.claims.is_empty()))
     }
 
-    /// Pauses after a look: who looks in a loop must not keep the flock from those who want in.
+    /// Pauses after a read. A client that reads in a loop must not keep other clients from the
+    /// flock.
     async fn let_others_in(&self) {
         self.pause(Duration::from_millis(1)).await;
     }
@@ -510,14 +529,14 @@ impl FileStore {
         pause.await;
     }
 
-    /// Renews those of `renewals` that are on one name, in one section.
+    /// Renews the claims on one name in one section.
     async fn renew_on(&self, name: &Name, renewals: &[&Renew]) -> Result<Vec<Renewal>> {
         let mut watch: Vec<(ClaimId, Vec<String>)> = Vec::new();
         let renewed = self.with_queue(name, |queue, now| {
             watch.clear();
             let one = |r: &&Renew| match queue.renew(&r.claim, r.lease, now) {
                 Renewal::Waiting(_) => {
-                    self.bury_before(queue, now, r.claim.id);
+                    self.remove_dead_before(queue, now, r.claim.id);
                     let renewal = queue.renew(&r.claim, r.lease, now);
                     if let Renewal::Waiting(_) = renewal {
                         watch.push((r.claim.id, self.blockers(queue, r.claim.id)));
@@ -531,22 +550,22 @@ impl FileStore {
         let renewed = renewed.await?;
         for (id, blockers) in watch {
             if !self.waiters.watch(id, blockers) {
-                self.waiters.tell(id, Signal::Ask);
+                self.waiters.notify(id, Signal::Ask);
             }
         }
         Ok(renewed.unwrap_or_else(|| vec![Renewal::Lost; renewals.len()]))
     }
 }
 
-/// Claims, their sessions, what they are told, and the inbox where it was opened already.
+/// Claims with their sessions, their notifications, and the inbox if it is already open.
 type News = Vec<(ClaimId, String, Signal, Option<WriteEnd>)>;
 
 fn standings(queue: &Queue) -> impl Iterator<Item = (ClaimId, bool)> {
     queue.entries().map(|e| (e.id, e.standing == Standing::Waiting))
 }
 
-/// The waiters that must watch another session than before, because of what changed between
-/// `before` (claims, and whether they waited) and now.
+/// Returns the waiters that must watch a different session now. `before` contains the earlier
+/// claims, and whether they waited.
 fn must_watch_anew<'a>(
     before: &[(ClaimId, bool)],
     queue: &'a Queue,
@@ -557,7 +576,7 @@ fn must_watch_anew<'a>(
     let mut previous: Option<&Entry> = None;
     let mut first_waiting = true;
     for e in queue.entries() {
-        // Nobody ever changes the order, so one walk along both finds each where it was.
+        // The order never changes, so one parallel pass finds each claim's earlier position.
         let was = old.find(|(_, (id, _))| *id == e.id).map(|(i, _)| i);
         let predecessor_was = was.and_then(|i| before.get(i.checked_sub(1)?));
         if e.standing == Standing::Waiting {
@@ -580,7 +599,7 @@ fn must_watch_anew<'a>(
     asked.into_iter()
 }
 
-/// Cause and hint of an error.
+/// Returns the reason and the hint of an error on one line.
 fn on_one_line(error: &Error) -> String {
     match error.hint() {
         Some(hint) => format!("{} ({hint})", error.reason()),
@@ -609,7 +628,8 @@ impl Store for FileStore {
         &self.info
     }
 
-    /// Each lock has a file of its own, which somebody may keep locked without an end.
+    /// Returns a different shard for each lock, because each lock has its own file and another
+    /// process may keep that file locked.
     fn shard(&self, name: &Name) -> u64 {
         let mut hasher = DefaultHasher::new();
         name.as_str().hash(&mut hasher);
@@ -633,7 +653,7 @@ impl Store for FileStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let joined = self.join_now(claim, mode).await;
-        joined.map_err(|e| e.on(&claim.name).at(&self.info.url))
+        joined.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -642,14 +662,14 @@ impl Store for FileStore {
             by_name.entry(&r.claim.name).or_default().push(i);
         }
         let mut answers = vec![Renewal::Lost; renewals.len()];
-        // Others take us for dead, or cannot see us: they let somebody else in.
+        // Other clients consider this one dead or cannot see it, and grant its locks to others.
         if self.session.is_gone() {
             return Ok(answers);
         }
         for (name, indices) in by_name {
             let some: Vec<&Renew> = indices.iter().filter_map(|&i| renewals.get(i)).collect();
             let renewed = self.renew_on(name, &some).await;
-            let renewed = renewed.map_err(|e| e.on(name).at(&self.info.url))?;
+            let renewed = renewed.map_err(|e| e.with_lock(name).with_store(&self.info.url))?;
             for (i, renewal) in indices.into_iter().zip(renewed) {
                 answers[i] = renewal;
             }
@@ -659,25 +679,26 @@ impl Store for FileStore {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let left = self.with_queue(&claim.name, |queue, now| queue.leave(claim.id, keep, now));
-        let left = left.await.map_err(|e| e.on(&claim.name).at(&self.info.url))?;
+        let left = left.await.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url))?;
         self.waiters.dismiss(claim.id);
         Ok(left.unwrap_or(false))
     }
 
     async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        // Others take us for dead, or cannot see us: they let somebody else in.
+        // Other clients consider this one dead or cannot see it, and grant its locks to others.
         if self.session.is_gone() {
             return Ok(Reweighed::Lost);
         }
         let reweighed = self.with_queue(&claim.name, |queue, now| {
             loop {
                 let reweighed = queue.reweigh(claim, now);
-                if reweighed != Reweighed::Busy || !self.bury_all(queue, now) {
+                if reweighed != Reweighed::Busy || !self.remove_all_dead(queue, now) {
                     return reweighed;
                 }
             }
         });
-        let reweighed = reweighed.await.map_err(|e| e.on(&claim.name).at(&self.info.url))?;
+        let reweighed =
+            reweighed.await.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url))?;
         Ok(reweighed.unwrap_or(Reweighed::Lost))
     }
 
@@ -685,7 +706,7 @@ impl Store for FileStore {
         let _waiting = self.inbox.waiting();
         let mut news = pin!(self.waiters.news(claim.id));
         poll_fn(|context| {
-            // Who cannot be told asks by heartbeats.
+            // A waiter that cannot be notified polls with its heartbeats.
             let _ = self.inbox.read_or_listen(context);
             news.as_mut().poll(context).map(Ok)
         })
@@ -699,10 +720,10 @@ impl Store for FileStore {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let names = self.controls.names().map_err(|e| e.at(&self.info.url))?;
+        let names = self.controls.names().map_err(|e| e.with_store(&self.info.url))?;
         let mut locks = Vec::new();
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
-            // One that cannot be read hides no other.
+            // An unreadable lock does not hide the others.
             let looked = self.look(name).await;
             let told = |e: Error| Some(LockInfo::unreadable(name.clone(), on_one_line(&e)));
             locks.extend(looked.unwrap_or_else(told));
@@ -715,7 +736,7 @@ impl Store for FileStore {
         let mut gone = News::new();
         let evicted = self.with_queue(name, |queue, now| {
             queue.settle(now);
-            self.bury_all(queue, now);
+            self.remove_all_dead(queue, now);
             let evicted = queue.evict(which, now);
             gone = evicted.into_iter().map(|e| (e.id, e.session, Signal::Ask, None)).collect();
             gone.len()
@@ -724,13 +745,13 @@ impl Store for FileStore {
         self.spread(gone, ());
         let evicted = match evicted {
             Err(e) if e.kind() == ErrorKind::Corrupt && which == Evict::Holders => {
-                let mended = self.section(name, |controls| controls.mend(name)).await;
-                // Whoever was in it is out now: nobody can tell how many they were.
-                mended.map(|mended| mended.map(usize::from))
+                let repaired = self.section(name, |controls| controls.repair(name)).await;
+                // All claims in the damaged file are evicted. Their number is unknown.
+                repaired.map(|repaired| repaired.map(usize::from))
             }
             other => other,
         };
-        Ok(evicted.map_err(|e| e.on(name).at(&self.info.url))?.unwrap_or(0))
+        Ok(evicted.map_err(|e| e.with_lock(name).with_store(&self.info.url))?.unwrap_or(0))
     }
 }
 
@@ -761,7 +782,7 @@ fn guarantees() -> Guarantees {
     promised.liveness = Liveness::Process;
     promised.clock = ClockModel::None;
     promised.lock_delay = false;
-    promised.at_least = true;
+    promised.min_hold = true;
     promised.downgrades = true;
     promised.upgrades = true;
     promised.grant = Durability::Machine;
@@ -794,7 +815,7 @@ fn guarantees() -> Guarantees {
             "Every user that can lock can also evict. The directory's permissions keep all other users out.",
         ),
         Cow::Borrowed(
-            "The cooldown of at_least is measured by the wall clock. It survives a restart of the machine, \
+            "The cooldown of min_hold is measured by the wall clock. It survives a restart of the machine, \
                  but not every power cut.",
         ),
         Cow::Borrowed(

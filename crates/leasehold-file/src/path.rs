@@ -1,11 +1,12 @@
-//! A lock's name as a path, and back.
+//! Conversion between a lock's name and a path.
 //!
-//! Two names never meet in one file, not even on a file system that ignores case or normalises
-//! Unicode, and no name ever leaves the directory: `a-z`, `0-9`, `_`, `-` and a `.` that does not
-//! lead stand for themselves, every other byte is `%` and two lowercase hexadecimal digits. What
-//! is longer than a file name may be is cut into chunks; each but the last is a directory. The
-//! suffixes `.lock` and `+` tell leaves from directories, and since `+` is never in an encoded
-//! name, no chunk is both.
+//! Two names never share a file, not even on a file system that ignores case or normalizes Unicode.
+//! No name leads out of the directory. `a-z`, `0-9`, `_`, `-` and a `.` that is not the first
+//! character are kept. Every other byte becomes `%` and two lowercase hexadecimal digits.
+//!
+//! A name that is too long for a file name is split into chunks, and each chunk except the last is
+//! a directory. Files end with `.lock` and directories with `+`. An encoded name never contains
+//! `+`, so no chunk can be both.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,13 +14,13 @@ use std::path::{Path, PathBuf};
 use leasehold_core::Name;
 use leasehold_core::kit::decoded;
 
-/// The most bytes of one component before its suffix: with `.lock`, a temporary's random part and
-/// `~` it stays below the 255 that file systems allow.
+/// Maximum bytes of a path component before its suffix. With `.lock`, a temporary file's random
+/// part and `~` it stays below the 255 bytes that file systems allow.
 const CHUNK: usize = 200;
 const LEAF: &str = ".lock";
 const DIRECTORY: &str = "+";
 
-/// The control file of this name, relative to the directory of all of them.
+/// Returns the path of this name's control file, relative to the directory of all control files.
 pub(super) fn encode(name: &Name) -> PathBuf {
     let bytes = name.as_str().as_bytes();
     let mut text = String::with_capacity(bytes.len() + 16);
@@ -44,7 +45,7 @@ pub(super) fn encode(name: &Name) -> PathBuf {
     path
 }
 
-/// The name whose control file this is, or `None` if it is none of ours.
+/// Returns the name of a control file, or `None` if it is not one of leasehold's.
 pub(super) fn decode(path: &Path) -> Option<Name> {
     let mut text = String::new();
     let mut parts = path.iter().map(OsStr::to_str).peekable();
@@ -53,7 +54,7 @@ pub(super) fn decode(path: &Path) -> Option<Name> {
         text.push_str(part?.strip_suffix(suffix)?);
     }
     let name = Name::new(decoded(&text, |_| true)?).ok()?;
-    // Only what we would have written ourselves: `%61.lock` is not the file of `a`.
+    // Only leasehold's own encoding is accepted. `%61.lock` is not the file of `a`.
     (encode(&name) == path).then_some(name)
 }
 
@@ -73,8 +74,9 @@ mod tests {
         encode(&name(text)).to_str().unwrap().to_owned()
     }
 
+    // S90
     #[test]
-    fn s90_plain_names_stay_readable_and_odd_ones_become_plain() {
+    fn plain_names_are_kept_and_special_characters_encoded() {
         assert_eq!(encoded("nightly-report_2.daily"), "nightly-report_2.daily.lock");
         assert_eq!(encoded("order:42"), "order%3a42.lock");
         assert_eq!(encoded("../../etc/passwd"), "%2e.%2f..%2fetc%2fpasswd.lock");
@@ -84,8 +86,9 @@ mod tests {
         assert_eq!(encoded("."), "%2e.lock");
     }
 
+    // S90
     #[test]
-    fn s90_the_longest_name_fits_every_file_system() {
+    fn the_longest_name_fits_every_file_system() {
         for text in ["x".repeat(512), "\u{7ff}".repeat(256), ".".repeat(512), "A".repeat(400)] {
             let path = encode(&name(&text));
             assert!(path.iter().all(|part| part.len() <= 220), "{path:?}");
@@ -93,15 +96,17 @@ mod tests {
         }
     }
 
+    // S90
     #[test]
-    fn s90_what_we_would_not_write_is_no_lock_of_ours() {
+    fn foreign_file_names_are_not_decoded_as_locks() {
         for foreign in ["a", "%61.lock", "a.lock~", "+/a.lock", "a+/b.lock", ".lock", "%2.lock"] {
             assert_eq!(decode(Path::new(foreign)), None, "{foreign}");
         }
         assert_eq!(decode(Path::new("%2E.lock")), None);
     }
 
-    /// Names as hostile as they come: separators, dots, our own suffixes, case, Unicode.
+    /// Returns a strategy for difficult names: separators, dots, leasehold's own suffixes, case,
+    /// Unicode.
     fn hostile() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             "[a-zA-Z]{1,3}",
@@ -122,21 +127,23 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
+        // S90
         #[test]
-        fn s90_every_name_comes_back_and_never_leaves_the_directory(text in hostile()) {
+        fn names_round_trip_and_stay_inside_the_directory(text in hostile()) {
             let path = encode(&name(&text));
             prop_assert_eq!(decode(&path), Some(name(&text)));
             prop_assert!(path.components().all(|c| matches!(c, Component::Normal(_))));
-            // Folding case or normalising changes nothing: what is written is lowercase ASCII.
+            // Case folding and normalization change nothing, because the path is lowercase ASCII.
             let written = path.to_str().unwrap();
             prop_assert!(written.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()));
         }
 
+        // S90
         #[test]
-        fn s90_two_names_never_meet(a in hostile(), b in hostile()) {
+        fn different_names_have_different_paths(a in hostile(), b in hostile()) {
             let (one, other) = (encode(&name(&a)), encode(&name(&b)));
             prop_assert_eq!(a == b, one == other);
-            // Nor is the file of one a directory of the other.
+            // The file of one name is not a directory of the other.
             prop_assert!(a == b || !other.starts_with(&one));
         }
     }

@@ -1,21 +1,22 @@
-//! The other clients that this one deals with: of each a write end of its FIFO, kept open.
+//! The other clients that this one interacts with. Write ends of their FIFOs are kept open.
 //!
-//! Who hands a lock back and forth meets the same few clients again and again: whether they live, to
-//! tell them, to hear of their deaths. Opening their FIFOs was a quarter of a turn's system calls.
+//! Clients that hand a lock back and forth interact with the same few peers again and again. They
+//! check whether these peers live, notify them, and watch for their deaths. Opening the FIFOs each
+//! time would take a quarter of a hand-over's system calls.
 //!
-//! # What a kept end knows
-//! - *That its client died*: the kernel says `POLLERR` as soon as nobody reads. Dead is for ever, so
-//!   the end is closed and the FIFO buried. Where somebody waits for that, the end is in the
-//!   runtime's epoll too, and stays there for the next who waits.
-//! - *Not that its FIFO is no more where it was.* A client whose FIFO was deleted or moved counts as
-//!   dead though it runs. So the path is looked at again when the last look is [`TRUSTED`] ago. Until
-//!   then such a client is taken for alive, which only ever makes others wait: until the next
-//!   heartbeat, as those do that watched it already.
-//! - *That it is that client's*: names are random and never used again, and what was opened once
-//!   stays the same FIFO whatever its path leads to.
+//! # What an open write end shows
+//! - *The death of its client.* The kernel reports `POLLERR` as soon as no process reads. A dead
+//!   client never lives again, so the end is closed and the FIFO removed. If a waiter watches the
+//!   client, the end is also in the runtime's epoll, and stays there for the next waiter.
+//! - *Not that the FIFO has moved.* A client whose FIFO was deleted or moved counts as dead
+//!   although it runs. So the path is checked again if the last check is older than [`TRUSTED`].
+//!   Until then such a client counts as alive. That only makes other clients wait until the next
+//!   heartbeat, like those that were already watching it.
+//! - *The identity of the client.* Names are random and never reused, and an open file stays the
+//!   same FIFO whatever its path leads to.
 //!
-//! Keeping an end open keeps nobody alive: only who reads is. At most [`KEPT`] are kept that nobody waits
-//! for, and none when descriptors run out.
+//! An open write end keeps no client alive, because only a reader counts. At most [`KEPT`] write
+//! ends are kept that no waiter watches, and none when descriptors run out.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -31,19 +32,19 @@ use super::held::Inode;
 use super::session::{Clients, Life};
 use leasehold_core::ClaimId;
 
-/// How many are kept that nobody here waits for.
+/// Maximum number of write ends that are kept although no waiter of this client watches them.
 const KEPT: usize = 32;
-/// For how long a path that was looked at is not looked at again.
+/// Time for which a checked path is not checked again.
 const TRUSTED: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(super) struct Peers {
+pub(super) struct PeerRegistry {
     clients: Clients,
     known: HashMap<String, Peer>,
     uses: u64,
 }
 
-/// One client's FIFO, to write into. What is listened to is another descriptor, in the runtime's epoll.
+/// A write end of one client's FIFO. `Listened` is a separate descriptor in the runtime's epoll.
 #[derive(Clone, Debug)]
 pub(super) enum WriteEnd {
     Plain(Arc<File>),
@@ -59,14 +60,14 @@ impl AsFd for WriteEnd {
     }
 }
 
-/// Another client that lived when we last looked.
+/// Another client that was alive at the last check.
 #[derive(Debug)]
 pub(super) struct Peer {
     fifo: WriteEnd,
     inode: Inode,
-    looked: Instant,
+    checked: Instant,
     used: u64,
-    /// Those here that wait for its death.
+    /// The waiters of this client that watch for the peer's death.
     waiters: HashSet<ClaimId>,
     death: Option<AbortHandle>,
 }
@@ -79,19 +80,20 @@ impl Drop for Peer {
     }
 }
 
-impl Peers {
+impl PeerRegistry {
     pub(super) fn new(clients: Clients) -> Self {
         Self { clients, known: HashMap::new(), uses: 0 }
     }
 
-    /// Looks whether this session lives, and keeps its write end. The dead are buried.
+    /// Checks whether this session lives, and keeps its write end. Removes the FIFO of a dead
+    /// session.
     pub(super) fn probe(&mut self, session: &str) -> Life<WriteEnd> {
         if let Some(fifo) = self.kept(session) {
             return Life::Alive(Some(fifo));
         }
         match self.open(session) {
             Life::Dead => {
-                // Those who wait for that are told by who listens for them.
+                // The task that listens for the session's death notifies the waiters that watch it.
                 if self.known.get(session).is_some_and(|peer| peer.death.is_none()) {
                     self.known.remove(session);
                 }
@@ -111,7 +113,7 @@ impl Peers {
 
     fn open(&mut self, session: &str) -> Life {
         match self.clients.probe(session) {
-            // There may be a descriptor for it when others are closed.
+            // After closing other descriptors, one may be free for this FIFO.
             Life::Alive(None) if self.let_go(0) => self.clients.probe(session),
             life => life,
         }
@@ -124,41 +126,41 @@ impl Peers {
             Some(before) => std::mem::take(&mut before.waiters),
             None => HashSet::new(),
         };
-        let (looked, used) = (Instant::now(), self.uses);
-        let peer = Peer { fifo, inode, looked, used, waiters, death };
+        let (checked, used) = (Instant::now(), self.uses);
+        let peer = Peer { fifo, inode, checked, used, waiters, death };
         self.known.insert(session.to_owned(), peer);
     }
 
-    /// The kept end of one that certainly lived a moment ago.
+    /// Returns the kept write end of a client that was certainly alive a moment ago.
     fn kept(&mut self, session: &str) -> Option<WriteEnd> {
         let peer = self.known.get_mut(session)?;
         if is_unread(&peer.fifo) {
             return None;
         }
-        if peer.looked.elapsed() >= TRUSTED {
+        if peer.checked.elapsed() >= TRUSTED {
             if !self.clients.is_at(session, peer.inode) {
                 return None;
             }
-            peer.looked = Instant::now();
+            peer.checked = Instant::now();
         }
         self.uses += 1;
         peer.used = self.uses;
         Some(peer.fifo.clone())
     }
 
-    /// Lets a claim wait for this session's death; `listen` makes the task that tells of it. Tells
-    /// whether it still lives.
+    /// Makes a claim watch for this session's death. `listen` creates the task that reports it.
+    /// Returns whether the session still lives.
     pub(super) fn watch(
         &mut self,
         id: ClaimId,
         session: &str,
         listen: impl FnOnce(File) -> Option<(Arc<Sender>, AbortHandle)>,
     ) -> bool {
-        // One that is listened to tells of its death by itself.
+        // A session with a listening task reports its death on its own.
         if self.known.get(session).is_none_or(|peer| peer.death.is_none()) {
             match self.open(session) {
                 Life::Dead => return false,
-                // Who is not ours to open is looked at again by the heartbeat.
+                // A FIFO that this user cannot open is checked by the heartbeat.
                 Life::Alive(None) => {}
                 Life::Alive(Some(fifo)) => {
                     if let (Ok(inode), Some((fifo, death))) = (Inode::of(&fifo), listen(fifo)) {
@@ -173,7 +175,7 @@ impl Peers {
         true
     }
 
-    /// A claim waits for these deaths no more.
+    /// Ends a claim's watch for these deaths.
     pub(super) fn unwatch(&mut self, id: ClaimId, sessions: &[String]) {
         for session in sessions {
             if let Some(peer) = self.known.get_mut(session) {
@@ -183,14 +185,14 @@ impl Peers {
         self.let_go(KEPT);
     }
 
-    /// This one died: who waited for that?
+    /// Removes a dead session, and returns the claims that watched it.
     pub(super) fn died(&mut self, session: &str) -> Vec<ClaimId> {
         let peer = self.known.remove(session);
         peer.map(|peer| peer.waiters.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Closes ends that nobody waits for, the longest unused first, until only so many are left. Tells
-    /// whether it closed any.
+    /// Closes write ends that no waiter watches, the least recently used first, until at most
+    /// `most` are left. Returns whether any were closed.
     fn let_go(&mut self, most: usize) -> bool {
         let before = self.known.len();
         while self.known.len() > most {
@@ -208,10 +210,10 @@ impl Peers {
     }
 }
 
-/// Whether the last one who read it is gone.
+/// Returns whether the last reader is gone.
 fn is_unread(fifo: &WriteEnd) -> bool {
     let mut one = [PollFd::new(fifo, PollFlags::empty())];
-    // A failure to ask tells nothing.
+    // If the check fails, nothing is known.
     poll(&mut one, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
         && one[0].revents().contains(PollFlags::ERR)
 }
@@ -233,15 +235,19 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_end_sees_the_death_of_its_client_at_once() {
+    fn cached_fifo_detects_a_crashed_client_immediately() {
         let (_tmp, place, clients) = store();
-        let mut peers = Peers::new(clients.clone());
+        let mut peers = PeerRegistry::new(clients.clone());
         let session = Session::begin(&place, &clients).unwrap();
         let id = session.id().to_owned();
         let Life::Alive(Some(first)) = peers.probe(&id) else { panic!("dead") };
         let Life::Alive(Some(again)) = peers.probe(&id) else { panic!("dead") };
-        assert_eq!(first.as_fd().as_raw_fd(), again.as_fd().as_raw_fd(), "opened twice");
-        // As kill -9 leaves it: closed, and still there.
+        assert_eq!(
+            first.as_fd().as_raw_fd(),
+            again.as_fd().as_raw_fd(),
+            "the session's file was opened twice"
+        );
+        // This is the state after kill -9: the FIFO is closed, but still exists.
         let (path, moved) = (clients.dir.join(&id), clients.dir.join("m"));
         fs::rename(&path, &moved).unwrap();
         drop(session);
@@ -250,17 +256,18 @@ mod tests {
         assert!(!path.exists() && peers.known.is_empty());
     }
 
+    // F04
     #[test]
-    fn f04_a_client_whose_fifo_is_gone_is_dead_soon_though_it_runs() {
+    fn client_with_a_deleted_fifo_soon_counts_as_dead() {
         let (_tmp, place, clients) = store();
-        let mut peers = Peers::new(clients.clone());
+        let mut peers = PeerRegistry::new(clients.clone());
         let session = Session::begin(&place, &clients).unwrap();
         assert!(matches!(peers.probe(session.id()), Life::Alive(Some(_))));
         let path = clients.dir.join(session.id());
         fs::remove_file(&path).unwrap();
         std::thread::sleep(TRUSTED);
         assert!(matches!(peers.probe(session.id()), Life::Dead));
-        // Nor is another FIFO of that name the one that was kept.
+        // Another FIFO with that name is not the one that was kept.
         let other = Session::begin(&place, &clients).unwrap();
         let kept = clients.dir.join(other.id());
         assert!(matches!(peers.probe(other.id()), Life::Alive(Some(_))));
@@ -269,10 +276,11 @@ mod tests {
         assert!(matches!(peers.probe(other.id()), Life::Dead));
     }
 
+    // F42
     #[test]
-    fn f42_only_so_many_are_kept_that_nobody_waits_for() {
+    fn number_of_cached_unwatched_peers_is_limited() {
         let (_tmp, place, clients) = store();
-        let mut peers = Peers::new(clients.clone());
+        let mut peers = PeerRegistry::new(clients.clone());
         let begin = |_| Session::begin(&place, &clients).unwrap();
         let sessions: Vec<Session> = (0..KEPT * 3).map(begin).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,20 +1,20 @@
-//! Where the store is: the directory of a URL, and whether locks can live there at all.
+//! The location of the store: the directory of a URL, and whether locks can be kept there.
 //!
 //! - `file:` is found through the user database by the effective user id, never through `$HOME` or
-//!   `$XDG_STATE_HOME`: cron, a shell, `sudo -E` and a service of one user must meet in one store.
-//!   Root's is `/var/lib/leasehold`, everybody else's `~/.local/state/leasehold`.
+//!   `$XDG_STATE_HOME`. So cron, a shell, `sudo -E` and a service of one user use the same store.
+//!   Root's store is `/var/lib/leasehold`, and other users' stores are `~/.local/state/leasehold`.
 //! - `file:/abs/dir` and `file:///abs/dir` name a directory, percent-decoded. A relative path is
-//!   refused: it would be another store in each working directory.
+//!   rejected, because it would be another store in each working directory.
 //!
-//! A directory that we create is the user's alone (0700). One that is there keeps its mode, and the
-//! files in it are open to whom the directory is (see [`rights`](super::rights)): an administrator
-//! who wants a store to be shared by a group creates the directory for that group.
+//! A directory that leasehold creates is accessible only to the user (0700). An existing one keeps
+//! its mode, and the same users can access the files in it (see
+//! [`permissions`](super::permissions)). To share a store with a group, an administrator creates
+//! the directory for that group.
 //!
-//! # Whose it is
-//! Whoever owns the directory can take every lock in it away, so it must be ours or root's. Another
-//! user's is taken if it was shared with a group, and stands where nobody but that user and root
-//! could have put it: in `/tmp` anybody could have put a directory under the name that we are about
-//! to use.
+//! # The owner
+//! The owner of the directory can evict every lock in it, so it must be this user or root. Another
+//! user's directory is accepted only if neither it nor its parent directory is writable by all
+//! users. In `/tmp`, any user could create a directory with the expected name in advance.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -26,23 +26,24 @@ use rustix::io::Errno;
 
 use super::fault::fault;
 use super::held;
-use super::rights::{Acting, Rights};
+use super::permissions::{Acting, FilePermissions};
 use leasehold_core::kit::{magic, remote};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Root's own store.
 const OF_ROOT: &str = "/var/lib/leasehold";
-/// Everybody else's, below the home directory.
+/// Other users' stores, below the home directory.
 const OF_USER: &str = ".local/state/leasehold";
 
-/// A directory that is fit to keep locks.
+/// A directory that is suitable for locks.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) root: PathBuf,
-    pub(super) rights: Rights,
+    pub(super) permissions: FilePermissions,
     pub(super) acting: Acting,
-    /// Locked shared for as long as we live: tmpfiles.d's ageing leaves a locked directory alone,
-    /// which would otherwise delete the files of a lock that is held for weeks.
+    /// The directory with a shared lock, which is kept as long as the client runs. tmpfiles.d does
+    /// not clean up a locked directory. Without the lock, it would delete the files of a lock that
+    /// is held for weeks.
     _not_aged: File,
 }
 
@@ -60,13 +61,13 @@ impl Place {
         }
         check_owner(&root, &seen)?;
         let acting = Acting::in_store(&seen).ok_or_else(|| not_as_owner(&root, seen.uid()))?;
-        // A failure only means that ageing is not held off.
+        // If this fails, the directory is only not protected from tmpfiles.d.
         let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared);
-        Ok(Self { rights: Rights::of(&seen, acting), acting, root, _not_aged: dir })
+        Ok(Self { permissions: FilePermissions::of(&seen, acting), acting, root, _not_aged: dir })
     }
 
-    /// Creates a directory below the root, open to whom the root is; the root itself is not made
-    /// again if it is gone.
+    /// Creates a directory below the root with the root's permissions. If the root itself is gone,
+    /// it is not created again.
     pub(super) fn create_below(&self, path: &Path) -> Result<()> {
         let failed = |e| fault("create the directory", path, e);
         let missing: Vec<&Path> = path.ancestors().take_while(|dir| *dir != self.root).collect();
@@ -79,33 +80,33 @@ impl Place {
     fn create_one(&self, path: &Path) -> io::Result<()> {
         match open_directory(path, OFlags::NOFOLLOW) {
             Ok(dir) => {
-                self.rights.mend_directory(&dir, &dir.metadata()?);
+                self.permissions.repair_directory(&dir, &dir.metadata()?);
                 return Ok(());
             }
-            // There, and not ours to read.
+            // The directory exists, but this user may not read it.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             Err(_) => {}
         }
-        let mode = self.rights.directory_mode();
-        if !self.rights.is_shared() {
+        let mode = self.permissions.directory_mode();
+        if !self.permissions.is_shared() {
             return made_by_any(DirBuilder::new().mode(mode).create(path));
         }
-        // Nobody is to find it before it is open to him: see `held`.
+        // No client may find the directory before it can access it. See `held`.
         let unborn = held::temporary(path)?;
         DirBuilder::new().mode(mode & 0o777).create(&unborn)?;
-        self.rights.share(&open_directory(&unborn, OFlags::NOFOLLOW)?, mode);
+        self.permissions.share(&open_directory(&unborn, OFlags::NOFOLLOW)?, mode);
         let born = rustix::fs::renameat_with(CWD, &unborn, CWD, path, RenameFlags::NOREPLACE);
         let made = match born {
             Err(Errno::INVAL | Errno::NOSYS) => {
                 DirBuilder::new().mode(mode & 0o777).create(path).and_then(|()| {
-                    self.rights.share(&open_directory(path, OFlags::NOFOLLOW)?, mode);
+                    self.permissions.share(&open_directory(path, OFlags::NOFOLLOW)?, mode);
                     Ok(())
                 })
             }
             other => other.map_err(Into::into),
         };
-        // Nothing is there any more if it was given its name.
+        // After a successful rename, this path does not exist any more.
         let _ = fs::remove_dir(&unborn);
         made_by_any(made)
     }
@@ -116,7 +117,7 @@ fn open_directory(path: &Path, flags: OFlags) -> io::Result<File> {
     fs::OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// It is the same who of many made it.
+/// Accepts a directory that another client created at the same time.
 fn made_by_any(made: io::Result<()>) -> io::Result<()> {
     match made {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -124,7 +125,7 @@ fn made_by_any(made: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Refuses a directory, or a symbolic link to it, of a user whom nobody meant.
+/// Rejects a directory, or a symbolic link to it, that belongs to an unexpected user.
 fn check_owner(root: &Path, seen: &Metadata) -> Result<()> {
     let me = rustix::process::geteuid().as_raw();
     let named = fs::symlink_metadata(root).map_err(|e| fault("inspect", root, e))?;
@@ -171,7 +172,7 @@ fn not_as_owner(root: &Path, owner: u32) -> Error {
     Error::new(ErrorKind::Denied, what).with_hint(format!("run as user {owner}"))
 }
 
-/// Whether this is the number that a user namespace shows for users that it has no number for.
+/// Returns whether this is the number that a user namespace shows for users without a mapping.
 fn is_unmapped(user: u32) -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
@@ -191,7 +192,7 @@ fn create(root: &Path) -> Result<()> {
         .map_err(|e| fault("create the store's directory", root, e))
 }
 
-/// The directory that a URL names.
+/// Returns the directory that a URL names.
 fn directory(url: &str) -> Result<PathBuf> {
     let refused = |what: &str| {
         let url: String = url.chars().take(200).collect();
@@ -234,7 +235,7 @@ fn of_user(uid: u32) -> Result<PathBuf> {
     if uid == 0 {
         return Ok(OF_ROOT.into());
     }
-    // Not below /tmp or /var/tmp, of which a systemd unit may have its own.
+    // Directories below /tmp and /var/tmp are excluded, because a systemd unit may have its own.
     let hint = format!(
         "use file:/DIR, a directory of user {uid} that all its programs see; for a systemd unit: \
          StateDirectory=NAME and file:/var/lib/NAME"
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_name_directories() {
+    fn file_urls_are_parsed_as_directories() {
         let dir = |url| directory(url).unwrap();
         assert_eq!(dir("file:/a/b"), Path::new("/a/b"));
         assert_eq!(dir("file:///a/b"), Path::new("/a/b"));
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_of_other_machines_are_refused() {
+    fn remote_file_systems_are_rejected() {
         for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (0x6573_5546, "FUSE")] {
             assert_eq!(remote(magic), Some(name));
         }
@@ -304,16 +305,16 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_we_make_is_ours_alone() {
+    fn created_directory_is_private_to_its_owner() {
         let tmp = tempfile::tempdir().unwrap();
         let root = tmp.path().join("new/store");
         let place = Place::find(&format!("file:{}", root.display())).unwrap();
         assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
-        assert!(!place.rights.is_shared());
+        assert!(!place.permissions.is_shared());
     }
 
     #[test]
-    fn what_is_no_directory_is_one_clear_line() {
+    fn path_that_is_not_a_directory_is_rejected_by_name() {
         let tmp = tempfile::tempdir().unwrap();
         let file = tmp.path().join("file");
         fs::write(&file, "").unwrap();
@@ -324,9 +325,10 @@ mod tests {
         }
     }
 
+    // F54
     #[test]
-    fn f54_what_cannot_heal_is_told_at_once() {
-        // Nobody can make a directory there.
+    fn impossible_directory_is_a_permanent_error() {
+        // No user can create a directory there.
         for url in ["file:///proc/nope", "file:/proc/self/nope/below"] {
             let error = Place::find(url).unwrap_err();
             assert!(!error.is_retryable(), "{error}");
@@ -338,7 +340,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_directory_from_outside_is_absolute_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_an_absolute_directory_or_rejected(url in testbed::texts(&[
             "file:///var/tmp/a%20b", "file:/a/b", "file://localhost/x", "file:",
         ])) {
             match directory(&url) {

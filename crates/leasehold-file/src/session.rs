@@ -1,27 +1,30 @@
-//! One client's session: a FIFO that is its sign of life and its inbox in one.
+//! One client's session: a FIFO that is both its sign of life and its inbox.
 //!
-//! **Alive** is who has the FIFO's read end: only its client opened it for reading. The kernel
-//! closes it with the process, however that ends, and a process that is stopped still has it.
-//! Whoever wants to know opens it for writing without blocking: `ENXIO` (nobody reads) and
-//! `ENOENT` mean dead, and dead is for ever: ids are random and never used again, and a FIFO gets
-//! its name only after it was opened, so none is ever seen before its life began. Everything else,
-//! `EACCES` too, counts as alive: never take a lock away on a doubt.
+//! **Alive.** A client is alive while the FIFO's read end is open, because only that client opened
+//! the FIFO for reading. The kernel closes the read end when the process ends for whatever reason,
+//! and a paused process keeps it open. To check, another client opens the FIFO for writing without
+//! blocking. `ENXIO` (no reader) and `ENOENT` mean dead.
 //!
-//! **Gone.** To everybody else we live only while our FIFO is where they look for it. If it is not
-//! (deleted, or a directory above it moved, replaced, or mounted over), others take us for dead, or
-//! are in another store. So every join and every renewal looks there first, and what is gone once
-//! is gone for good: the FIFO is unlinked wherever it is now, so that what we held is not found
-//! held by somebody alive when the directory is moved back.
+//! A dead session never lives again. Ids are random and never reused, and a FIFO gets its name only
+//! after it was opened, so no session is visible before it is alive. All other errors, including
+//! `EACCES`, count as alive, because a lock is never taken away in case of doubt.
 //!
-//! **Who is told.** A write end that is kept open (`peers.rs`) gets `EPOLLERR` when the last read end
-//! closes: that is how a waiter learns of a death without asking. The descriptor is close-on-exec; a child
-//! that inherits it on purpose ([`Store::lifeline`](leasehold_core::store::Store::lifeline)) keeps the
-//! session alive after its parent.
+//! **Gone.** For other clients, this client lives only while its FIFO is where they look for it. If
+//! the FIFO was deleted, or a directory above it was moved, replaced or mounted over, other clients
+//! consider this one dead or use another store. So every join and every renewal checks that path
+//! first, and a session that is gone never returns. Its FIFO is unlinked wherever it is now.
+//! Otherwise its old holds would seem to be alive if the directory is moved back.
 //!
-//! **Inbox.** Who grants a claim writes one line, `granted ID TOKEN` or `ask ID`, in one piece
-//! (shorter than `PIPE_BUF`) and without blocking. It is a hint: a full pipe or a death in between
-//! loses it, and the heartbeat is the fallback. Who holds is told `ask ID` when it was evicted. What is no
-//! such line is skipped.
+//! **Notifications of deaths.** A write end that is kept open (`peers.rs`) gets `EPOLLERR` when the
+//! last read end is closed. So a waiter notices a death without polling. The descriptor is
+//! close-on-exec. A child that inherits it on purpose
+//! ([`Store::lifeline`](leasehold_core::store::Store::lifeline)) keeps the session alive after its
+//! parent has ended.
+//!
+//! **Inbox.** A client that notifies a claim writes one line, `granted ID TOKEN` or `ask ID`. The
+//! line is written in one piece (shorter than `PIPE_BUF`) and without blocking. The line is a hint.
+//! It is lost if the pipe is full or the client crashes in between, and the heartbeat is the
+//! fallback. An evicted holder receives `ask ID`. Other lines are ignored.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,14 +39,14 @@ use tokio::net::unix::pipe::Sender;
 
 use super::fault::fault;
 use super::held::{self, Inode};
+use super::permissions::Acting;
 use super::place::Place;
-use super::rights::Acting;
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Error, ErrorKind, Result, Token};
 
-/// The longest line that is believed to be ours.
+/// Maximum length of a line that is accepted.
 const LONGEST_LINE: usize = 128;
-/// What the name of a FIFO ends with until it is a session's.
+/// Suffix of a FIFO's name until the session starts.
 pub(super) const UNBORN: &str = ".new~";
 
 /// This client's session, until it is dropped.
@@ -53,19 +56,19 @@ pub(super) struct Session {
     path: PathBuf,
     fifo: Arc<File>,
     inode: Inode,
-    /// The directory that it was made in, wherever that is now.
+    /// The directory in which the session was created, wherever that directory is now.
     clients: File,
 }
 
 impl Session {
-    /// Begins a session in the directory of all of them.
+    /// Starts a session in the directory of all sessions.
     pub(super) fn begin(place: &Place, clients: &Clients) -> Result<Self> {
         let clients = &clients.dir;
         place.create_below(clients)?;
         let id = ClaimId::random()?.to_hex();
         let path = clients.join(&id);
         let unborn = clients.join(format!("{id}{UNBORN}"));
-        let mode = place.rights.inbox_mode();
+        let mode = place.permissions.inbox_mode();
         let born = (|| {
             let bits = Mode::from_raw_mode(mode);
             rustix::fs::mknodat(rustix::fs::CWD, &unborn, FileType::Fifo, bits, 0)?;
@@ -75,7 +78,7 @@ impl Session {
                 .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed())
                 .open(&unborn)
                 .map(held::unnoted)?;
-            place.rights.share(&fifo, mode);
+            place.permissions.share(&fifo, mode);
             fs::rename(&unborn, &path)?;
             Ok((Inode::of(&fifo)?, Arc::new(fifo), File::open(clients)?))
         })();
@@ -90,8 +93,9 @@ impl Session {
         &self.id
     }
 
-    /// Whether others find us no more: whatever we have, or take, is taken by others too. On a
-    /// doubt they do.
+    /// Returns whether other clients no longer find this one. Other clients may then acquire
+    /// everything that this one holds or acquires. If the check fails, the session counts as not
+    /// gone.
     pub(super) fn is_gone(&self) -> bool {
         let gone = matches!(self.inode.at_path(&self.path), Ok(None));
         if gone {
@@ -100,7 +104,7 @@ impl Session {
         gone
     }
 
-    /// Fails if we are [gone](Self::is_gone).
+    /// Fails if this session is [gone](Self::is_gone).
     pub(super) fn check(&self) -> Result<()> {
         match self.is_gone() {
             false => Ok(()),
@@ -123,7 +127,7 @@ impl Session {
         self.fifo.as_fd()
     }
 
-    /// The FIFO that others write to.
+    /// Returns the FIFO that other clients write to.
     pub(super) fn inbox(&self) -> Arc<File> {
         self.fifo.clone()
     }
@@ -135,7 +139,7 @@ impl Drop for Session {
     }
 }
 
-/// The directory of all sessions.
+/// Directory of all sessions.
 #[derive(Clone, Debug)]
 pub(super) struct Clients {
     pub(super) dir: PathBuf,
@@ -147,13 +151,14 @@ impl Clients {
         Self { dir: place.root.join("clients"), acting: place.acting }
     }
 
-    /// Looks whether this session lives. The dead are buried: their FIFO is unlinked.
+    /// Checks whether this session lives. Unlinks the FIFO of a dead session.
     pub(super) fn probe(&self, id: &str) -> Life {
         let _as_owner = self.acting.now();
         probe(&self.dir, id)
     }
 
-    /// Whether this FIFO is where others look for that session. On a doubt it is.
+    /// Returns whether this FIFO is where other clients look for that session. If the check fails,
+    /// returns `true`.
     pub(super) fn is_at(&self, id: &str, fifo: Inode) -> bool {
         let _as_owner = self.acting.now();
         !matches!(fifo.at_path(&self.dir.join(id)), Ok(None))
@@ -163,14 +168,14 @@ impl Clients {
 /// Whether a session lives.
 #[derive(Debug)]
 pub(super) enum Life<F = File> {
-    /// Somebody has its read end. With its write end, if we may open that.
+    /// A process has the FIFO's read end open. Contains a write end, if this user may open it.
     Alive(Option<F>),
-    /// Gone, for ever.
+    /// The session has ended forever.
     Dead,
 }
 
 fn probe(clients: &Path, id: &str) -> Life {
-    // Read from a file that others can write: a name of ours, or no session at all.
+    // The id comes from a file that others can write, so it may not be a session's name.
     if ClaimId::from_hex(id).is_none() {
         return Life::Dead;
     }
@@ -183,7 +188,7 @@ fn probe(clients: &Path, id: &str) -> Life {
         Ok(fifo) => Life::Alive(Some(fifo)),
         Err(e) => match Errno::from_io_error(&e) {
             Some(Errno::NXIO) => {
-                // A socket that nobody listens at is answered so too, and is none of ours.
+                // A socket without a listener gives the same error, and is not leasehold's.
                 if fs::symlink_metadata(&path).is_ok_and(|seen| seen.file_type().is_fifo()) {
                     let _ = fs::remove_file(&path);
                 }
@@ -195,7 +200,7 @@ fn probe(clients: &Path, id: &str) -> Life {
     }
 }
 
-/// Resolves when the session whose write end this is has died.
+/// Waits until the session with this write end has died.
 pub(super) async fn death(fifo: &Sender) {
     while let Ok(ready) = fifo.ready(Interest::ERROR).await {
         if ready.is_error() {
@@ -204,17 +209,17 @@ pub(super) async fn death(fifo: &Sender) {
     }
 }
 
-/// Tells a session something about one of its claims, if there is room in its inbox.
-pub(super) fn tell(fifo: impl AsFd, id: ClaimId, signal: Signal) {
+/// Sends a session a notification about one of its claims, if its inbox has room.
+pub(super) fn notify(fifo: impl AsFd, id: ClaimId, signal: Signal) {
     let line = match signal {
         Signal::Granted(token) => format!("granted {} {token}\n", id.to_hex()),
         Signal::Ask => format!("ask {}\n", id.to_hex()),
     };
-    // SIGPIPE is ignored by Rust's runtime; a failure is a lost hint.
+    // Rust's runtime ignores SIGPIPE. A failure only loses a hint.
     let _ = rustix::io::write(fifo, line.as_bytes());
 }
 
-/// Cuts what arrives into lines, and keeps only what is one of ours.
+/// Splits incoming bytes into lines, and passes on only valid ones.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     begun: Vec<u8>,
@@ -270,9 +275,12 @@ mod tests {
         assert!(matches!(probe(&clients, &id), Life::Alive(Some(_))));
         session.check().unwrap();
         drop(session);
-        assert!(matches!(probe(&clients, &id), Life::Dead), "unlinked is dead");
+        assert!(
+            matches!(probe(&clients, &id), Life::Dead),
+            "a session without a file must be dead"
+        );
 
-        // As kill -9 leaves it: closed, but not unlinked. Looking at it buries it.
+        // This is the state after kill -9: closed, but not unlinked. A check removes it.
         let session = begin(tmp.path());
         let (id, path, moved) = (session.id().to_owned(), session.path.clone(), clients.join("m"));
         fs::rename(&path, &moved).unwrap();
@@ -283,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_fifo_is_noticed_by_its_client() {
+    fn client_detects_that_its_fifo_was_deleted() {
         let tmp = tempfile::tempdir().unwrap();
         let clients = tmp.path().join("clients");
         let session = begin(tmp.path());
@@ -291,8 +299,9 @@ mod tests {
         assert_eq!(session.check().unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
+    // S90
     #[test]
-    fn s90_a_session_read_from_a_file_is_never_a_path() {
+    fn a_session_read_from_a_file_is_never_a_path() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("x"), "").unwrap();
         fs::create_dir(tmp.path().join("clients")).unwrap();
@@ -302,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_the_inbox_is_skipped() {
+    fn invalid_inbox_lines_are_skipped() {
         let id = ClaimId::random().unwrap();
         let mut told = Vec::new();
         let mut lines = Lines::default();
@@ -320,7 +329,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_line_from_outside_is_news_or_none(text in testbed::texts(&[
+        fn any_inbox_line_is_a_notification_or_ignored(text in testbed::texts(&[
             "granted 0123456789abcdef0123456789abcdef 42", "ask 0123456789abcdef0123456789abcdef",
         ])) {
             if let Some((id, signal)) = parse(&text) {

@@ -1,16 +1,22 @@
-//! Clearing up after the dead, a little at a time.
+//! Removal of dead clients' data, a little at a time.
 //!
-//! Who is killed leaves his FIFO, his claims, and perhaps a file that he was just making. Nobody is
-//! harmed by them, but a machine that runs short commands, of which some are killed, would fill its
-//! store with them. So whoever opens a store clears up, if nobody did in the last second: some
-//! hundred entries of each directory, going on where the last one ended. The place is noted in
-//! `tokens.boot`; where a directory was begun anew or its order changed, some are looked at twice
-//! or later.
+//! A killed process leaves behind its FIFO, its claims, and possibly a file that it was just
+//! creating. They are harmless. But a machine that runs many short commands, some of which are
+//! killed, would fill its store with them.
 //!
-//! **Only what is certainly ours is removed**, since a person may have named any directory as a
-//! store: what is a FIFO and called as a session is; what is called as our temporaries are, with 32
-//! random digits, and has been left alone for a minute; and control files that say of themselves
-//! that they are one, with nobody in their queue. Nothing else is touched, however old it is.
+//! So each client that opens a store does a part of the cleanup, unless another client did so
+//! within the last second. It processes about a hundred entries of each directory, and continues
+//! where the last cleanup ended. The position is stored in `tokens.boot`. If a directory was
+//! created again or its order changed, some entries are checked twice or later.
+//!
+//! **Only leasehold's own files are removed**, because an operator may have used any directory as a
+//! store:
+//! - FIFOs that are named like a session.
+//! - Files that are named like leasehold's temporary files, with 32 random digits, and unchanged
+//!   for a minute.
+//! - Control files that identify themselves and have an empty queue.
+//!
+//! Nothing else is touched, however old it is.
 
 use std::fs;
 use std::io;
@@ -24,17 +30,18 @@ use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use super::session::UNBORN;
 use leasehold_core::ClaimId;
 
-/// How many entries of one directory are looked at in one go.
+/// Entries of one directory that one cleanup processes.
 pub(super) const BATCH: usize = 128;
-/// A temporary is in use for less than this, in µs, unless whoever made it was stopped.
+/// Age in µs after which a temporary file is no longer in use, unless its process is paused.
 const IN_USE: u64 = 60_000_000;
 
-/// Some names in a directory, from where the last look ended; and where this one did (0: the end).
+/// Returns some names of a directory, starting at the position `from`, and the next position (0 at
+/// the end).
 pub(super) fn batch(dir: &Path, from: u64) -> io::Result<(Vec<std::ffi::OsString>, u64)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = rustix::fs::open(dir, flags, Mode::empty())?;
     if from > 0 {
-        // A place that is none any more: then from wherever that leads to.
+        // If the position is not valid any more, the kernel chooses where to continue.
         let _ = rustix::fs::seek(&fd, SeekFrom::Start(from));
     }
     let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -53,7 +60,7 @@ pub(super) fn batch(dir: &Path, from: u64) -> io::Result<(Vec<std::ffi::OsString
     Ok((names, 0))
 }
 
-/// Removes this if it is a temporary of ours that nobody works on any more at `now`, in µs.
+/// Removes a temporary file of leasehold that is out of use at `now`, in µs.
 pub(super) fn remove_temporary(path: &Path, now: u64, is_ours: impl Fn(&str) -> bool) {
     let name = path.file_name().map(|name| name.as_bytes()).and_then(|b| str::from_utf8(b).ok());
     if !name.is_some_and(|name| stem(name).is_some_and(&is_ours)) {
@@ -62,7 +69,7 @@ pub(super) fn remove_temporary(path: &Path, now: u64, is_ours: impl Fn(&str) -> 
     let Ok(seen) = fs::symlink_metadata(path) else { return };
     let changed = u64::try_from(seen.ctime()).unwrap_or(0).saturating_mul(1_000_000);
     if now.saturating_sub(changed) > IN_USE {
-        // A directory with something in it stays.
+        // A directory that is not empty stays.
         let _ = match seen.is_dir() {
             true => fs::remove_dir(path),
             false => fs::remove_file(path),
@@ -70,8 +77,8 @@ pub(super) fn remove_temporary(path: &Path, now: u64, is_ours: impl Fn(&str) -> 
     }
 }
 
-/// What a temporary is one of: the name before its random part (that of a session is nothing but
-/// random).
+/// Returns the name of a temporary file before its random part. The name of a session consists only
+/// of the random part.
 fn stem(name: &str) -> Option<&str> {
     if let Some(id) = name.strip_suffix(UNBORN) {
         return is_random(id).then_some("");
@@ -80,7 +87,7 @@ fn stem(name: &str) -> Option<&str> {
     (!stem.is_empty() && is_random(random)).then_some(stem)
 }
 
-/// Whether this is a random name as we draw them.
+/// Returns whether this is a random name in leasehold's format.
 pub(super) fn is_random(text: &str) -> bool {
     ClaimId::from_hex(text).is_some_and(|id| id.to_hex() == text)
 }
@@ -89,8 +96,9 @@ pub(super) fn is_random(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    // F01
     #[test]
-    fn f01_only_names_with_our_random_part_are_temporaries() {
+    fn only_names_with_our_random_part_are_temporaries() {
         let random = "0123456789abcdef0123456789abcdef";
         assert_eq!(stem(&format!("tokens.{random}~")), Some("tokens"));
         assert_eq!(stem(&format!("{random}.new~")), Some(""));
@@ -109,8 +117,9 @@ mod tests {
         }
     }
 
+    // F42
     #[test]
-    fn f42_batches_go_through_a_directory_of_any_size() {
+    fn batches_cover_a_directory_of_any_size() {
         let tmp = tempfile::tempdir().unwrap();
         let expected: std::collections::HashSet<_> =
             (0..BATCH * 3 + 7).map(|i| std::ffi::OsString::from(i.to_string())).collect();

@@ -25,13 +25,13 @@ fn claim(name: &str) -> Claim {
 async fn take(store: &FileStore, claim: &Claim) -> Token {
     match store.join(claim, Mode::Try).await.unwrap() {
         Joined::Holding { token, .. } => token,
-        other => panic!("not held: {other:?}"),
+        other => panic!("expected a hold, got {other:?}"),
     }
 }
 
 async fn news(store: &FileStore, claim: &Claim) -> Signal {
     let changed = tokio::time::timeout(Duration::from_secs(20), store.changed(claim));
-    changed.await.expect("nobody woke this waiter").unwrap()
+    changed.await.expect("this waiter was not woken").unwrap()
 }
 
 async fn pair(store: &FileStore, name: &str) -> u64 {
@@ -41,9 +41,10 @@ async fn pair(store: &FileStore, name: &str) -> u64 {
     token.get()
 }
 
-/// P3 for this store: whatever is lost on the way, the next token is greater.
+// S61
+/// P3 for this store: whatever is lost, the next token is greater.
 #[test]
-fn s61_tokens_rise_over_crashes_deleted_files_stepped_clocks_and_reboots() {
+fn tokens_increase_despite_crashes_deleted_files_and_reboots() {
     static WALL: AtomicU64 = AtomicU64::new(0);
     let wall: fn() -> u64 = || WALL.load(Ordering::SeqCst);
     let now = |t: u64| WALL.store(t, Ordering::SeqCst);
@@ -55,7 +56,7 @@ fn s61_tokens_rise_over_crashes_deleted_files_stepped_clocks_and_reboots() {
     runtime.block_on(async {
         let mut last = 0;
         let mut rises = |token: u64, after: &str| {
-            assert!(token > last, "{token} after {last}, over {after}");
+            assert!(token > last, "token {token} after {last}, after {after}");
             last = token;
         };
         now(1_000_000_000);
@@ -65,7 +66,7 @@ fn s61_tokens_rise_over_crashes_deleted_files_stepped_clocks_and_reboots() {
             now(1);
             rises(pair(&store, "x").await, "the clock set back");
             now(9_000_000_000);
-            rises(pair(&store, "x").await, "the clock set on");
+            rises(pair(&store, "x").await, "the clock set forward");
             now(2);
             rises(pair(&store, "x").await, "the clock set back");
         }
@@ -81,7 +82,8 @@ fn s61_tokens_rise_over_crashes_deleted_files_stepped_clocks_and_reboots() {
             rises(pair(&store, "x").await, "a minute later");
             now(3);
             drop(store);
-            // The machine goes down. Of what was not synced, some is older and some is gone.
+            // The machine goes down. Of the files that were not synced, some are older and some are
+            // gone.
             fs::write(&control, old).unwrap();
         }
         {
@@ -94,19 +96,22 @@ fn s61_tokens_rise_over_crashes_deleted_files_stepped_clocks_and_reboots() {
         {
             let store = open_in_boot(root, "three", wall);
             rises(pair(&store, "x").await, "a reboot with everything lost but the ceiling");
-            // Killed, and the same boot goes on: nothing was retired.
+            // The client is killed in the same boot, so its files were not removed.
             std::mem::forget(store);
         }
         let store = open_in_boot(root, "three", wall);
         rises(pair(&store, "x").await, "a crash");
         let durable = fs::read_to_string(root.join("tokens")).unwrap();
         let ceiling: serde_json::Value = serde_json::from_str(&durable).unwrap();
-        assert!(ceiling["ceiling"].as_u64().unwrap() >= last, "answered above the ceiling");
+        assert!(
+            ceiling["ceiling"].as_u64().unwrap() >= last,
+            "a token above the ceiling was returned"
+        );
     });
 }
 
 #[test]
-fn a_token_seen_elsewhere_is_passed_and_is_below_the_ceiling() {
+fn token_exceeds_the_seen_one_and_stays_below_the_ceiling() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -118,10 +123,12 @@ fn a_token_seen_elsewhere_is_passed_and_is_below_the_ceiling() {
     assert!(token > seen && token <= store.controls.tokens.ceiling());
 }
 
-/// Every open file goes from the cache at once, so every pair creates and unlinks; lists unlink
-/// besides. Between opening and locking, the file is unlinked all the time (scenario 62).
+// S62
+/// Every open file leaves the cache immediately, so every acquisition and release creates and
+/// unlinks the file. Lists unlink it, too. So the file is often unlinked between opening and
+/// locking (scenario 62).
 #[test]
-fn s62_eight_racers_and_an_unlinker_have_one_holder() {
+fn racing_clients_have_one_holder_while_the_file_is_unlinked() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -153,7 +160,11 @@ fn s62_eight_racers_and_an_unlinker_have_one_holder() {
                             _ => news(&store, &c).await,
                         };
                     }
-                    assert_eq!(inside[which].fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                    assert_eq!(
+                        inside[which].fetch_add(1, Ordering::SeqCst),
+                        0,
+                        "two clients hold the lock"
+                    );
                     tokio::task::yield_now().await;
                     inside[which].fetch_sub(1, Ordering::SeqCst);
                     store.leave(&c, None).await.unwrap();
@@ -173,7 +184,7 @@ fn s62_eight_racers_and_an_unlinker_have_one_holder() {
 }
 
 #[test]
-fn once_used_names_leave_nothing_behind() {
+fn names_used_once_leave_no_files_behind() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -189,15 +200,19 @@ fn once_used_names_leave_nothing_behind() {
             pair(&store, &i.to_string()).await;
         }
         assert!(fs::read_dir(tmp.path().join("locks")).unwrap().count() <= 11);
-        assert!(tmp.path().join("locks/held.lock").exists(), "in use, and deleted");
+        assert!(
+            tmp.path().join("locks/held.lock").exists(),
+            "the file of a lock in use was deleted"
+        );
         store.leave(&held, None).await.unwrap();
     });
     drop(store);
     assert_eq!(fs::read_dir(tmp.path().join("locks")).unwrap().count(), 0);
 }
 
+// S04
 #[test]
-fn s04_a_waiter_that_gives_up_leaves_no_watch_behind() {
+fn a_waiter_that_gives_up_leaves_no_watch_behind() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -209,13 +224,13 @@ fn s04_a_waiter_that_gives_up_leaves_no_watch_behind() {
         for c in &waiters {
             assert!(matches!(store.join(c, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
         }
-        // The second waits for the first, which is of the same client.
+        // The second waiter waits for the first one, which belongs to the same client.
         assert_eq!(store.waiters.counts(), (2, 1));
         let first = &waiters[0];
         let early = tokio::time::timeout(Duration::from_millis(1), store.changed(first)).await;
-        assert!(early.is_err(), "woken by nothing");
+        assert!(early.is_err(), "the waiter was woken without a cause");
         store.leave(first, None).await.unwrap();
-        // Its follower must watch the holder now, and is told to ask.
+        // Its successor must now watch the holder, and is notified to poll.
         assert_eq!(news(&store, &waiters[1]).await, Signal::Ask);
         assert!(matches!(store.join(&waiters[1], Mode::Wait).await.unwrap(), Joined::Waiting(_)));
         assert_eq!(store.waiters.counts(), (1, 1));
@@ -227,7 +242,7 @@ fn s04_a_waiter_that_gives_up_leaves_no_watch_behind() {
 }
 
 #[test]
-fn a_hint_that_was_pushed_before_changed_is_called_is_kept() {
+fn notification_before_changed_is_called_is_kept() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -237,16 +252,20 @@ fn a_hint_that_was_pushed_before_changed_is_called_is_kept() {
         take(&holder, &held).await;
         store.join(&waiter, Mode::Wait).await.unwrap();
         holder.leave(&held, None).await.unwrap();
-        // A dropped call takes nothing away.
+        // A dropped call removes no notification.
         drop(store.changed(&waiter));
         assert!(matches!(news(&store, &waiter).await, Signal::Granted(_)));
         assert!(matches!(news(&store, &waiter).await, Signal::Granted(_)));
-        assert_eq!(news(&store, &claim("x")).await, Signal::Ask, "not a waiter");
+        assert_eq!(
+            news(&store, &claim("x")).await,
+            Signal::Ask,
+            "a claim that does not wait must be notified to poll"
+        );
     });
 }
 
 #[test]
-fn rubbish_in_an_inbox_disturbs_nobody() {
+fn waiter_is_notified_despite_invalid_inbox_lines() {
     use std::io::Write;
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
@@ -267,7 +286,7 @@ fn rubbish_in_an_inbox_disturbs_nobody() {
 }
 
 #[test]
-fn long_queues_and_short_ones_are_the_same_to_everybody() {
+fn clients_agree_on_queues_longer_than_a_page() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -279,7 +298,7 @@ fn long_queues_and_short_ones_are_the_same_to_everybody() {
             let info = store.read(&claims[0].name).await.unwrap();
             info.map_or(0, |i| i.claims.len())
         };
-        // Up and down over the edge of the page, by two clients in turn.
+        // Two clients in turn make the queue longer and shorter than a page.
         for (i, c) in claims.iter().enumerate() {
             let by = if i % 2 == 0 { &one } else { &other };
             by.join(c, Mode::Wait).await.unwrap();
@@ -295,7 +314,7 @@ fn long_queues_and_short_ones_are_the_same_to_everybody() {
 }
 
 #[test]
-fn death_between_the_two_writes_of_a_long_queue_changes_nothing() {
+fn crash_between_the_writes_of_a_long_queue_is_harmless() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -304,21 +323,21 @@ fn death_between_the_two_writes_of_a_long_queue_changes_nothing() {
         let held = claim("x");
         take(&store, &held).await;
         let path = tmp.path().join("locks/x.lock");
-        // The long text is written, the first page not yet: zeros between them.
+        // The long text is written, but not the first page. There are zeros between them.
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"{\"leasehold\":1", 4096).unwrap();
         let info = open(tmp.path()).read(&held.name).await.unwrap().unwrap();
         assert_eq!(info.claims.len(), 1);
         store.leave(&held, None).await.unwrap();
         pair(&store, "x").await;
-        // The same in a file that nobody had written to before.
+        // The same happens in a file that was never written before.
         fs::write(&path, [0; 5_000]).unwrap();
         pair(&store, "x").await;
     });
 }
 
 #[test]
-fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
+fn damaged_control_file_is_reported_except_after_a_power_failure() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -338,7 +357,7 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
             let hint = if damage == "rubbish" { "move it away" } else { "leasehold evict \"x\"" };
             assert!(shown.contains("x.lock") && shown.contains(hint), "{shown}");
         }
-        // Torn by a power cut: whoever was in it is dead.
+        // A power failure left a partially written file, so all claims in it are dead.
         fs::write(&path, "{\"leasehold\":1,\"queue\":{\"ki").unwrap();
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
@@ -349,7 +368,7 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
 }
 
 #[test]
-fn a_file_that_somebody_keeps_locked_is_named_after_a_while() {
+fn control_file_locked_by_another_program_is_reported() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -371,7 +390,7 @@ fn a_file_that_somebody_keeps_locked_is_named_after_a_while() {
 }
 
 #[test]
-fn a_client_whose_files_were_deleted_stops_taking_locks() {
+fn client_whose_files_were_deleted_stops_acquiring() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -385,7 +404,7 @@ fn a_client_whose_files_were_deleted_stops_taking_locks() {
         store.leave(&held, None).await.unwrap();
         let error = store.join(&claim("y"), Mode::Try).await.unwrap_err();
         assert!(error.to_string().contains("connect again"), "{error}");
-        // Who connects again begins anew.
+        // A new connection starts a new session.
         pair(&open(tmp.path()), "y").await;
     });
 }
@@ -410,7 +429,7 @@ fn many_renewals_are_answered_in_order() {
         };
         assert_eq!(place.ahead, 1);
         assert!(matches!(last, Renewal::Holding { token: t, remaining: None } if *t == token));
-        // A heartbeat finds the dead even where no watch told of them.
+        // A heartbeat finds dead claims even if no watch reported them.
         store.leave(&held, None).await.unwrap();
         drop(other);
         let late = claim("y");
@@ -418,10 +437,10 @@ fn many_renewals_are_answered_in_order() {
     });
 }
 
-/// What `must_watch_anew` says, against its definition on every small queue that one departure
-/// can make.
+/// Compares `must_watch_anew` with its definition, on every small queue that one departure can
+/// produce.
 #[test]
-fn whoever_has_other_blockers_than_before_is_asked() {
+fn waiters_whose_blockers_changed_are_notified() {
     use leasehold_core::queue::StoreTime;
     let at = StoreTime { now: 1, stamp: 1 };
     let weights = [1_u32, 2, 3];
@@ -447,15 +466,21 @@ fn whoever_has_other_blockers_than_before_is_asked() {
                 must_watch_anew(&before, &queue, granted).map(|e| e.id).collect();
             for (id, now) in watched(&queue) {
                 let had = &had[&id];
-                assert!(asked.contains(&id) || now.is_subset(had), "code {code}: not told");
-                assert!(!asked.contains(&id) || now != *had, "code {code}: told for nothing");
+                assert!(
+                    asked.contains(&id) || now.is_subset(had),
+                    "code {code}: a waiter was not notified"
+                );
+                assert!(
+                    !asked.contains(&id) || now != *had,
+                    "code {code}: a waiter was notified without a cause"
+                );
             }
         }
     }
 }
 
-/// By the definition: the first that does not fit watches all that hold, the others their
-/// predecessor.
+/// Returns the watched sessions by definition. The first claim that does not fit watches all
+/// holders, and each other waiter its predecessor.
 fn watched(queue: &Queue) -> HashMap<ClaimId, HashSet<String>> {
     let entries: Vec<&Entry> = queue.entries().collect();
     let first = entries.iter().position(|e| e.standing == Standing::Waiting);
@@ -469,9 +494,10 @@ fn watched(queue: &Queue) -> HashMap<ClaimId, HashSet<String>> {
         .collect()
 }
 
-/// A person may name any directory as a store, a project's say.
+// F01
+/// An operator may use any directory as a store, such as that of a project.
 #[test]
-fn f01_what_is_not_certainly_ours_is_never_touched() {
+fn foreign_files_are_never_touched() {
     let tmp = tempfile::tempdir().unwrap();
     let root = tmp.path();
     let random = ClaimId::random().unwrap().to_hex();
@@ -480,7 +506,7 @@ fn f01_what_is_not_certainly_ours_is_never_touched() {
         "tokens~".to_owned(),
         format!("report.{random}~"),
         format!("clients/{random}~"),
-        // Empty, as who locks with flock(1) has them; one in somebody's own words.
+        // The files are empty like those of flock(1), and one has other content.
         "locks/backup.lock".to_owned(),
         "locks/other.lock".to_owned(),
         "locks/notes~".to_owned(),
@@ -497,12 +523,12 @@ fn f01_what_is_not_certainly_ours_is_never_touched() {
     for path in theirs.iter().chain(&ours) {
         fs::write(root.join(path), "").unwrap();
     }
-    fs::write(root.join("locks/other.lock"), "somebody's").unwrap();
-    // What nobody listens at answers as a FIFO does that nobody reads.
+    fs::write(root.join("locks/other.lock"), "another program's").unwrap();
+    // A socket without a listener gives the same error as a FIFO without a reader.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let runtime = runtime();
     let _context = runtime.enter();
-    // They are old by the clock of a client that comes later.
+    // The files are old according to the clock of a later client.
     let store = open_in_boot(root, "one", || wall_micros() + 3_600_000_000);
     runtime.block_on(async {
         store.list("").await.unwrap();
@@ -514,17 +540,18 @@ fn f01_what_is_not_certainly_ours_is_never_touched() {
     });
     drop(store);
     for path in &ours {
-        assert!(!root.join(path).exists(), "{path} was left");
+        assert!(!root.join(path).exists(), "{path} was not deleted");
     }
     for path in &theirs {
         assert!(root.join(path).exists(), "{path} was deleted");
     }
-    assert_eq!(fs::read_to_string(root.join("locks/other.lock")).unwrap(), "somebody's");
+    assert_eq!(fs::read_to_string(root.join("locks/other.lock")).unwrap(), "another program's");
     assert!(fs::symlink_metadata(&socket).is_ok(), "a socket was deleted");
 }
 
+// F06
 #[test]
-fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
+fn damaged_control_file_affects_one_lock_and_can_be_fixed() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -534,7 +561,7 @@ fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
         let (held, fine) = (claim("x"), claim("y"));
         let token = take(&store, &held).await;
         take(&store, &fine).await;
-        // As a write leaves it that could be neither finished nor undone.
+        // This is the state after a write that could be neither finished nor undone.
         let mut text = fs::read(&path).unwrap();
         let half = text.len() / 2;
         text[half..].fill(b'\n');
@@ -547,13 +574,13 @@ fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
         assert_eq!(listed[1].unreadable, None);
         let error = other.join(&claim("x"), Mode::Try).await.unwrap_err();
         assert!(error.to_string().contains("leasehold evict \"x\""), "{error}");
-        // One hold is not known in it.
+        // A single hold cannot be found in a damaged file.
         let one = other.evict(&held.name, Evict::Token(token)).await.unwrap_err();
         assert_eq!(one.kind(), ErrorKind::Corrupt, "{one}");
 
         assert_eq!(other.evict(&held.name, Evict::Holders).await.unwrap(), 1);
         let next = claim("x");
-        assert!(take(&other, &next).await > token, "tokens fell");
+        assert!(take(&other, &next).await > token, "the next token is not higher");
         let renew = [Renew { claim: held.clone(), lease: held.lease }];
         assert!(matches!(store.renew(&renew).await.unwrap()[..], [Renewal::Lost]));
         assert_eq!(store.list("").await.unwrap().len(), 2);
@@ -561,29 +588,30 @@ fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
     });
 }
 
-/// A control file as version 0.1 writes it; every later version must read it.
+/// A control file in the format of version 0.1, which every later version must read.
 const FORMAT_1: &str = r#"{"leasehold":1,"queue":{"kind":"semaphore","capacity":2,"leases":false,"last":1800000000000003,"entries":[{"id":"00000000000000000000000000000001","token":1800000000000001,"weight":1,"standing":"holding","since":1800000000000001,"holder":{"host":"h","pid":7,"label":"nightly"},"session":"0123456789abcdef0123456789abcdef"},{"id":"00000000000000000000000000000002","token":1800000000000002,"weight":1,"standing":"departed","since":1800000000000001,"expires":99000000000000000,"holder":{"host":"h","pid":8},"session":"0123456789abcdef0123456789abcdef"},{"id":"00000000000000000000000000000003","token":1800000000000003,"weight":2,"standing":"waiting","since":1800000000000002,"lock_delay":5,"holder":{"host":"h","pid":9},"session":"0123456789abcdef0123456789abcdef"}]}}"#;
 
+// F44
 #[test]
-fn f44_the_format_is_what_it_was() {
+fn file_formats_are_unchanged() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
     let store = open(tmp.path());
     let (name, path) = (Name::new("x").unwrap(), tmp.path().join("locks/x.lock"));
     fs::write(&path, format!("{FORMAT_1}\n")).unwrap();
-    // Who waits in it is dead, and goes; so does who holds. What is kept closed stays.
+    // The waiters and the holder in the file are dead and are removed. The entry in cooldown stays.
     let whole = store.controls.enter(&name, false, |queue| {
         queue.raise_last_token(1_800_000_000_000_004);
         Some(queue.entries().len())
     });
-    assert!(matches!(whole, Ok(Turn::Done(Some(3)))), "{whole:?}");
+    assert!(matches!(whole, Ok(AttemptResult::Done(Some(3)))), "{whole:?}");
     let written = fs::read_to_string(&path).unwrap();
     let expected = FORMAT_1.replace(r#""last":1800000000000003"#, r#""last":1800000000000004"#);
     assert_eq!(written.trim_end(), expected);
     let info = runtime.block_on(store.read(&name)).unwrap().unwrap();
     assert_eq!((info.kind, info.capacity, info.claims.len()), (Kind::Semaphore, 2, 1));
-    // The other two files, and what a later version may add to them.
+    // These are the other two files, with fields that a later version may add.
     let root = tmp.path().join("old");
     fs::create_dir(&root).unwrap();
     let ceiling = wall_micros() + 86_400_000_000;
@@ -604,10 +632,11 @@ fn f44_the_format_is_what_it_was() {
     );
 }
 
-/// Programs are upgraded one after the other: the older ones must neither break what the newer
-/// have written nor be told to get out of their way.
+// F44
+/// Programs are upgraded one after the other. Older versions must not break files of newer ones,
+/// and must not advise the user to work around them.
 #[test]
-fn f44_what_a_later_version_wrote_is_left_alone_without_harmful_advice() {
+fn files_of_a_newer_version_are_left_alone() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -637,12 +666,12 @@ fn f44_what_a_later_version_wrote_is_left_alone_without_harmful_advice() {
             let listed = store.list("").await.unwrap();
             assert!(listed[0].unreadable.as_ref().unwrap().contains("upgrade"), "{listed:?}");
             assert_eq!(fs::read_to_string(&path).unwrap(), *text);
-            // Nor is it taken for what a power cut has torn.
+            // It is not taken for a file that a power failure damaged, either.
             let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
             harmless(&store.join(&claim("x"), Mode::Try).await.unwrap_err());
         }
-        // A later version of the whole store.
+        // The whole store has a later format.
         let root = tmp.path().join("later");
         fs::create_dir(&root).unwrap();
         let text = "{\"leasehold\":2,\"ceiling\":5}";

@@ -1,12 +1,12 @@
-//! A queue as the text of a control file, written and read by hand.
+//! Hand-written reading and writing of a queue as the text of a control file.
 //!
-//! The format is what serde makes of [`Queue`]; here it only goes faster, since with thirty claims in
-//! a queue most of a section was serde's. What is *written* is byte for byte what serde writes. What is
-//! *read* by hand is only text in just the words that we write; about everything else serde is
-//! asked, which also says what is wrong with it. So no file is understood differently than before.
+//! The format is serde's format of [`Queue`]. This code is only faster, because with thirty claims
+//! serde took most of a section's time. The *written* text is byte for byte that of serde. The
+//! hand-written *reader* accepts only text in exactly this form. All other text is passed to serde,
+//! which also reports errors in it. So every file has the same meaning as with serde.
 //!
-//! Claims come and go, and their holders stay the same: the text of each is parsed once and kept
-//! beside what it says.
+//! Claims change often, but their holders stay the same. So the text of each holder is parsed once
+//! and cached with the result.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use leasehold_core::queue::{Entry, Queue};
 use leasehold_core::store::Standing;
 use leasehold_core::{ClaimId, Holder, Kind, Token};
 
-/// How many holders are remembered of one lock.
+/// Number of holders that are cached per lock.
 const REMEMBERED: usize = 256;
 
 const KINDS: [(Kind, &[u8]); 3] =
@@ -25,11 +25,11 @@ const STANDINGS: [(Standing, &[u8]); 3] = [
     (Standing::Departed, b"departed"),
 ];
 
-/// Holders and what is written of them.
+/// Holders and their texts.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     known: Vec<(Vec<u8>, Arc<Holder>)>,
-    /// Where the next is likely to be: queues keep their order from one section to the next.
+    /// Likely position of the next holder, because queues keep their order between sections.
     next: usize,
 }
 
@@ -71,7 +71,7 @@ impl Holders {
         let holder = Arc::new(parsed.next()?.ok()?);
         let (said, rest) = text.0.split_at_checked(parsed.byte_offset())?;
         text.0 = rest;
-        // In other words than ours it is parsed each time.
+        // Text in another form is parsed every time.
         if serde_json::to_vec(&*holder).is_ok_and(|ours| ours == said) {
             self.remember(said.to_vec(), holder.clone());
         }
@@ -147,7 +147,7 @@ fn write_entry(e: &Entry, holders: &mut Holders, text: &mut Vec<u8>) -> serde_js
     Ok(())
 }
 
-/// The queue in this text, if it is in the words that [`write`] uses and of this format.
+/// Parses a queue, if it has this format and the form that [`write`] produces.
 pub(super) fn read(format: u32, text: &[u8], holders: &mut Holders) -> Option<Queue> {
     let mut text = Words(text);
     text.skip(b"{\"leasehold\":")?;
@@ -199,7 +199,7 @@ fn read_entry(text: &mut Words<'_>, holders: &mut Holders) -> Option<Entry> {
     Some(Entry { id, token, weight, standing, since, expires, lock_delay, holder, session })
 }
 
-/// What is left to read.
+/// Text that is left to read.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -212,7 +212,7 @@ impl Words<'_> {
         words.iter().find(|(_, word)| self.skip(word).is_some()).map(|(meant, _)| *meant)
     }
 
-    /// A number as we write it: no sign, no leading zero.
+    /// Reads a number without a sign or leading zeros.
     fn number(&mut self) -> Option<u64> {
         let digits = self.0.iter().take_while(|b| b.is_ascii_digit()).count();
         let (number, rest) = self.0.split_at(digits);
@@ -223,7 +223,7 @@ impl Words<'_> {
         number.iter().try_fold(0_u64, |n, b| n.checked_mul(10)?.checked_add(u64::from(b - b'0')))
     }
 
-    /// An id in lower case.
+    /// Reads an id in lower case.
     fn id(&mut self) -> Option<ClaimId> {
         let (hex, rest) = self.0.split_at_checked(32)?;
         self.0 = rest;
@@ -238,7 +238,7 @@ impl Words<'_> {
         id.map(ClaimId::from_u128)
     }
 
-    /// The rest of a string of letters and digits, with its end.
+    /// Reads the rest of a string of letters and digits, including the closing quote.
     fn plain(&mut self) -> Option<String> {
         let len = self.0.iter().take_while(|b| is_plain(**b)).count();
         let (plain, rest) = self.0.split_at(len);
@@ -336,8 +336,9 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
+        // F44
         #[test]
-        fn f44_it_writes_and_reads_what_serde_does(
+        fn hand_written_format_matches_serde(
             entries in proptest::collection::vec(any_entry(), 0..5),
             (kind, capacity, last) in (0..3_usize, any::<u32>(), any::<u64>()),
         ) {
@@ -345,7 +346,7 @@ mod tests {
             let text = by_serde(&queue);
             let mut holders = Holders::default();
             prop_assert_eq!(&by_hand(&queue, &mut holders), &text);
-            // By who knows the holders, and by who does not.
+            // The queue is written with and without the cached holders.
             for mut holders in [holders, Holders::default()] {
                 if let Some(read) = read(FORMAT, text.as_bytes(), &mut holders) {
                     prop_assert_eq!(&by_serde(&read), &text);
@@ -357,12 +358,13 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_by_hand_is_what_serde_reads(text in testbed::texts(&[
+        fn hand_written_reader_agrees_with_serde(text in testbed::texts(&[
             "{\"leasehold\":1,\"queue\":{\"kind\":\"semaphore\",\"capacity\":4,\"leases\":false,\"last\":7,\"entries\":[{\"id\":\"0123456789abcdef0123456789abcdef\",\"token\":6,\"weight\":3,\"standing\":\"holding\",\"since\":5,\"lock_delay\":9,\"holder\":{\"host\":\"h\",\"pid\":1},\"session\":\"s\"},{\"id\":\"1123456789abcdef0123456789abcdef\",\"token\":7,\"weight\":2,\"standing\":\"waiting\",\"since\":6,\"expires\":99,\"holder\":{\"host\":\"h\",\"pid\":2,\"label\":\"x\"}}]}}",
         ])) {
             let mut holders = Holders::default();
             if let Some(queue) = read(FORMAT, text.as_bytes(), &mut holders) {
-                let found: Found = serde_json::from_str(&text).expect("serde refuses it");
+                let found: Found = serde_json::from_str(&text)
+                    .expect("serde rejects a text that was read by hand");
                 prop_assert_eq!(found.leasehold, FORMAT);
                 prop_assert_eq!(by_serde(&found.queue), by_hand(&queue, &mut holders));
             }
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn more_holders_than_are_remembered_are_no_harm() {
+    fn more_holders_than_the_cache_keeps_round_trip() {
         let entry = |pid: u32| Entry {
             id: ClaimId::from_u128(pid.into()),
             token: Token::new(u64::from(pid) + 1).unwrap(),

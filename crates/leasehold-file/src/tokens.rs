@@ -1,29 +1,34 @@
-//! Tokens that keep rising over crashes, deleted control files, set-back clocks and reboots, with
-//! one fsync a minute and none per lock.
+//! Tokens that keep rising after crashes, deleted control files, clocks that were set back, and
+//! reboots. They need one fsync a minute, and none per lock.
 //!
-//! A token is drawn in the lock's own queue: `max(last + 1, wall clock in µs)`. Two files see to
-//! it that this rises where the queue's `last` does not survive:
+//! A token is drawn in the lock's own queue, as `max(last + 1, wall clock in µs)`. Two files make
+//! it rise even if the queue's `last` is lost:
 //!
-//! - `tokens` is **durable**: a ceiling that no answered token exceeds. It is raised to a minute
-//!   ahead by write, fsync, rename, fsync of the directory.
-//! - `tokens.boot` is **of this boot** and never synced: the ceiling that is known to have reached
-//!   the disk; `base`, the durable ceiling as this boot found it; and `high`, the highest token of
-//!   all control files that were deleted while nobody used them.
+//! - `tokens` is **durable**. It contains a ceiling that no returned token exceeds. The ceiling is
+//!   raised to a minute ahead by write, fsync, rename and fsync of the directory.
+//! - `tokens.boot` is **valid for this boot** and never synced. It contains the ceiling that is
+//!   known to be on the disk, and `base`, the durable ceiling at the start of this boot. It also
+//!   contains `high`, the highest token of all control files that were deleted because they were
+//!   unused.
 //!
-//! A queue that is read starts above `base`, a new one above `high` as well (`high >= base`).
+//! An existing queue starts above `base`, a new one also above `high` (`high >= base`).
 //!
-//! # Why it rises
-//! While the machine is up, files are what was last written: a control file knows its last token,
-//! and one that is deleted has raised `high` *before*. After the machine went down, files may be
-//! any older state; then `tokens.boot` is of another boot (or gone, or torn) and is not believed:
-//! `base` becomes the durable ceiling, above every token that was ever answered, since a token
-//! above the ceiling that `tokens.boot` shows is not answered before a higher one is durable, and
-//! a ceiling is shown there only *after* its directory was synced.
+//! # Why tokens rise
+//! While the machine is up, files contain what was last written. A control file contains its last
+//! token, and `high` was raised *before* a control file is deleted.
 //!
-//! # If we die here
-//! Before the rename: a stray temporary. After it: a ceiling that nobody uses yet; it is only
-//! higher. Two that raise at once: the rename is done under the lock of `tokens.boot`, and only if
-//! `tokens` is still what was read, so a ceiling is never lowered.
+//! After the machine went down, files may have any older state. Then `tokens.boot` is from another
+//! boot (or missing or partially written) and is ignored, and `base` becomes the durable ceiling.
+//! That ceiling is above every token that was ever returned, for two reasons. A token above the
+//! ceiling in `tokens.boot` is not returned before a higher ceiling is durable. And a ceiling is
+//! written to `tokens.boot` only *after* the directory was synced.
+//!
+//! # If the client crashes
+//! Before the rename it leaves a temporary file behind. After the rename it leaves a higher ceiling
+//! that is not used yet, which is harmless.
+//!
+//! Two clients may raise the ceiling at once. The rename is done under the lock of `tokens.boot`,
+//! and only if `tokens` has not changed since it was read. So a ceiling is never lowered.
 
 use leasehold_core::kit::locked;
 use std::fs::{self, File};
@@ -40,20 +45,20 @@ use serde_json::{Map, Value};
 
 use super::fault::fault;
 use super::held::{self, Held, Inode};
+use super::permissions::{Acting, FilePermissions};
 use super::place::Place;
-use super::rights::{Acting, Rights};
 use leasehold_core::{Error, ErrorKind, Result, Token};
 
-/// How long after one client began to clear up another does, in microseconds.
+/// Minimum time between the starts of two cleanups, in microseconds.
 const SWEEPS_APART: u64 = 1_000_000;
-/// How far ahead the ceiling is raised, in microseconds: as often as this there is one fsync.
+/// Distance by which the ceiling is raised, in microseconds. There is one fsync in that time.
 const AHEAD: u64 = 60_000_000;
 
 #[derive(Debug)]
 pub(super) struct Tokens {
     durable: PathBuf,
     of_boot: PathBuf,
-    rights: Rights,
+    permissions: FilePermissions,
     acting: Acting,
     boot: String,
     open: Mutex<Option<Arc<File>>>,
@@ -61,7 +66,7 @@ pub(super) struct Tokens {
     ceiling: AtomicU64,
 }
 
-/// The only format of a store that there is; what does not say has this one.
+/// The only format of a store so far. A file without a number has this format.
 const FORMAT: u32 = 1;
 
 fn format_1() -> u32 {
@@ -73,7 +78,7 @@ struct Durable {
     #[serde(default = "format_1")]
     leasehold: u32,
     ceiling: u64,
-    /// What a later version keeps here is its own: it is written back as it was.
+    /// Fields of a later version, which are written back unchanged.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -90,7 +95,7 @@ struct OfBoot {
     others: Map<String, Value>,
 }
 
-/// Who cleared up last (see `sweep`): when, by the wall clock in µs, and how far in each directory.
+/// Last cleanup (see `sweep`): its wall-clock time in µs, and its position in each directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Swept {
@@ -101,56 +106,58 @@ pub(super) struct Swept {
 }
 
 impl Tokens {
-    /// The tokens of the store there. `boot` is different after each start of the machine.
+    /// Opens the tokens of the store. `boot` is different after each start of the machine.
     pub(super) fn open(place: &Place, boot: String) -> Result<Self> {
         let tokens = Self {
             durable: place.root.join("tokens"),
             of_boot: place.root.join("tokens.boot"),
-            rights: place.rights,
+            permissions: place.permissions,
             acting: place.acting,
             boot,
             open: Mutex::default(),
             base: AtomicU64::new(0),
             ceiling: AtomicU64::new(0),
         };
-        // Also where this boot has no use of it: it says which format the store has. Opening it
-        // opens it to others, where it is ours and was made before the store was.
-        if tokens.rights.is_shared() {
-            let _ = held::open(&tokens.durable, false, tokens.rights);
+        // This is done even if this boot does not need the file, because it contains the format of
+        // the store. Opening the file also updates its permissions, if this user created it before
+        // the store was shared.
+        if tokens.permissions.is_shared() {
+            let _ = held::open(&tokens.durable, false, tokens.permissions);
         }
         tokens.read_durable()?;
         tokens.patiently(|| tokens.with(|_| {}))?;
         Ok(tokens)
     }
 
-    /// No token of an earlier boot is above this.
+    /// Returns a number that no token of an earlier boot exceeds.
     pub(super) fn base(&self) -> u64 {
         self.base.load(Ordering::Relaxed)
     }
 
-    /// No token above this may be answered.
+    /// Returns the number that no returned token may exceed.
     pub(super) fn ceiling(&self) -> u64 {
         self.ceiling.load(Ordering::Relaxed)
     }
 
-    /// Where a new queue starts; `None`: somebody is at it, try again.
+    /// Returns the token above which a new queue starts, or `None` if another client has locked the
+    /// file.
     pub(super) fn floor(&self) -> Result<Option<u64>> {
         self.with(|of_boot| of_boot.high)
     }
 
-    /// To be called before a control file whose last token this is may be deleted; `false`:
-    /// somebody is at it, leave the file.
+    /// Stores the last token of a control file before that file is deleted. Returns `false` if
+    /// another client has locked `tokens.boot`, and the control file must then stay.
     pub(super) fn remember(&self, last: u64) -> Result<bool> {
         Ok(self.with(|of_boot| of_boot.high = of_boot.high.max(last))?.is_some())
     }
 
-    /// What no token that was ever answered is above, in this boot or an earlier one; `None`:
-    /// somebody is at it, try again.
+    /// Returns a number that no token ever returned exceeds, in this boot or an earlier one.
+    /// Returns `None` if another client has locked `tokens.boot`.
     pub(super) fn highest(&self) -> Result<Option<u64>> {
         self.with(|of_boot| of_boot.high.max(of_boot.ceiling))
     }
 
-    /// Whether it is this client's turn to clear up, at `now`, and from where on.
+    /// Returns the start positions if a cleanup is due at `now`.
     pub(super) fn begin_sweep(&self, now: u64) -> Result<Option<Swept>> {
         let begun = self.with(|of_boot| {
             let recent = now.checked_sub(of_boot.swept.at).is_some_and(|age| age < SWEEPS_APART);
@@ -162,16 +169,16 @@ impl Tokens {
         Ok(begun?.flatten())
     }
 
-    /// Notes how far it came.
+    /// Stores the positions that a cleanup reached.
     pub(super) fn end_sweep(&self, reached: Swept) -> Result<()> {
         self.with(|of_boot| of_boot.swept = reached).map(|_| ())
     }
 
-    /// Makes it right to answer this token. Waits for the disk: not to be called while anything is
-    /// held, nor on a thread that must not wait.
+    /// Raises the ceiling, if necessary, so that this token may be returned. Waits for the disk, so
+    /// do not call it while a control file is locked, or on a thread that must not block.
     pub(super) fn raise_ceiling(&self, token: u64) -> Result<()> {
         let _as_owner = self.acting.now();
-        // Another client may have raised it, and shown it, already.
+        // Another client may have raised the ceiling already.
         self.patiently(|| self.with(|_| {}))?;
         if token <= self.ceiling() {
             return Ok(());
@@ -204,7 +211,8 @@ impl Tokens {
         }
     }
 
-    /// Works on what this boot knows, under its lock; `None`: somebody is at it.
+    /// Works on the data of this boot under its lock. Returns `None` if another client holds the
+    /// lock.
     fn with<T>(&self, work: impl FnOnce(&mut OfBoot) -> T) -> Result<Option<T>> {
         self.with_file(|file| {
             let failed = |e| fault("read or write", &self.of_boot, e);
@@ -234,7 +242,8 @@ impl Tokens {
         })
     }
 
-    /// Holds `tokens.boot` for one piece of work; `None`: somebody else holds it.
+    /// Runs `work` while holding the lock on `tokens.boot`. Returns `None` if another client holds
+    /// the lock.
     fn with_file<T>(&self, work: impl FnOnce(&File) -> Result<T>) -> Result<Option<T>> {
         let failed = |e| fault("open or lock", &self.of_boot, e);
         let mut open = locked(&self.open);
@@ -242,7 +251,7 @@ impl Tokens {
             let file = match &mut *open {
                 Some(file) => file.clone(),
                 none => {
-                    let opened = held::open(&self.of_boot, true, self.rights);
+                    let opened = held::open(&self.of_boot, true, self.permissions);
                     none.insert(Arc::new(opened.map_err(failed)?.0)).clone()
                 }
             };
@@ -256,7 +265,8 @@ impl Tokens {
         }
     }
 
-    /// Sections here are short, but for a client that is stopped inside one.
+    /// Retries for about two seconds. Sections on `tokens.boot` are short, unless a client is
+    /// paused inside one.
     fn patiently<T>(&self, mut work: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         for _ in 0..2_000 {
             if let Some(done) = work()? {
@@ -285,13 +295,13 @@ impl Tokens {
             .with_hint(
                 "restore it from a backup; if you delete it, new tokens restart at the wall clock",
             )
-            .because(e)),
+            .with_source(e)),
         }
     }
 
     fn write_durable(&self, text: &[u8]) -> Result<PathBuf> {
         let path = held::temporary(&self.durable).map_err(|e| fault("write", &self.durable, e))?;
-        let written = held::create_new(&path, self.rights).and_then(|mut file| {
+        let written = held::create_new(&path, self.permissions).and_then(|mut file| {
             file.write_all(text)?;
             file.sync_all()
         });
@@ -302,9 +312,9 @@ impl Tokens {
         Ok(path)
     }
 
-    /// Puts the new file in the old one's place. In a sticky directory only the owner of the old
-    /// one may do so: everybody else writes the same into it. That is a few bytes of one sector,
-    /// which a disk writes as a whole or not at all.
+    /// Replaces the old file by the new one. In a sticky directory only the old file's owner may
+    /// rename over it, so other users write the same content into it. That is a few bytes of one
+    /// sector, which a disk writes completely or not at all.
     fn replace_durable(&self, new: &Path, text: &[u8]) -> Result<()> {
         let refused = match fs::rename(new, &self.durable) {
             Ok(()) => return Ok(()),
@@ -314,7 +324,7 @@ impl Tokens {
             return Err(fault("replace", &self.durable, refused));
         }
         let written = (|| {
-            let (file, _) = held::open(&self.durable, false, self.rights)?;
+            let (file, _) = held::open(&self.durable, false, self.permissions)?;
             let len = file.metadata()?.len();
             let mut text = text.to_vec();
             text.resize(text.len().max(usize::try_from(len).unwrap_or(0).min(held::PAGE)), b'\n');
@@ -332,8 +342,8 @@ impl Tokens {
     }
 }
 
-/// The error of what a later version of leasehold has written. Others may be using it this moment,
-/// so nothing is said of deleting it or of going elsewhere.
+/// Returns the error for a file of a later version. Other clients may be using it, so the hint
+/// never advises to delete it or to use another directory.
 pub(super) fn newer(path: &Path, format: u64) -> Error {
     let what = format!(
         "{:?} was written by a newer leasehold (format {format}, this version supports {FORMAT}), \
@@ -343,7 +353,7 @@ pub(super) fn newer(path: &Path, format: u64) -> Error {
     Error::new(ErrorKind::Unsupported, what).with_hint("upgrade this leasehold")
 }
 
-/// The error of a file that stays locked.
+/// Returns the error for a file that stays locked.
 pub(super) fn stuck(path: &Path) -> Error {
     let path = path.to_string_lossy();
     let what = format!("{path:?} stays locked by another process, which may be paused");
@@ -368,23 +378,24 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_is_on_disk_before_a_token_below_it_is_answered() {
+    fn ceiling_is_on_disk_before_tokens_below_it_are_returned() {
         let tmp = tempfile::tempdir().unwrap();
         let tokens = open(tmp.path(), "one");
-        assert_eq!(tokens.ceiling(), 0, "nothing may be answered before the first fsync");
+        assert_eq!(tokens.ceiling(), 0, "a token may be returned before the first fsync");
         tokens.raise_ceiling(1_000).unwrap();
         assert_eq!(tokens.ceiling(), 1_000 + AHEAD);
         assert_eq!(durable(&tokens), Some(1_000 + AHEAD));
-        // Another client finds it without an fsync of its own; nobody lowers it.
+        // Another client finds the ceiling without its own fsync, and never lowers it.
         let other = open(tmp.path(), "one");
         assert_eq!(other.ceiling(), 1_000 + AHEAD);
         other.raise_ceiling(5).unwrap();
         assert_eq!(durable(&other), Some(1_000 + AHEAD));
-        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 2, "no temporaries stay");
+        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 2, "temporary files remain");
     }
 
+    // S61
     #[test]
-    fn s61_another_boot_resumes_from_the_ceiling_whatever_was_lost() {
+    fn another_boot_resumes_from_the_ceiling_whatever_was_lost() {
         let tmp = tempfile::tempdir().unwrap();
         open(tmp.path(), "one").raise_ceiling(1_000).unwrap();
         let ceiling = 1_000 + AHEAD;
@@ -420,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_ceiling_is_told_and_not_guessed() {
+    fn damaged_ceiling_is_reported_and_not_guessed() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("tokens"), "rubbish").unwrap();
         let error = try_open(tmp.path(), "one").unwrap_err();
@@ -432,7 +443,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn what_a_later_version_keeps_is_written_back(text in testbed::texts(&[
+        fn fields_of_a_newer_version_are_preserved(text in testbed::texts(&[
             "{\"leasehold\":1,\"ceiling\":17,\"more\":{\"a\":[1,2]}}",
             "{\"boot\":\"b\",\"base\":1,\"high\":2,\"ceiling\":3,\"swept\":{\"at\":1},\"more\":null}",
         ])) {

@@ -1,7 +1,7 @@
-//! The waiters of this process: whom to wake, and whose deaths they must hear of.
+//! The waiters of this process: their notifications, and the sessions whose deaths they watch.
 //!
-//! A waiter is enlisted inside the section that puts its claim into the queue, so that no push
-//! finds nobody. One watch for each session is shared by all waiters here (`peers.rs`).
+//! A waiter is registered inside the section that adds its claim to the queue, so that every
+//! notification finds it. All waiters of this process share one watch per session (`peers.rs`).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::peers::{Peers, WriteEnd};
+use super::peers::{PeerRegistry, WriteEnd};
 use super::session::{self, Clients, Life};
 use leasehold_core::ClaimId;
 use leasehold_core::kit::{Inbox, locked};
@@ -26,7 +26,7 @@ pub(super) struct Waiters {
 #[derive(Debug)]
 struct State {
     waiters: HashMap<ClaimId, Waiter>,
-    peers: Peers,
+    peers: PeerRegistry,
 }
 
 #[derive(Debug, Default)]
@@ -37,11 +37,11 @@ struct Waiter {
 
 impl Waiters {
     pub(super) fn new(clients: Clients, runtime: Handle) -> Arc<Self> {
-        let state = State { waiters: HashMap::new(), peers: Peers::new(clients) };
+        let state = State { waiters: HashMap::new(), peers: PeerRegistry::new(clients) };
         Arc::new(Self { runtime, state: Mutex::new(state) })
     }
 
-    /// Looks whether a session lives, as [`Peers`] know.
+    /// Checks whether a session lives, using the write ends that [`PeerRegistry`] keeps.
     pub(super) fn probe(&self, session: &str) -> Life<WriteEnd> {
         self.lock().peers.probe(session)
     }
@@ -51,14 +51,14 @@ impl Waiters {
         locked(&self.state)
     }
 
-    /// Keeps what this claim is told from now on; what it was told before is answered by the
-    /// section that this is called in.
+    /// Stores notifications for this claim from now on. Earlier ones are covered by the result of
+    /// the section that calls this function.
     pub(super) fn enlist(&self, id: ClaimId) {
         let inbox = self.lock().waiters.entry(id).or_default().inbox.clone();
         inbox.asked();
     }
 
-    /// Forgets a claim that waits no more.
+    /// Removes a claim that does not wait any more.
     pub(super) fn dismiss(&self, id: ClaimId) {
         let mut state = self.lock();
         if let Some(waiter) = state.waiters.remove(&id) {
@@ -66,31 +66,32 @@ impl Waiters {
         }
     }
 
-    /// Whether it waited here: whoever was told of its grant holds.
-    pub(super) fn tell(&self, id: ClaimId, signal: Signal) -> bool {
+    /// Notifies a claim. Returns whether it was waiting here, which is not the case after a grant.
+    pub(super) fn notify(&self, id: ClaimId, signal: Signal) -> bool {
         let inbox = {
             let mut state = self.lock();
             let Some(waiter) = state.waiters.get_mut(&id) else { return false };
             let inbox = waiter.inbox.clone();
             if let Signal::Granted(_) = signal {
-                // Nothing is in its way any more.
+                // A holder has no predecessor to watch.
                 let watching = std::mem::take(&mut waiter.watching);
                 state.peers.unwatch(id, &watching);
             }
             inbox
         };
         let waited = inbox.granted().is_none();
-        inbox.tell(signal);
+        inbox.notify(signal);
         waited
     }
 
-    /// Whether there is no more than one here that still waits.
+    /// Returns whether at most one claim here still waits.
     pub(super) fn has_but_one(&self) -> bool {
         let state = self.lock();
         state.waiters.values().filter(|w| w.inbox.granted().is_none()).nth(1).is_none()
     }
 
-    /// The next news of a claim; at once for one that does not wait here.
+    /// Waits for the next notification of a claim. Returns immediately for a claim that does not
+    /// wait here.
     pub(super) async fn news(&self, id: ClaimId) -> Signal {
         let inbox = self.lock().waiters.get(&id).map(|waiter| waiter.inbox.clone());
         match inbox {
@@ -99,8 +100,7 @@ impl Waiters {
         }
     }
 
-    /// Lets this claim hear of the deaths of these sessions, and of no others. Tells whether they
-    /// all still live.
+    /// Makes this claim watch exactly these sessions. Returns whether all of them are still alive.
     pub(super) fn watch(self: &Arc<Self>, id: ClaimId, sessions: Vec<String>) -> bool {
         let mut state = self.lock();
         let Some(waiter) = state.waiters.get_mut(&id) else { return true };
@@ -115,7 +115,8 @@ impl Waiters {
         all_live
     }
 
-    /// Without descriptors or memory to wait with, the heartbeat looks again: `None`.
+    /// Starts to watch a session. Returns `None` without free descriptors or memory, in which case
+    /// the heartbeat checks the session.
     fn await_death(
         self: &Arc<Self>,
         session: &str,
@@ -137,7 +138,7 @@ impl Waiters {
     fn died(&self, session: &str) {
         let told = self.lock().peers.died(session);
         for id in told {
-            self.tell(id, Signal::Ask);
+            self.notify(id, Signal::Ask);
         }
     }
 

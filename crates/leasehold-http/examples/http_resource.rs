@@ -1,12 +1,12 @@
-//! A resource behind HTTP that refuses late writers: `fence::http` on both sides.
+//! A resource behind HTTP that rejects late writers, with `fence::http` on both sides.
 //!
 //! ```sh
-//! cargo run -p leasehold --features http --example http_resource
+//! cargo run -p leasehold-http --example http_resource
 //! ```
 //!
-//! A small axum service keeps documents. Its clients lock a document before they write it, and their
-//! requests carry the token of the lock. One client is held up (here: it "pauses" after its lease has
-//! run out) and writes too late: the service answers 412, and nothing is overwritten.
+//! A small axum service stores documents. Its clients lock a document before they write it, and
+//! their requests carry the token of the lock. One client is delayed (here it "pauses" after its
+//! lease has expired) and writes too late. The service answers 412, and nothing is overwritten.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -33,14 +33,15 @@ async fn read(State(all): State<Documents>, Path(id): Path<String>) -> String {
 }
 
 async fn write(State(all): State<Documents>, Path(id): Path<String>, text: String) {
-    // Nothing is awaited between the door and here, so no other request can come in between on this
-    // thread. A handler that talks to a database checks again there: see the module's documentation.
+    // Nothing is awaited between the fence layer and this line, so no other request can run in
+    // between on this thread. A handler that uses a database checks the token again there. See the
+    // module's documentation.
     all.lock().expect("no panic under it").insert(id, text);
 }
 
 async fn serve(marks: std::path::PathBuf) -> Result<String, Failure> {
-    // Documents of readers are nobody's business here; whoever reads in order to write would be
-    // protected as well.
+    // Reads need no token here. A client that reads in order to write would need one for its read
+    // too.
     let fence = FenceLayer::new(FileMemory::open(marks)?, |request| {
         (request.method == http::Method::PUT).then(|| request.uri.path().to_owned())
     });
@@ -82,11 +83,11 @@ async fn main() -> Result<(), Failure> {
     let answer = other.call(put("final", None)?).await?;
     println!("the next writes under token {}: {}", next.token(), answer.status());
 
-    // Its own side stops the first from sending anything more …
+    // The client's own layer keeps the first client from sending more requests …
     let refused = client.call(put("late", None)?).await.expect_err("it lost its lock");
     println!("the first wakes, and sends nothing: {refused}");
-    // … but a request may have been on its way all the time. The service refuses that.
-    let answer = http.request(put("late", Some(held_up.token()))?).await?;
+    // … but a request may already be under way. The service rejects it.
+    let answer = http.request(put("late", Some(held_up.grant()))?).await?;
     let status = answer.status();
     let body = answer.into_body().collect().await?.to_bytes();
     println!("what it had sent before: {status}: {}", String::from_utf8_lossy(&body));

@@ -12,6 +12,7 @@ use tower_service::Service;
 
 use super::TOKEN_HEADER;
 use leasehold_core::fence::Fence;
+use leasehold_core::mode::Exclusive;
 use leasehold_core::{Guard, Result, Watch};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -19,11 +20,11 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A `tower` layer that adds the token of one hold to requests, and sends none once the lock is
 /// lost or released.
 ///
-/// Create one per hold. It is cheap, and so is the layered service:
+/// Create one layer per hold. The layer and the layered service are cheap:
 ///
 /// ```no_run
 /// # use leasehold::fence::http::TokenLayer;
-/// # async fn f<C: Clone>(guard: leasehold::Guard, client: C) -> leasehold::Result<()> {
+/// # async fn f<C: Clone>(guard: leasehold::MutexGuard, client: C) -> leasehold::Result<()> {
 /// use tower_layer::Layer;
 /// let client = TokenLayer::new(&guard)?.layer(client.clone());
 /// # let _ = client; Ok(()) }
@@ -39,13 +40,13 @@ pub struct TokenLayer {
 }
 
 impl TokenLayer {
-    /// Creates the layer for this hold. It does not keep the lock.
+    /// Creates the layer for this hold. The layer does not keep the lock held.
     ///
     /// # Errors
-    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the hold is a reader's or a
-    ///   permit, whose tokens are not fencing tokens.
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the write hold was downgraded
+    ///   through another guard.
     /// - [`Lost`](leasehold_core::ErrorKind::Lost): the lock was lost.
-    pub fn new(guard: &Guard) -> Result<Self> {
+    pub fn new<M: Exclusive>(guard: &Guard<M>) -> Result<Self> {
         let token = guard.fence()?.get();
         Ok(Self { hold: guard.watch(), value: HeaderValue::from(token), least: Duration::ZERO })
     }
@@ -80,10 +81,11 @@ impl<S> Layer<S> for TokenLayer {
     }
 }
 
-/// The client that [`TokenLayer`] wraps.
+/// A client that [`TokenLayer`] wraps, so that its requests have the token.
 ///
-/// Its error is the client's or leasehold's. If `error.downcast_ref::<leasehold::Error>()` has the
-/// kind [`Lost`](leasehold_core::ErrorKind::Lost), [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or
+/// An error is one of the wrapped client or one of leasehold. If
+/// `error.downcast_ref::<leasehold::Error>()` has the kind
+/// [`Lost`](leasehold_core::ErrorKind::Lost), [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or
 /// [`Closed`](leasehold_core::ErrorKind::Closed) (released), nothing was sent.
 #[derive(Clone)]
 pub struct Tokened<S> {
@@ -113,11 +115,11 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        // Looked at last, right before it is sent.
+        // Checked last, immediately before the request is sent.
         if let Err(error) = self.layer.hold.ensure(self.layer.least) {
             return Box::pin(async { Err(error.into()) });
         }
-        // Whatever stood there was not of this hold.
+        // Replaces any other value, which does not belong to this hold.
         request.headers_mut().insert(TOKEN_HEADER, self.layer.value.clone());
         let sent = self.inner.call(request);
         Box::pin(async move { sent.await.map_err(Into::into) })

@@ -7,8 +7,8 @@
 //! to a new file that replaces the old one.
 //!
 //! Only one process can use the file, because each process trusts what it has read at its start. A
-//! second one gets an error. (The lock is on a file beside it, `….lock`, which stays when the log
-//! is replaced.)
+//! second one gets an error. (The lock is on a separate file, `….lock`, which stays when the log is
+//! replaced.)
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -23,9 +23,10 @@ use async_trait::async_trait;
 
 use super::TokenStorage;
 use leasehold_core::kit::{Escaped, unescape};
-use leasehold_core::{Error, ErrorKind, Name, Result, Token};
+use leasehold_core::{Error, ErrorKind, FencingToken, Name, Result};
 
-/// So many outdated lines are no reason yet to write a new file.
+/// The file is rewritten once it has more lines than twice the number of resources plus this
+/// number.
 const SLACK: usize = 256;
 
 /// Keeps the highest tokens seen in a file, for a service of one process, across restarts and power
@@ -40,9 +41,10 @@ pub struct FileMemory(Arc<Mutex<Log>>);
 struct Log {
     path: PathBuf,
     file: File,
-    marks: HashMap<Name, Token>,
+    marks: HashMap<Name, FencingToken>,
     lines: usize,
-    /// A write failed, and nobody knows what is in the file: nothing is written after it.
+    /// Whether a write has failed. If so, the contents of the file are unknown, and nothing more is
+    /// written.
     failed: bool,
     _locked: File,
 }
@@ -64,17 +66,18 @@ impl FileMemory {
     /// - [`Denied`](ErrorKind::Denied), [`Config`](ErrorKind::Config): the file cannot be opened.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let opened = Log::open(path).map_err(|e| e.during("open"))?;
+        let opened = Log::open(path).map_err(|e| e.with_operation("open"))?;
         Ok(Self(Arc::new(Mutex::new(opened))))
     }
 }
 
 #[async_trait]
 impl TokenStorage for FileMemory {
-    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
+    async fn raise(&self, resource: &Name, offered: FencingToken) -> Result<FencingToken> {
         let (log, resource) = (self.0.clone(), resource.clone());
         let raise = move || locked(&log).raise(&resource, offered);
-        // Waits for the disk at times, so not on a thread that serves others.
+        // The call may wait for the disk, so it does not run on a thread that serves other
+        // requests.
         match tokio::runtime::Handle::try_current() {
             Err(_) => raise(),
             Ok(runtime) => runtime.spawn_blocking(raise).await.unwrap_or_else(|_| {
@@ -111,7 +114,8 @@ impl Log {
                 format!("{:?} is damaged, or is not a file of FileMemory", path.to_string_lossy());
             Error::new(ErrorKind::Corrupt, what)
         })?;
-        // What a power cut left of a line must not become the beginning of the next one.
+        // An incomplete line from before a power cut must not become the beginning of the next
+        // line.
         let sound = u64::try_from(read.sound).unwrap_or(u64::MAX);
         file.set_len(sound)
             .and_then(|()| file.seek(io::SeekFrom::Start(sound)))
@@ -122,7 +126,7 @@ impl Log {
         Ok(Self { path: path.to_owned(), file, marks, lines, failed: false, _locked: locked })
     }
 
-    fn raise(&mut self, resource: &Name, offered: Token) -> Result<Token> {
+    fn raise(&mut self, resource: &Name, offered: FencingToken) -> Result<FencingToken> {
         match self.marks.get(resource) {
             Some(mark) if *mark >= offered => return Ok(*mark),
             _ => {}
@@ -144,14 +148,14 @@ impl Log {
         self.lines += 1;
         self.marks.insert(resource.clone(), offered);
         if self.lines > 2 * self.marks.len() + SLACK {
-            // Should it fail, the log only grows, and the next raise tries again.
+            // If the new log cannot be written, the old one grows, and the next raise tries again.
             let _ = self.rewrite();
         }
         Ok(offered)
     }
 
-    /// Replaces the log by one without outdated lines. Until the new one has the name, the old one
-    /// is good.
+    /// Replaces the log with one without outdated lines. The old log is valid until the new one has
+    /// its name.
     fn rewrite(&mut self) -> io::Result<()> {
         let new = sibling(&self.path, ".new");
         let mut text = String::new();
@@ -163,26 +167,26 @@ impl Log {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
-        // The old file has no name any more: what is written from here on goes to the new one.
+        // The old file has no name any more, so all further lines go to the new one.
         self.file = file;
         self.lines = self.marks.len();
-        // Only then does the name survive a power cut; else the old file would be back, without what
-        // is written from here on.
+        // The new name survives a power cut only after this step. Without it, the old file could
+        // come back, without the lines written from here on.
         let synced = sync_directory(&self.path);
         self.failed = synced.is_err();
         synced
     }
 }
 
-/// What a log says.
+/// The contents of a log.
 struct Contents {
-    marks: HashMap<Name, Token>,
+    marks: HashMap<Name, FencingToken>,
     lines: usize,
-    /// How many bytes of whole lines there are.
+    /// The number of bytes in complete and valid lines.
     sound: usize,
 }
 
-/// `None` if something else than the last line is no line of ours.
+/// Parses a log. Returns `None` if a line other than the last one is invalid.
 fn parse(bytes: &[u8]) -> Option<Contents> {
     let mut read = Contents { marks: HashMap::new(), lines: 0, sound: 0 };
     let mut rest = bytes;
@@ -203,7 +207,7 @@ fn parse(bytes: &[u8]) -> Option<Contents> {
     Some(read)
 }
 
-fn parse_line(line: &[u8]) -> Option<(Name, Token)> {
+fn parse_line(line: &[u8]) -> Option<(Name, FencingToken)> {
     let (token, name) = std::str::from_utf8(line).ok()?.split_once(' ')?;
     Some((Name::new(unescape(name)?).ok()?, token.parse().ok()?))
 }
@@ -228,7 +232,7 @@ fn fault(what: &str, path: &Path, e: io::Error) -> Error {
         }
         _ => ErrorKind::Unreachable,
     };
-    Error::new(kind, format!("cannot {what} {:?}", path.to_string_lossy())).because(e)
+    Error::new(kind, format!("cannot {what} {:?}", path.to_string_lossy())).with_source(e)
 }
 
 #[cfg(test)]
@@ -239,16 +243,17 @@ mod tests {
         Name::new(text).unwrap()
     }
 
-    fn token(n: u64) -> Token {
-        Token::new(n).unwrap()
+    fn token(n: u64) -> FencingToken {
+        FencingToken::new(n).unwrap()
     }
 
     fn raise(memory: &FileMemory, resource: &str, n: u64) -> u64 {
         pollster::block_on(memory.raise(&name(resource), token(n))).unwrap().get()
     }
 
+    // R51
     #[test]
-    fn r51_marks_outlive_the_process_and_a_power_cut_in_the_middle_of_a_line() {
+    fn tokens_survive_restarts_and_partially_written_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("marks");
         let memory = FileMemory::open(&path).unwrap();
@@ -266,8 +271,9 @@ mod tests {
         assert_eq!(raise(&FileMemory::open(&path).unwrap(), "a b%é", 1), 6);
     }
 
+    // R51
     #[test]
-    fn r51_a_second_process_and_a_file_of_somebody_elses_are_refused() {
+    fn token_file_in_use_or_of_another_program_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("marks");
         let memory = FileMemory::open(&path).unwrap();
@@ -281,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_does_not_grow_for_ever_and_forgets_nothing_as_it_shrinks() {
+    fn log_is_compacted_without_losing_tokens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("marks");
         let memory = FileMemory::open(&path).unwrap();
@@ -300,7 +306,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_log_from_outside_is_read_up_to_where_it_is_sound(text in testbed::texts(&[
+        fn any_log_is_read_up_to_its_first_invalid_line(text in testbed::texts(&[
             "7 order%3A42\n9 x\n", "1 a\n2 a\n3 b",
         ])) {
             if let Some(read) = parse(text.as_bytes()) {

@@ -3,7 +3,7 @@
 //!
 //! The client's [`TokenLayer`] adds the header `Fencing-Token` from a guard, and returns an error
 //! *before* anything is sent once the lock is lost. The server's [`FenceLayer`] reads the header
-//! and keeps the highest token seen of each resource in a [`TokenStorage`]. It answers `412
+//! and keeps the highest token seen for each resource in a [`TokenStorage`]. It answers `412
 //! Precondition Failed` to smaller tokens, with both tokens in the body:
 //!
 //! ```json
@@ -21,29 +21,29 @@
 //! ```
 //!
 //! # What the layer rejects, and what it does not
-//! The check in the layer is atomic: of two requests, the one that reaches the token storage second
+//! The check in the layer is atomic. Of two requests, the one that reaches the token storage second
 //! is compared with the first. But the write happens *after* the check. A request that was accepted
 //! can be delayed in the handler while another request with a larger token is accepted and writes.
 //! Then the delayed request writes too. So the layer alone is a fence only for handlers that take
-//! far less time than a lease, and it is not proof.
+//! far less time than a lease, and even then it guarantees nothing.
 //!
 //! **To close the gap, check again where the write is atomic.** The layer passes the accepted token
 //! on as a request extension, [`Fenced`], which is itself a
 //! [`Fence`](leasehold_core::fence::Fence). Pass it to `fence::sql::check` as the first step of the
 //! handler's transaction, with the same resource name. Then the layer is only an early answer, and
-//! the transaction is the fence. If the transaction rejects the token, [`Fenced::refusal`] makes
-//! the same 412 of it. A service that writes to one SQL database needs no token storage in the
+//! the transaction is the fence. If the transaction rejects the token, [`Fenced::refusal`] returns
+//! the same 412 response. A service that writes to one SQL database needs no token storage in the
 //! layer: [`PassOn`] only reads the header.
 //!
 //! Reads carry the token too (see [`fence`](leasehold_core::fence)): protect `GET` like `PUT` if
 //! what is written depends on what was read.
 //!
 //! # The header
-//! `Fencing-Token: 1763722356000001`: one header with decimal digits only, from 1 to 2⁶³−1, without
-//! a sign or a leading zero. Anything else, and a repeated header, is answered with `400`. So is a
-//! missing header, unless [`allow_missing`](FenceLayer::allow_missing) is set. If the token storage
-//! fails, the answer is `503`, because the token could not be checked. The token is not a
-//! credential: your authentication decides who may write.
+//! `Fencing-Token: 1763722356000001` is one header with decimal digits only, from 1 to 2⁶³−1,
+//! without a sign or a leading zero. Anything else, and a repeated header, is answered with `400`.
+//! So is a missing header, unless [`allow_missing`](FenceLayer::allow_missing) is set. If the token
+//! storage fails, the answer is `503`, because the token could not be checked. The token is not a
+//! credential. Your authentication decides which clients may write.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -54,6 +54,12 @@ mod server;
 #[cfg(feature = "sql")]
 mod sql;
 mod status;
+#[cfg(feature = "store")]
+#[cfg_attr(docsrs, doc(cfg(feature = "store")))]
+pub mod store;
+#[cfg(feature = "wire")]
+#[cfg_attr(docsrs, doc(cfg(feature = "wire")))]
+pub mod wire;
 
 use http::HeaderName;
 

@@ -1,4 +1,4 @@
-//! Where the layer keeps the highest token seen of each resource.
+//! Storage for the highest token seen for each resource.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
-use leasehold_core::{Name, Result, Token};
+use leasehold_core::{FencingToken, Name, Result};
 
-/// Keeps the highest token seen of each resource.
+/// Keeps the highest token seen for each resource.
 ///
 /// All servers of a resource must share one storage, and it must outlive them. A storage that loses
 /// its data accepts the next stale writer, until it sees a newer token.
@@ -19,29 +19,29 @@ pub trait TokenStorage: fmt::Debug + Send + Sync + 'static {
     /// token seen, including `offered`.
     ///
     /// This must be one atomic step, and durable *before* it returns. The future may be dropped at
-    /// any await, and may or may not have raised the token then.
+    /// any await, and may or may not have raised the token by then.
     ///
     /// # Errors
-    /// Any error of the storage. The request is rejected then.
-    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token>;
+    /// Any error of the storage. The layer then rejects the request.
+    async fn raise(&self, resource: &Name, offered: FencingToken) -> Result<FencingToken>;
 }
 
 #[async_trait]
 impl<M: TokenStorage + ?Sized> TokenStorage for Arc<M> {
-    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
+    async fn raise(&self, resource: &Name, offered: FencingToken) -> Result<FencingToken> {
         (**self).raise(resource, offered).await
     }
 }
 
 /// Keeps tokens in the memory of this process, until it ends.
 ///
-/// Use it for tests, and for services of one process whose resources end with it. It keeps one
-/// entry for each resource, forever.
+/// Use it for tests, and for services of one process whose resources end with the process. It keeps
+/// one entry for each resource, forever.
 #[derive(Debug, Default)]
-pub struct InMemory(Mutex<HashMap<Name, Token>>);
+pub struct InMemory(Mutex<HashMap<Name, FencingToken>>);
 
 impl InMemory {
-    /// Creates a storage without tokens.
+    /// Creates an instance that contains no tokens.
     ///
     /// ```
     /// let marks = leasehold::fence::http::InMemory::new();
@@ -54,7 +54,7 @@ impl InMemory {
 
 #[async_trait]
 impl TokenStorage for InMemory {
-    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
+    async fn raise(&self, resource: &Name, offered: FencingToken) -> Result<FencingToken> {
         // Nothing that can panic runs under the lock.
         let mut marks = locked(&self.0);
         let mark = marks.entry(resource.clone()).or_insert(offered);
@@ -70,7 +70,7 @@ pub struct PassOn;
 
 #[async_trait]
 impl TokenStorage for PassOn {
-    async fn raise(&self, _: &Name, offered: Token) -> Result<Token> {
+    async fn raise(&self, _: &Name, offered: FencingToken) -> Result<FencingToken> {
         Ok(offered)
     }
 }

@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::{TOKEN_HEADER, TokenStorage};
 use leasehold_core::fence::Fence;
-use leasehold_core::{Error, Name, Result, StaleToken, Token, telemetry};
+use leasehold_core::{Error, FencingToken, Name, Result, StaleToken, telemetry};
 
 type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
@@ -46,7 +46,8 @@ impl FenceLayer {
     ///
     /// Two requests concern the same resource if and only if their names are equal byte for byte.
     /// So derive the name from what the handler will write, not from how the request spells it. A
-    /// name has 1 to 512 bytes without control characters. Other names are answered with 400.
+    /// name has 1 to 512 bytes and no control characters. Requests with other names are answered
+    /// with 400.
     pub fn new(
         memory: impl TokenStorage,
         resource: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
@@ -55,15 +56,15 @@ impl FenceLayer {
     }
 
     /// Accepts requests without a token, and passes them on without [`Fenced`]. For a service with
-    /// clients that do not use locks yet. Such writes are not protected from others, nor others
-    /// from them.
+    /// clients that do not use locks yet. Their writes are not protected from other writes, nor
+    /// other writes from them.
     #[must_use]
     pub fn allow_missing(mut self) -> Self {
         self.missing_passes = true;
         self
     }
 
-    /// What is to become of a request.
+    /// Decides how to handle a request.
     fn look(&self, parts: &Parts) -> Look {
         let Some(resource) = (self.resource)(parts) else { return Look::Pass };
         let resource = match Name::new(&resource) {
@@ -82,7 +83,7 @@ impl FenceLayer {
     }
 }
 
-/// What is to become of a request, as far as its head tells.
+/// How to handle a request, as decided before its body is read.
 enum Look {
     Pass,
     Check(Fenced),
@@ -98,19 +99,19 @@ fn refused(error: &str, resource: &Name) -> Look {
     Look::Refuse(StatusCode::BAD_REQUEST, body)
 }
 
-/// The header is there, and is no token.
+/// The header exists but is not a token.
 struct Malformed;
 
-fn token(headers: &HeaderMap) -> std::result::Result<Option<Token>, Malformed> {
+fn token(headers: &HeaderMap) -> std::result::Result<Option<FencingToken>, Malformed> {
     let mut all = headers.get_all(TOKEN_HEADER).iter();
     let Some(first) = all.next() else { return Ok(None) };
-    // Of two, each reader on the way might believe another one.
+    // With two headers, different readers of the request could use different ones.
     if all.next().is_some() {
         return Err(Malformed);
     }
     let text = first.to_str().map_err(|_| Malformed)?;
-    let token: Token = text.parse().map_err(|_| Malformed)?;
-    // One spelling: no sign, no leading zero.
+    let token: FencingToken = text.parse().map_err(|_| Malformed)?;
+    // Only one spelling is accepted, without a sign or a leading zero.
     if token.to_string() == text { Ok(Some(token)) } else { Err(Malformed) }
 }
 
@@ -131,7 +132,7 @@ impl<S> Layer<S> for FenceLayer {
     }
 }
 
-/// The service that [`FenceLayer`] wraps.
+/// A service that [`FenceLayer`] wraps, so that it gets no requests with stale tokens.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     layer: FenceLayer,
@@ -154,7 +155,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was polled ready is the one to call.
+        // Calls the service that was polled ready, and keeps the clone.
         let next = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
@@ -197,7 +198,7 @@ where
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fenced {
     resource: Name,
-    token: Token,
+    token: FencingToken,
 }
 
 impl Fenced {
@@ -207,13 +208,13 @@ impl Fenced {
     }
 
     /// Returns the token of the request, which the layer has accepted.
-    pub fn token(&self) -> Token {
+    pub fn token(&self) -> FencingToken {
         self.token
     }
 
-    /// Returns the response to a write that was rejected after the layer: the layer's own 412 for
-    /// [`StaleToken`](leasehold_core::ErrorKind::StaleToken), and 503 for all other errors, after
-    /// which it is unknown whether anything was written.
+    /// Returns the response to a request whose write failed after the layer had accepted its token.
+    /// It is the layer's own 412 for [`StaleToken`](leasehold_core::ErrorKind::StaleToken), and 503
+    /// for all other errors, after which it is unknown whether anything was written.
     pub fn refusal<R: From<String>>(&self, error: &Error) -> Response<R> {
         match error.stale_token() {
             Some(StaleToken { seen, .. }) => self.stale(seen),
@@ -221,7 +222,7 @@ impl Fenced {
         }
     }
 
-    fn stale<R: From<String>>(&self, seen: Token) -> Response<R> {
+    fn stale<R: From<String>>(&self, seen: FencingToken) -> Response<R> {
         telemetry::fence_refused(&self.resource, seen, self.token);
         let body = json!({
             "error": "stale token",
@@ -234,12 +235,13 @@ impl Fenced {
 }
 
 impl Fence for Fenced {
-    fn fence(&self) -> Result<Token> {
+    fn fence(&self) -> Result<FencingToken> {
         Ok(self.token)
     }
 }
 
-/// The memory did not answer. What it said is for our log, not for a client of ours.
+/// Returns the response if the token could not be checked. The error is logged and not sent to the
+/// client.
 fn unknown<R: From<String>>(fenced: &Fenced, error: &Error) -> Response<R> {
     telemetry::fence_failed(&fenced.resource, error);
     let body = json!({ "error": "fence unavailable", "resource": fenced.resource.as_str() });
@@ -261,7 +263,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_header_from_outside_is_a_token_in_one_spelling_or_refused(
+        fn any_header_is_a_canonical_token_or_rejected(
             text in testbed::texts(&["42", "9223372036854775807"]),
             twice in proptest::prelude::any::<bool>(),
         ) {

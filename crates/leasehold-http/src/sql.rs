@@ -5,7 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use super::TokenStorage;
-use leasehold_core::{Name, Result, Token};
+use leasehold_core::{FencingToken, Name, Result};
 use leasehold_sql::database::Pool;
 use leasehold_sql::fence::raise;
 
@@ -41,7 +41,7 @@ impl<P> fmt::Debug for SqlMemory<P> {
 
 #[async_trait]
 impl<P: Pool + 'static> TokenStorage for SqlMemory<P> {
-    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
+    async fn raise(&self, resource: &Name, offered: FencingToken) -> Result<FencingToken> {
         let mut session = self.0.session().await.map_err(leasehold_core::Error::from)?;
         raise(&mut session, resource, offered).await
     }

@@ -30,7 +30,7 @@ use leasehold_core::{Error, ErrorKind};
 /// ```
 pub fn status(error: &Error) -> StatusCode {
     match error.kind() {
-        ErrorKind::Contended | ErrorKind::Timeout if error.store_answered() => StatusCode::LOCKED,
+        ErrorKind::Contended | ErrorKind::Timeout => StatusCode::LOCKED,
         ErrorKind::StaleToken | ErrorKind::StaleVersion => StatusCode::CONFLICT,
         ErrorKind::InvalidName => StatusCode::BAD_REQUEST,
         _ if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,

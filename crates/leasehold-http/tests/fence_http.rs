@@ -1,4 +1,4 @@
-//! `fence::http` on the wire: real requests, real processes, one of them stopped.
+//! `fence::http` with real requests and real processes, one of which is paused.
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use axum::routing::put;
 use axum::{Extension, Router};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use leasehold::database;
@@ -21,18 +21,18 @@ use leasehold::fence::http::{
 };
 use leasehold::fence::sql;
 use leasehold::store::Evict;
-use leasehold::{Error, ErrorKind, Guard, Leasehold, Name, Token};
+use leasehold::{Client, Error, ErrorKind, FencingToken, MutexGuard, Name};
 use tokio::sync::{Mutex, Notify};
 use tower_layer::Layer;
 use tower_service::Service;
 
-type Http = Client<HttpConnector, Body>;
+type Http = HttpClient<HttpConnector, Body>;
 
 fn client() -> Http {
-    Client::builder(TokioExecutor::new()).build_http()
+    HttpClient::builder(TokioExecutor::new()).build_http()
 }
 
-/// What the service keeps: who wrote last, in order.
+/// The bodies that the service has accepted, in order.
 type Written = Arc<Mutex<Vec<String>>>;
 
 fn protected(parts: &http::request::Parts) -> Option<String> {
@@ -47,7 +47,7 @@ async fn serve(router: Router) -> String {
     format!("http://{address}")
 }
 
-/// A service that takes what is put, behind this fence.
+/// Starts a service that stores the body of each `PUT`, behind this fence.
 async fn service(fence: FenceLayer) -> (String, Written) {
     let written = Written::default();
     let write = async |State(written): State<Written>, fenced: Option<Extension<Fenced>>, body| {
@@ -74,7 +74,7 @@ fn with_token(url: &str, body: &str, token: &str) -> Request<Body> {
     request
 }
 
-/// The status, and the body as JSON (or as text, where it is none).
+/// Returns the status, and the body as JSON, or as text if it is not JSON.
 async fn answer<B>(response: Response<B>) -> (StatusCode, serde_json::Value)
 where
     B: axum::body::HttpBody,
@@ -86,14 +86,15 @@ where
     (status, serde_json::from_str(&text).unwrap_or(text.into()))
 }
 
-async fn memory_lock(name: &str) -> (Leasehold, Guard) {
+async fn memory_lock(name: &str) -> (Client, MutexGuard) {
     let locks = leasehold::connect("memory:").await.unwrap();
     let guard = locks.mutex(name).lock().await.unwrap();
     (locks, guard)
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_stale_request_is_refused_with_both_tokens() {
+async fn a_stale_request_is_refused_with_both_tokens() {
     let (service, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let url = format!("{service}/orders/42");
     let (locks, old) = memory_lock("http stale").await;
@@ -101,7 +102,8 @@ async fn r35_a_stale_request_is_refused_with_both_tokens() {
     let (status, _) = answer(first.call(request(&url, "old")).await.unwrap()).await;
     assert_eq!(status, StatusCode::OK);
 
-    // The old holder's next request is on its way when it loses the lock: sent with its token.
+    // The old holder's next request is under way when it loses the lock, so it was sent with its
+    // token.
     locks.evict("http stale", Evict::Holders).await.unwrap();
     let new = locks.mutex("http stale").lock().await.unwrap();
     let mut second = TokenLayer::new(&new).unwrap().layer(client());
@@ -115,7 +117,7 @@ async fn r35_a_stale_request_is_refused_with_both_tokens() {
         "seen": new.token().get(), "offered": old.token().get(),
     });
     assert_eq!(body, expected);
-    // Equal tokens pass as often as they come, and another resource is another mark.
+    // A token passes any number of times, and each resource has its own highest token seen.
     let (status, _) = answer(second.call(request(&url, "again")).await.unwrap()).await;
     assert_eq!(status, StatusCode::OK);
     let other = with_token(&format!("{service}/orders/43"), "43", &old.token().to_string());
@@ -123,8 +125,9 @@ async fn r35_a_stale_request_is_refused_with_both_tokens() {
     assert_eq!(*written.lock().await, ["old", "new", "again", "43"]);
 }
 
+// R35
 #[tokio::test]
-async fn r35_nothing_is_sent_once_the_guard_is_lost() {
+async fn nothing_is_sent_once_the_guard_is_lost() {
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let url = format!("{url}/orders/1");
     let locks = leasehold::connect("memory:").await.unwrap();
@@ -147,15 +150,12 @@ async fn r35_nothing_is_sent_once_the_guard_is_lost() {
     guard.release().await.unwrap();
     let refused = tokened.call(request(&url, "released")).await.unwrap_err();
     assert_eq!(kind(refused), Some(ErrorKind::Closed));
-
-    // Tokens of shared holds are no fences.
-    let permit = locks.semaphore("http permit", 2).acquire().await.unwrap();
-    assert_eq!(TokenLayer::new(&permit).unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(written.lock().await.is_empty());
 }
 
+// R35
 #[tokio::test]
-async fn r35_missing_and_malformed_tokens_are_bad_requests() {
+async fn missing_and_malformed_tokens_are_bad_requests() {
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let order = format!("{url}/orders/1");
     let (status, body) = answer(client().request(request(&order, "none")).await.unwrap()).await;
@@ -174,10 +174,10 @@ async fn r35_missing_and_malformed_tokens_are_bad_requests() {
     let long = with_token(&format!("{order}{}", "x".repeat(600)), "long", "1");
     assert_eq!(client().request(long).await.unwrap().status(), StatusCode::BAD_REQUEST);
     assert!(written.lock().await.is_empty());
-    // What is not protected passes unlooked at.
+    // A request for an unprotected resource passes unchecked.
     let other = with_token(&format!("{url}/other"), "other", "nonsense");
     assert_eq!(client().request(other).await.unwrap().status(), StatusCode::OK);
-    // A malformed or stale one is refused also where a missing one passes.
+    // If a missing token is allowed, a malformed or stale one is still rejected.
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected).allow_missing()).await;
     let order = format!("{url}/orders/1");
     let (status, body) = answer(client().request(request(&order, "none")).await.unwrap()).await;
@@ -189,19 +189,20 @@ async fn r35_missing_and_malformed_tokens_are_bad_requests() {
     assert_eq!(*written.lock().await, ["none", "2"]);
 }
 
-/// Fails, as a database that is away.
+/// A token storage that fails like an unreachable database.
 #[derive(Debug)]
 struct Away;
 
 #[async_trait::async_trait]
 impl TokenStorage for Away {
-    async fn raise(&self, _: &Name, _: Token) -> leasehold::Result<Token> {
+    async fn raise(&self, _: &Name, _: FencingToken) -> leasehold::Result<FencingToken> {
         Err(Error::new(ErrorKind::Unreachable, "password=secret"))
     }
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_memory_that_fails_lets_nothing_in() {
+async fn failing_memory_rejects_all_requests() {
     let (url, written) = service(FenceLayer::new(Away, protected)).await;
     let sent = with_token(&format!("{url}/orders/1"), "x", "1");
     let (status, body) = answer(client().request(sent).await.unwrap()).await;
@@ -210,7 +211,8 @@ async fn r35_a_memory_that_fails_lets_nothing_in() {
     assert!(written.lock().await.is_empty());
 }
 
-/// Whatever was admitted before a raise began is below what it answers.
+/// Checks that the result of a raise is not smaller than any result that was returned before it
+/// began.
 async fn never_goes_back(memory: Arc<dyn TokenStorage>, rounds: u64) {
     let (resource, answered) = (Name::new("r").unwrap(), Arc::new(AtomicU64::new(0)));
     let next = Arc::new(AtomicU64::new(1));
@@ -219,14 +221,20 @@ async fn never_goes_back(memory: Arc<dyn TokenStorage>, rounds: u64) {
         let (answered, next) = (answered.clone(), next.clone());
         tokio::spawn(async move {
             for n in 0..rounds {
-                // Mostly rising, and some of them late, as holders are.
+                // Most tokens increase, but some are late, like those of real holders.
                 let newest = next.fetch_add(1, Ordering::SeqCst);
                 let offered =
                     if (n + seed).is_multiple_of(3) { newest.div_ceil(2) } else { newest };
                 let before = answered.load(Ordering::SeqCst);
-                let seen =
-                    memory.raise(&resource, Token::new(offered).unwrap()).await.unwrap().get();
-                assert!(seen >= offered.max(before), "{offered} got in after {before}: {seen}");
+                let seen = memory
+                    .raise(&resource, FencingToken::new(offered).unwrap())
+                    .await
+                    .unwrap()
+                    .get();
+                assert!(
+                    seen >= offered.max(before),
+                    "the token {offered} was accepted after {before}: {seen}"
+                );
                 answered.fetch_max(seen, Ordering::SeqCst);
             }
         })
@@ -238,8 +246,9 @@ async fn never_goes_back(memory: Arc<dyn TokenStorage>, rounds: u64) {
     assert!(answered.load(Ordering::SeqCst) <= newest);
 }
 
+// R35, R51
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn r35_r51_each_memory_is_one_atomic_step() {
+async fn each_memory_raises_tokens_atomically() {
     never_goes_back(Arc::new(InMemory::new()), 2_000).await;
     let directory = tempfile::tempdir().unwrap();
     never_goes_back(Arc::new(FileMemory::open(directory.path().join("f")).unwrap()), 40).await;
@@ -259,10 +268,11 @@ async fn r35_r51_each_memory_is_one_atomic_step() {
     never_goes_back(Arc::new(SqlMemory::new(mariadb)), 100).await;
 }
 
-/// The gap behind the door, and what closes it: two requests are let in, in token order, and the
-/// first is held up in its handler until the second is done.
+// R50
+/// Shows the gap between the fence layer and the write, and how to close it. Two requests are
+/// accepted in token order, and the first is delayed in its handler until the second is done.
 #[tokio::test]
-async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
+async fn only_a_check_in_the_transaction_fences_the_write() {
     #[derive(Clone)]
     struct Shop {
         pool: sqlx::PgPool,
@@ -305,7 +315,7 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
             Shop { pool: pool.clone(), held_up: held_up.clone(), go_on: go_on.clone(), checks };
         let fence = match checks {
             false => FenceLayer::new(InMemory::new(), protected),
-            // The transaction is the fence; the door only reads the header.
+            // The transaction is the fence. The layer only reads the header.
             true => FenceLayer::new(PassOn, protected),
         };
         let router = Router::new().route("/orders/{id}", put(write)).layer(fence).with_state(shop);
@@ -321,7 +331,7 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
         let value: String =
             sqlx::query_scalar("SELECT value FROM orders").fetch_one(&pool).await.unwrap();
         match checks {
-            // As documented: the door alone cannot help.
+            // As documented, the layer alone does not help.
             false => assert_eq!((status, value.as_str()), (StatusCode::OK, "first")),
             true => {
                 assert_eq!((status, value.as_str()), (StatusCode::PRECONDITION_FAILED, "second"));
@@ -333,22 +343,23 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// The child of the test below: holds, is stopped, and then goes on as if nothing had happened.
+/// The child of the test below. It holds a lock, is paused, and continues as if nothing had
+/// happened.
 #[test]
-fn child_that_is_stopped() {
+fn child_process_that_is_paused() {
     let Ok(told) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     let (store, url) = told.split_once(' ').unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let locks = leasehold::connect(store).await.unwrap();
-        // Stopped in the middle of a renewal, it would keep SQLite's write lock.
+        // Renewals are off, because a pause in the middle of one would keep SQLite's write lock.
         let lock = locks.mutex("orders/42").lease(LEASE).no_renewal();
         let guard = lock.lock().await.unwrap();
         let token = guard.token();
         let mut tokened = TokenLayer::new(&guard).unwrap().layer(client());
         let (status, _) = answer(tokened.call(request(url, "child")).await.unwrap()).await;
         println!("wrote {status}");
-        // Stopped here, with the next request as good as sent.
+        // The child is paused here, with the next request about to be sent.
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
         let late = with_token(url, "late", &token.to_string());
@@ -359,15 +370,16 @@ fn child_that_is_stopped() {
     });
 }
 
+// R40
 #[tokio::test]
-async fn r40_a_stopped_process_is_refused_at_the_door() {
+async fn paused_process_is_rejected_by_the_fence_layer() {
     let directory = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", directory.path().join("locks.db").display());
     let memory = FileMemory::open(directory.path().join("marks")).unwrap();
     let (url, written) = service(FenceLayer::new(memory, protected)).await;
     let url = format!("{url}/orders/42");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_is_stopped", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "child_process_that_is_paused", "--nocapture", "--test-threads=1"])
         .env("LEASEHOLD_TEST_CHILD", format!("{store} {url}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -381,13 +393,13 @@ async fn r40_a_stopped_process_is_refused_at_the_door() {
     });
     let mut line = async |start: &str| loop {
         let said = tokio::time::timeout(Duration::from_secs(60), told.recv()).await;
-        let said = said.expect("the child says nothing").expect("the child ended");
+        let said = said.expect("the child prints nothing").expect("the child ended");
         if let Some((_, rest)) = said.split_once(start) {
             return rest.to_owned();
         }
     };
     assert_eq!(line("wrote ").await, "200 OK");
-    // SAFETY: a plain kill of a child that we have not waited for yet.
+    // SAFETY: a plain kill of a child that was not waited for yet.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
     let locks = leasehold::connect(&store).await.unwrap();
     let guard = locks.mutex("orders/42").lock_timeout(Duration::from_secs(60)).await.unwrap();
@@ -395,7 +407,7 @@ async fn r40_a_stopped_process_is_refused_at_the_door() {
     let (status, _) = answer(tokened.call(request(&url, "parent")).await.unwrap()).await;
     assert_eq!(status, StatusCode::OK);
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     unsafe { libc::kill(pid, libc::SIGCONT) };
     let late = line("late ").await;
     let seen = format!("412 {} ", guard.token());

@@ -1,4 +1,4 @@
-//! What the user asks for.
+//! Command-line arguments.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// The stories that are asked for, in the order of the list; or why not.
+    /// Returns the requested stories in the order of the list, or the reason why a request is
+    /// invalid.
     pub(crate) fn wanted(&self) -> Result<Vec<&'static Story>, String> {
         if self.all {
             return Ok(ALL.iter().collect());

@@ -44,11 +44,11 @@ pub use show::{html, svg, terminal};
 pub use stories::{ALL, named};
 pub use story::Story;
 
-/// A story did not end as described.
+/// Exit code: a story did not end as described.
 const OTHERWISE: u8 = 1;
-/// Bad usage.
+/// Exit code: bad usage.
 const USAGE: u8 = 2;
-/// A server that a story needs is missing.
+/// Exit code: a server that a story needs is missing.
 const MISSING: u8 = 69;
 
 /// Runs `leasehold demo`.
@@ -61,7 +61,7 @@ pub fn main(args: &Args) -> ExitCode {
         say(&terminal::list(ALL));
         return ExitCode::SUCCESS;
     }
-    // What servers that cannot be started say by panicking is told as the story's error.
+    // A server that cannot be started panics. The panic's message becomes the story's error.
     std::panic::set_hook(Box::new(|_| {}));
     let colours = terminal::Colours::of_this_terminal();
     let (mut code, mut all) = (0, Vec::new());
@@ -91,7 +91,7 @@ pub fn main(args: &Args) -> ExitCode {
     }
 }
 
-/// Prints it; whoever reads only the beginning has read enough.
+/// Prints text. A reader that closes the pipe early is not an error.
 fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -102,7 +102,7 @@ fn failed(code: u8, why: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Writes what was asked for.
+/// Writes the requested files.
 fn save(args: &Args, all: &[(&Story, Played)]) -> Result<(), String> {
     let write = |path: &Path, text: &str| {
         std::fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))

@@ -1,7 +1,7 @@
 //! **Broken on purpose: do not copy anything from here.**
 //!
-//! Recipes for locks as they stand in articles, answers and code bases. Each of them fails, and the
-//! story that uses it shows how. They are here for that, and nothing outside the lab can call them.
+//! Lock recipes as found in articles, answers and code bases. Each of them fails, and the story
+//! that uses it shows how. They exist only for that, and code outside the lab cannot call them.
 
 pub(crate) mod fence;
 pub(crate) mod redis;

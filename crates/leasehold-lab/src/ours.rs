@@ -1,41 +1,41 @@
-//! leasehold's clients in the stories: who they are, and how they die.
+//! leasehold's clients in the stories: their labels, and how they crash.
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Guard, Leasehold};
+use leasehold::{Client, MutexGuard};
 
 use crate::stage::NOTHING;
 use crate::trouble::{Result, Trouble};
 
-/// The lock of all stories.
+/// The name of the lock in all stories.
 pub(crate) const NAME: &str = "order";
 
-/// A lease that is over before anybody looks.
+/// A lease that has expired by the time a story checks.
 pub(crate) const SHORT: Duration = Duration::from_millis(500);
-/// A lease within which something is looked at, or renewed, before its end is waited for: long enough for
-/// a machine that does much else.
+/// A lease that is still running when a story checks or renews it, before the story waits for its
+/// end. It is long enough for a busy machine.
 pub(crate) const SEEN: Duration = Duration::from_secs(2);
-/// A lease that ends in no story.
+/// A lease that expires in no story.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A client of its own, which says who it is.
-pub(crate) async fn client(url: &str, who: &str) -> Result<Leasehold> {
+/// Connects a client with the label `who`.
+pub(crate) async fn client(url: &str, who: &str) -> Result<Client> {
     Ok(leasehold::builder().label(who).connect(url).await?)
 }
 
-/// Who holds the lock, by the store's word.
-pub(crate) async fn holder(locks: &Leasehold) -> Result<String> {
-    let info = locks.read(NAME).await?;
+/// Returns the labels of the holders, according to the store.
+pub(crate) async fn holder(locks: &Client) -> Result<String> {
+    let info = locks.inspect(NAME).await?;
     let labels = info.iter().flat_map(|info| info.holders());
     let labels: Vec<String> = labels.map(|claim| claim.holder.label.clone()).collect();
     Ok(if labels.is_empty() { NOTHING.to_owned() } else { labels.join(" ") })
 }
 
-/// Returns when so many wait for the lock.
-pub(crate) async fn until_waiting(locks: &Leasehold, count: usize) -> Result<()> {
+/// Waits until `count` claims wait for the lock.
+pub(crate) async fn until_waiting(locks: &Client, count: usize) -> Result<()> {
     let end = Instant::now() + LONG;
     loop {
-        let info = locks.read(NAME).await?;
+        let info = locks.inspect(NAME).await?;
         if info.is_some_and(|info| info.waiters().count() == count) {
             return Ok(());
         }
@@ -46,8 +46,8 @@ pub(crate) async fn until_waiting(locks: &Leasehold, count: usize) -> Result<()>
     }
 }
 
-/// What a process does for its locks when it is killed: nothing. Take them with `no_renewal`, for the
-/// thread that would renew them lives on here.
-pub(crate) fn dies(guard: Guard) {
+/// Forgets a guard without releasing its lock, as if its process had been killed. Acquire such
+/// locks with `no_renewal`, because the thread that would renew them keeps running here.
+pub(crate) fn dies(guard: MutexGuard) {
     std::mem::forget(guard);
 }

@@ -1,7 +1,7 @@
-//! Playing one story, in a thread of its own.
+//! Plays one story, in a thread of its own.
 //!
-//! `testbed` is made for tests: where a server does not start, it panics. So each story has a thread,
-//! whose panic is that story's error and nobody else's.
+//! `testbed` is made for tests, and panics if a server does not start. So each story has its own
+//! thread, whose panic becomes the error of that story only.
 
 use std::any::Any;
 
@@ -11,7 +11,7 @@ use crate::story::Story;
 /// Starts the servers of a story, plays it, and stops them.
 ///
 /// # Errors
-/// Why it could not be played to its end, in one line.
+/// The reason why the story could not be played to its end, in one line.
 pub fn play(story: &'static Story) -> Result<Played, String> {
     let thread = std::thread::Builder::new().name(story.name.to_owned());
     let playing = thread.spawn(|| {
@@ -23,7 +23,7 @@ pub fn play(story: &'static Story) -> Result<Played, String> {
     playing.join().unwrap_or_else(|panic| Err(first_line(&*panic)))
 }
 
-/// What was said by panicking.
+/// Returns the first line of a panic's message.
 fn first_line(panic: &dyn Any) -> String {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");

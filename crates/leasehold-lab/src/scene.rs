@@ -10,7 +10,7 @@ pub struct Played {
 }
 
 impl Played {
-    /// Whether it ended as described: the recipe failed and leasehold worked.
+    /// Returns whether the story ended as described: the recipe failed and leasehold worked.
     pub fn is_as_told(&self) -> bool {
         !self.naive.is_kept && self.ours.is_kept
     }
@@ -19,7 +19,7 @@ impl Played {
 /// One of the two halves of a story.
 #[derive(Clone, Debug)]
 pub struct Half {
-    /// Whether this is the broken recipe.
+    /// Whether this half shows the broken recipe.
     pub is_naive: bool,
     /// How the lock is taken.
     pub recipe: &'static str,
@@ -36,9 +36,9 @@ pub struct Half {
 /// A client, or something whose contents are shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
-    /// Its name.
+    /// The name of the lane.
     pub name: &'static str,
-    /// Whether it is a client.
+    /// Whether the lane is a client.
     pub is_client: bool,
 }
 
@@ -56,14 +56,14 @@ pub struct Step {
 }
 
 impl Step {
-    /// How many clients believe that they hold the lock.
+    /// Returns how many clients believe that they hold the lock.
     pub fn holders(&self) -> usize {
         let holds =
             |cell: &&Cell| matches!(cell, Cell::Client(Belief::Holds | Belief::StandsStill));
         self.cells.iter().filter(holds).count()
     }
 
-    /// Whether more than one client believes that it holds the lock.
+    /// Returns whether more than one client believes that it holds the lock.
     pub fn is_shared(&self) -> bool {
         self.holders() > 1
     }
@@ -76,7 +76,7 @@ pub enum Mark {
     Plain,
     /// The recipe fails here.
     Bad,
-    /// The recipe would fail here, and leasehold does not.
+    /// The recipe would fail here, but leasehold does not.
     Good,
 }
 
@@ -85,23 +85,24 @@ pub enum Mark {
 pub enum Cell {
     /// What a client believes.
     Client(Belief),
-    /// The contents of something.
+    /// The contents of a lane that is not a client.
     Thing(String),
 }
 
 /// What a client believes about the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Belief {
-    /// It does not use the lock.
+    /// The client does not use the lock.
     Nothing,
-    /// It waits.
+    /// The client waits for the lock.
     Waits,
-    /// It holds the lock.
+    /// The client believes that it holds the lock.
     Holds,
-    /// It holds a different lock, which does not conflict with other holders.
+    /// The client holds a different lock, which does not conflict with other holders.
     HoldsAnother,
-    /// It was paused while it held the lock, and will still believe that it holds it when it resumes.
+    /// The client was paused while it held the lock, and will still believe that it holds the lock
+    /// when it resumes.
     StandsStill,
-    /// It has crashed.
+    /// The client has crashed.
     Dead,
 }

@@ -1,4 +1,4 @@
-//! The servers of the stories: what is installed on this machine, quick rather than durable.
+//! The servers of the stories: the installed versions, configured for speed and not for durability.
 
 use testbed::{MariaDb, Postgres, Redis, Setup, Version, ZooKeeper, ZooKeeperSetup};
 
@@ -10,7 +10,7 @@ pub(crate) fn redis() -> Redis {
     Redis::with(installed())
 }
 
-/// A Redis server that follows another one, through this port.
+/// Starts a Redis server that replicates the server on this port.
 pub(crate) fn replica_of(port: u16) -> Redis {
     Redis::replica_of(port, installed())
 }

@@ -1,4 +1,4 @@
-//! What was played, as people see it: on a terminal, as a picture, as a page.
+//! Ways to show a played story: on a terminal, as a picture, as a page.
 
 pub mod html;
 pub mod svg;

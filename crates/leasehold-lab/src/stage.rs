@@ -1,14 +1,14 @@
-//! Where a half of a story is written down while it is played.
+//! Records a half of a story while it is played.
 //!
-//! A step begins with everything as it was behind the last one; what the step changes is said at the
-//! end of it: `stage.step(A, …).holds().shows(LOCK, "A")`.
+//! A step begins with the state after the last one. The calls after it change that state:
+//! `stage.step(A, …).holds().shows(LOCK, "A")`.
 
-use leasehold::Token;
+use leasehold::FencingToken;
 
 use crate::scene::{Belief, Cell, Half, Lane, Mark, Step};
 use crate::trouble::{Result, Trouble};
 
-/// What something shows that holds nothing.
+/// The text that is shown for empty contents.
 pub(crate) const NOTHING: &str = "–";
 
 pub(crate) const fn client(name: &'static str) -> Lane {
@@ -22,17 +22,17 @@ pub(crate) const fn thing(name: &'static str) -> Lane {
 pub(crate) struct Stage {
     half: Half,
     now: Vec<Cell>,
-    /// In the order in which they were drawn.
-    tokens: Vec<Token>,
+    /// Tokens in the order in which they were granted.
+    tokens: Vec<FencingToken>,
 }
 
 impl Stage {
-    /// For the recipe that people know.
+    /// Begins the half with the well-known recipe.
     pub(crate) fn naive(recipe: &'static str, lanes: &[Lane]) -> Self {
         Self::new(true, recipe, lanes)
     }
 
-    /// For leasehold.
+    /// Begins the half with leasehold.
     pub(crate) fn ours(recipe: &'static str, lanes: &[Lane]) -> Self {
         Self::new(false, recipe, lanes)
     }
@@ -48,20 +48,21 @@ impl Stage {
         Self { half, now, tokens: Vec::new() }
     }
 
-    /// What something shows from the beginning.
+    /// Sets what a lane shows from the beginning.
     pub(crate) fn begins(&mut self, thing: usize, shows: impl Into<String>) {
         self.now[thing] = Cell::Thing(shows.into());
     }
 
-    /// The next step.
-    pub(crate) fn step(&mut self, lane: usize, says: impl Into<String>) -> Told<'_> {
+    /// Adds the next step.
+    pub(crate) fn step(&mut self, lane: usize, says: impl Into<String>) -> AddedStep<'_> {
         let (says, cells) = (says.into(), self.now.clone());
         self.half.steps.push(Step { lane, says, mark: Mark::Plain, cells });
-        Told { stage: self, lane }
+        AddedStep { stage: self, lane }
     }
 
-    /// What a token is called: t1, t2, … in the order in which they were drawn, which is checked.
-    pub(crate) fn token(&mut self, token: Token) -> Result<String> {
+    /// Returns the display name of a token: t1, t2, … in the order in which the tokens were
+    /// granted. Fails if a token is lower than the last one.
+    pub(crate) fn token(&mut self, token: FencingToken) -> Result<String> {
         if self.tokens.last().is_some_and(|last| *last > token) {
             return Err(Trouble::new(format!("token {token} was granted after a higher one")));
         }
@@ -71,20 +72,20 @@ impl Stage {
         Ok(format!("t{}", self.tokens.len()))
     }
 
-    /// How it ended: whether what a lock is for was kept.
+    /// Ends the half. `is_kept` is whether the lock did its job.
     pub(crate) fn ends(mut self, is_kept: bool, verdict: impl Into<String>) -> Half {
         (self.half.is_kept, self.half.verdict) = (is_kept, verdict.into());
         self.half
     }
 }
 
-/// A step that was just told.
-pub(crate) struct Told<'a> {
+/// A step that was just added.
+pub(crate) struct AddedStep<'a> {
     stage: &'a mut Stage,
     lane: usize,
 }
 
-impl Told<'_> {
+impl AddedStep<'_> {
     pub(crate) fn holds(self) -> Self {
         self.believes(Belief::Holds)
     }
@@ -114,7 +115,7 @@ impl Told<'_> {
         self.puts(lane, Cell::Client(belief))
     }
 
-    /// What something shows from here on.
+    /// Sets what a lane shows from this step on.
     pub(crate) fn shows(self, thing: usize, what: impl Into<String>) -> Self {
         let what = what.into();
         let what = if what.is_empty() || what == "nil" { NOTHING.to_owned() } else { what };

@@ -1,4 +1,4 @@
-//! The stories, in the order in which they are listed. Each has a file.
+//! The stories, in the order in which they are listed. Each has its own file.
 
 mod check_then_write;
 mod dead_holders_status_row;
@@ -19,7 +19,7 @@ mod unfenced_read;
 
 use crate::story::Story;
 
-/// All of them.
+/// All stories.
 pub const ALL: &[Story] = &[
     paused_holder::STORY,
     del_without_looking::STORY,
@@ -39,7 +39,7 @@ pub const ALL: &[Story] = &[
     two_nodes::STORY,
 ];
 
-/// The story of this name.
+/// Returns the story of this name.
 pub fn named(name: &str) -> Option<&'static Story> {
     ALL.iter().find(|story| story.name == name)
 }

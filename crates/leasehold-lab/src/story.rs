@@ -1,4 +1,4 @@
-//! What a story is.
+//! The definition of a story.
 
 use std::pin::Pin;
 
@@ -12,13 +12,13 @@ pub(crate) type Playing = Pin<Box<dyn Future<Output = Result<Played>>>>;
 
 /// A way in which locks fail, replayed on a real server.
 pub struct Story {
-    /// Its name on the command line.
+    /// The story's name on the command line.
     pub name: &'static str,
     /// What happens, in one line.
     pub line: &'static str,
-    /// The kind of server it needs.
+    /// The kind of server that the story needs.
     pub server: Server,
-    /// What happens; why the recipe fails; what leasehold does instead.
+    /// Three texts: what happens, why the recipe fails, and what leasehold does instead.
     pub telling: [&'static str; 3],
     /// Starts the servers and plays both halves.
     pub(crate) play: fn() -> Playing,

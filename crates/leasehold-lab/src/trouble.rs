@@ -1,8 +1,8 @@
-//! Why a story could not be played: one line, whatever it was that failed.
+//! The error of a story that could not be played, in one line.
 
 use std::fmt;
 
-/// What kept a story from being played to its end.
+/// The reason why a story was not played to its end.
 pub(crate) struct Trouble(String);
 
 pub(crate) type Result<T> = std::result::Result<T, Trouble>;

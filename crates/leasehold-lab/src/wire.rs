@@ -1,4 +1,4 @@
-//! Commands on a Redis server, as a client types them, and what it was answered.
+//! Sends commands to a Redis server, and keeps them with their replies as a client shows them.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use redis::aio::MultiplexedConnection;
 
 use crate::trouble::{Result, Trouble};
 
-/// Only ever waited for when something is wrong.
+/// Time limit that is only reached if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One client's connection.
 pub(crate) struct Wire(MultiplexedConnection);
 
-/// A command and its answer.
+/// A command and its reply.
 pub(crate) struct Said {
     words: String,
     pub(crate) answer: String,
@@ -29,22 +29,23 @@ impl fmt::Display for Said {
 impl Wire {
     pub(crate) async fn open(port: u16) -> Result<Self> {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
-        // Only ever reached where the story says that no answer comes: then the connection is cut.
+        // This time limit matters only in stories in which no reply arrives, and those close the
+        // connection.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         Ok(Self(client.get_multiplexed_async_connection_with_config(&config).await?))
     }
 
-    /// For what takes a connection of the driver's.
+    /// Returns the driver's connection.
     pub(crate) fn driver(&mut self) -> &mut MultiplexedConnection {
         &mut self.0
     }
 
-    /// One command.
+    /// Sends a command.
     pub(crate) async fn say(&mut self, words: &[&str]) -> Result<Said> {
         self.call(words, words.join(" ")).await
     }
 
-    /// A command that is told in these words.
+    /// Sends a command that is shown as the text `told`.
     pub(crate) async fn call(&mut self, words: &[&str], told: String) -> Result<Said> {
         let mut command = redis::Cmd::new();
         words.iter().for_each(|word| {
@@ -54,12 +55,12 @@ impl Wire {
         Ok(Said { words: told, answer: shown(&value) })
     }
 
-    /// One command, of which only the answer is wanted.
+    /// Sends a command and returns only its reply.
     pub(crate) async fn ask(&mut self, words: &[&str]) -> Result<String> {
         Ok(self.say(words).await?.answer)
     }
 
-    /// Says it again and again until this is the answer.
+    /// Repeats a command until it returns this reply.
     pub(crate) async fn say_until(&mut self, words: &[&str], answer: &str) -> Result<Said> {
         let end = Instant::now() + PATIENCE;
         loop {

@@ -1,6 +1,6 @@
-//! Plays each story: the recipe fails as described, leasehold keeps its promise in the same steps, and
-//! the picture equals the one in the documentation. To update the pictures and the page:
-//! `UPDATE_DOCS=1 cargo test -p leasehold-lab --test stories`.
+//! Plays each story and checks three things. The recipe fails as described, leasehold keeps its
+//! promise in the same steps, and the picture equals the one in the documentation. To update the
+//! pictures and the page: `UPDATE_DOCS=1 cargo test -p leasehold-lab --test stories`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use leasehold_lab::{ALL, Belief, Cell, Half, Played, html, named, play, svg, ter
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
-/// Plays it, and compares the picture.
+/// Plays a story and compares its picture.
 fn played(name: &str) -> Played {
     let story = named(name).unwrap_or_else(|| panic!("no story {name}"));
     let played = play(story).unwrap_or_else(|why| panic!("{name}: {why}"));
@@ -28,12 +28,12 @@ fn picture_of(name: &str) -> PathBuf {
     Path::new(DOCS).join(format!("failures/{name}.svg"))
 }
 
-/// How many clients believed that they hold at the same time, at most.
+/// Returns the maximum number of clients that believed at the same time that they hold.
 fn at_once(half: &Half) -> usize {
     half.steps.iter().map(|step| step.holders()).max().unwrap_or(0)
 }
 
-/// What a lane that is looked at showed at the end.
+/// Returns what a lane with contents shows at the end.
 fn at_the_end<'a>(half: &'a Half, lane: &str) -> &'a str {
     let at = half.lanes.iter().position(|one| one.name == lane).unwrap();
     match &half.steps.last().unwrap().cells[at] {
@@ -42,61 +42,70 @@ fn at_the_end<'a>(half: &'a Half, lane: &str) -> &'a str {
     }
 }
 
+// R40
 #[test]
-fn r40_paused_holder() {
+fn paused_holder() {
     let played = played("paused-holder");
     assert_eq!(at_the_end(&played.naive, "stock"), "9");
     assert_eq!(at_the_end(&played.ours, "stock"), "7");
-    // Not the lock keeps them apart: the late one does believe for a moment.
+    // The lock does not keep them apart, because the paused holder believes for a moment that it
+    // holds. The fence does.
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
 }
 
+// R41, R49
 #[test]
-fn r41_r49_del_without_looking() {
+fn del_without_looking() {
     let played = played("del-without-looking");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
     assert_eq!(at_the_end(&played.naive, "lock"), "–");
 }
 
+// R45
 #[test]
-fn r45_setnx_then_expire() {
+fn setnx_then_expire() {
     let played = played("setnx-then-expire");
     assert_eq!(at_the_end(&played.naive, "lock"), "A");
     assert_eq!(played.naive.steps.last().unwrap().cells[0], Cell::Client(Belief::Dead));
     assert_eq!(at_the_end(&played.ours, "lock"), "–");
 }
 
+// R28, R45
 #[test]
-fn r28_r45_setnx_time_getset() {
+fn setnx_time_getset() {
     let played = played("setnx-time-getset");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
     assert_eq!(at_the_end(&played.naive, "lock"), "1131");
 }
 
+// R42
 #[test]
-fn r42_lost_failover() {
+fn lost_failover() {
     let played = played("lost-failover");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
     assert_eq!(at_the_end(&played.naive, "stock"), "9");
     assert_eq!(at_the_end(&played.ours, "stock"), "8");
 }
 
+// R43
 #[test]
-fn r43_node_that_forgets() {
+fn node_that_forgets() {
     let played = played("node-that-forgets");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
 }
 
+// R44
 #[test]
-fn r44_lost_reply() {
+fn lost_reply() {
     let played = played("lost-reply");
-    // Not even the one that has it.
+    // No client works, not even the one that has the lock.
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (0, 1));
     assert_eq!(at_the_end(&played.naive, "lock"), "A");
 }
 
+// R47
 #[test]
-fn r47_herd() {
+fn herd() {
     let played = played("herd");
     assert_eq!(
         (at_the_end(&played.naive, "total"), at_the_end(&played.ours, "total")),
@@ -104,22 +113,25 @@ fn r47_herd() {
     );
 }
 
+// R4, R25
 #[test]
-fn r4_r25_dead_holders_status_row() {
+fn dead_holders_status_row() {
     let played = played("dead-holders-status-row");
     assert_eq!((at_the_end(&played.naive, "row"), at_the_end(&played.ours, "row")), ("A", "–"));
 }
 
+// R52
 #[test]
-fn r52_for_update_without_index() {
+fn for_update_without_index() {
     let played = played("for-update-without-index");
-    // Nobody has it, and yet it is locked.
+    // Order 8 is locked although no client locked it.
     assert_eq!(at_the_end(&played.naive, "8"), "A");
     assert_eq!((at_the_end(&played.ours, "7"), at_the_end(&played.ours, "8")), ("C", "B"));
 }
 
+// R52
 #[test]
-fn r52_drained_pool() {
+fn drained_pool() {
     let played = played("drained-pool");
     assert_eq!(
         (at_the_end(&played.naive, "pool"), at_the_end(&played.ours, "pool")),
@@ -128,46 +140,51 @@ fn r52_drained_pool() {
     assert_eq!((at_the_end(&played.naive, "open"), at_the_end(&played.ours, "open")), ("3", "0"));
 }
 
+// R46
 #[test]
-fn r46_guessed_lease() {
+fn guessed_lease() {
     let played = played("guessed-lease");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
     assert_eq!(at_the_end(&played.naive, "lock"), "B");
 }
 
+// R48
 #[test]
-fn r48_late_answer() {
+fn late_answer() {
     let played = played("late-answer");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
 }
 
+// R50
 #[test]
-fn r50_unfenced_read() {
+fn unfenced_read() {
     let played = played("unfenced-read");
-    // The same number: of three that were sold, or of two.
+    // Both halves end with 8. In the naive half three items were sold, so 7 would be correct.
     assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("8", "8"));
     assert_eq!(at_the_end(&played.naive, "highest"), "t2");
 }
 
+// R50
 #[test]
-fn r50_check_then_write() {
+fn check_then_write() {
     let played = played("check-then-write");
     assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("9", "8"));
 }
 
+// R51
 #[test]
-fn r51_two_nodes() {
+fn two_nodes() {
     let played = played("two-nodes");
     let taken = |half: &Half| half.steps.iter().any(|step| step.says.contains("t1, A) → OK"));
     assert!(taken(&played.naive) && !taken(&played.ours));
 }
 
-/// What surrounds the generated part of the page.
+/// The lines around the generated part of the page.
 const BEGIN: &str =
     "<!-- stories: written by UPDATE_DOCS=1 from crates/leasehold-lab/src/stories -->\n";
 const END: &str = "<!-- end of stories -->\n";
 
-/// Text in lines of at most 100 characters.
+/// Wraps text at 100 characters.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -181,7 +198,7 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-/// The part of the page that is generated: a section for each story.
+/// Returns the generated part of the page, which has a section for each story.
 fn sections() -> String {
     let section = |story: &leasehold_lab::Story| {
         let (name, line) = (story.name, story.line);
@@ -214,10 +231,10 @@ fn the_page_has_every_story() {
     assert_eq!(pictures.count(), ALL.len(), "docs/failures has pictures of unknown stories");
 }
 
-/// In a browser: all that is drawn is there, in light and in dark, and nothing is fetched.
+/// In a browser, the whole picture is visible in light and in dark mode, and nothing is fetched.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn the_page_is_whole_in_a_browser() {
+fn page_is_complete_and_self_contained_in_a_browser() {
     let story = named("setnx-then-expire").unwrap();
     let all = [(story, play(story).unwrap())];
     let page = html::page(&all);

@@ -1,42 +1,50 @@
-//! Sessions and one lock in cells, explored to the end: who lives, and who is taken for dead, in a system that can
-//! do no more than write one value if it is still what was read (`leasehold-cell`).
+//! Explores sessions and one lock in cells completely. It shows which clients live and which are
+//! considered dead. The system can do no more than write one value if it is unchanged since it was
+//! read (`leasehold-cell`).
 //!
 //! # What is modelled
-//! - *The lock* is one cell: a list of claims, each with the session of its client, and whoever stands in
-//!   front holds. (That the rule of the queue is right has other tests, `model.rs` among them.) It is written
-//!   only if it is still what was looked at, and such a write may arrive at any time later, when its sender
-//!   has long given it up. A look that is behind tells nothing that an answer which took its time would not
-//!   have told.
-//! - *A session* is a cell of its client, touched again and again. It lives for [`Model::life`] ticks, and
-//!   its client counts on that since it *sent* the touch, less the grain. A touch is under way for as long as
-//!   it likes, and so is its answer; either may be lost. Of one client several may be on their way.
-//! - *Three systems* ([`System`]): one where a cell ends by the server's clock, up to the grain too early;
-//!   the same where a touch is a write and a look may be behind; and objects, which nothing ends, so that
-//!   whoever looks judges: by its own clock since it first saw this version, or by the servers' stamps, which
-//!   are in whole seconds (of two ticks) and of clocks that are apart.
-//! - *Whoever looks* does it in steps, between which anything may happen: it looks at the lock, asks for the session
-//!   in front, waits for as long as it likes for that answer, puts [`Cell::Gone`] in its place, and writes the
-//!   lock without it. A look that is behind may say of any session that it is over; that is worse than any real one.
-//! - *Pauses and death* need no action of their own: nothing forces a client to do anything while time goes on.
-//! - *Clocks.* Time is discrete. The clock of a client with a session may miss a tick, which the drift covers.
+//! - *The lock* is one cell with a list of claims, each with the session of its client. The first
+//!   claim holds. (Other tests cover the rule of the queue, such as `model.rs`.) The lock is
+//!   written only if it is unchanged since the read. Such a write may arrive at any time later,
+//!   when its sender has abandoned it. A stale read shows nothing that a slow answer would not also
+//!   have shown.
+//! - *A session* is a cell of its client, which is touched repeatedly. It lives for [`Model::life`]
+//!   ticks. Its client counts that from when it *sent* the touch, minus the grain. A touch may be
+//!   in flight for any time, and so may its answer. Either may be lost. One client may have several
+//!   in flight.
+//! - *Three systems* ([`System`]). In the first, a cell expires by the server's clock, up to the
+//!   grain too early. In the second, a touch is also a write, and a read may be stale. The third
+//!   has objects, which never expire, so observers decide. They use their own clock since they
+//!   first saw this version, or the servers' timestamps. The timestamps have whole seconds (of two
+//!   ticks), and the servers' clocks differ.
+//! - *Observers* work in steps, between which anything may happen. An observer reads the lock,
+//!   requests the first session, waits for the answer for any time, replaces the session by
+//!   [`Cell::Gone`], and writes the lock without it. A stale read may report any session as
+//!   expired, which is worse than any real one.
+//! - *Pauses and crashes* need no action of their own, because no client is forced to act while
+//!   time passes.
+//! - *Clocks.* Time is discrete. The clock of a client with a session may miss a tick, which the
+//!   drift covers.
 //!
-//! What a client holds is what it was told under a session that is certain: its lease is not modelled, and only
-//! ends sooner.
+//! A client holds what it was granted under a session that is certainly alive. Its lease is not
+//! modelled, because it could only end sooner.
 //!
 //! # Bounds, and why they suffice
-//! All times are kept as ages, and those that are over are the same. Which version something was is kept as
-//! whether it is still the one that is there, for no version comes again. So all is finite without a bound on
-//! time, and is explored completely. Bounded are the clients: two or three, of which one has a session that
-//! may end (of the other it is always certain, which is to believe more than any real one); the sessions that
-//! it has, one after the other; and how many of its touches are on their way. One more exploration has two
-//! whose sessions end.
+//! All times are kept as ages, and those that have passed are equivalent. A version is kept as
+//! whether it is still the current one, because no version comes back. So the state space is finite
+//! without a bound on time, and is explored completely. The clients are bounded: two or three, one
+//! of which has a session that may end. The others' sessions are always certain, which is more than
+//! any real client may assume. Also bounded are the sessions of that client, one after the other,
+//! and its touches in flight. One more exploration has two clients whose sessions end.
 //!
 //! # Controls
-//! With any one rule taken away there must be a history in which two believe, or in which one that is dead
-//! is not found dead; and with the servers' clocks further apart than is allowed for as well.
+//! Without any one rule there must be a history in which two clients believe that they hold, or in
+//! which a dead client is not detected. The same applies if the servers' clocks differ by more than
+//! is allowed for.
 //!
 //! # What it does not show
-//! A system that forgets (`epoch.rs` there, whose tests forget), and a server that reckons with a time that is past.
+//! A system that forgets (`epoch.rs` there, whose tests forget), and a server whose clock goes
+//! back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,46 +55,50 @@ use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const CLIENTS: usize = 3;
 const SESSIONS: usize = 2;
-/// How many ticks a stamp's second has.
+/// Number of ticks in a timestamp's second.
 const SECOND: u8 = 2;
 const DRIFT: u8 = 1;
-/// In the place of how long a session is certain: it is just being made.
+/// Value of [`Session::certain`] while the session is being created.
 const OPENING: u8 = u8::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum System {
-    /// Cells end by the server's clock; looks show what is.
+    /// Cells expire by the server's clock. Reads show the current state.
     Expiring,
-    /// The same; a touch is a write, and a look may be behind.
+    /// Like `Expiring`, but a touch is a write, and a read may be stale.
     Stream,
-    /// Nothing ends. Whether the servers stamp what they tell.
+    /// Cells never expire. `stamps` is whether the servers' answers have timestamps.
     Objects { stamps: bool },
 }
 
-/// The rules under test. [`Rules::ALL`] is the design; each control takes one away.
+/// The rules under test. [`Rules::ALL`] is the design. Each control removes one rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Rules {
     /// A life is counted from before the touch was sent, not from its answer.
     from_sending: bool,
-    /// A session's client does not count on the grain: the earlier end, the skew of the stamps.
+    /// The client subtracts the grain from its session's life. It covers an early expiry and the
+    /// skew of the timestamps.
     grain: bool,
-    /// Who finds a session gone by a look that may be behind puts something in its place.
+    /// An observer that finds a session gone by a possibly stale read replaces its cell.
     makes_sure: bool,
-    /// And only if it is still what was seen.
+    /// The replacement requires that the cell is unchanged since the read.
     compares: bool,
-    /// A second is taken off what the stamps say.
+    /// A second is subtracted from ages by timestamps.
     whole_seconds: bool,
-    /// What was seen is counted from when it came, not from when it was asked for.
+    /// The age of an observed version counts from when the answer arrived, not from when the
+    /// request was sent.
     first_from_answer: bool,
-    /// What was seen before is kept in mind.
+    /// Earlier observations are remembered.
     remembers: bool,
-    /// The drift of its client's clock is taken off.
+    /// The drift of the client's clock is subtracted.
     drift: bool,
-    /// The end of what was certain is the end: nobody goes on under a session whose end was not told.
+    /// A client stops when its certain time ends. It does not continue under a session whose end
+    /// was not reported.
     ends: bool,
-    /// The lock is written only if it is what was looked at.
+    /// The lock is written only if it is unchanged since the read.
     refuses: bool,
-    /// Who leaves, and whose last write has no answer, writes the cell even where it finds nothing of it.
+    /// A client that leaves while its last write is unanswered writes the cell even if it finds no
+    /// claim of its own there.
     doubts: bool,
 }
 
@@ -106,40 +118,40 @@ impl Rules {
     };
 }
 
-/// What has to happen somewhere in an exploration, or it shows nothing.
+/// An event that must occur somewhere in an exploration. Otherwise the exploration shows nothing.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A touch made a session live longer.
+    /// A touch extended a session's life.
     Touched,
     /// A touch was answered when its session was over for its client.
     AnswerTooLate,
-    /// A touch arrived that its client had sent under a session that was over by then.
+    /// A touch arrived whose session was over for its client by then.
     LateTouch,
-    /// A touch was refused since an answer to the one before was lost.
+    /// A touch was refused because an answer to the one before was lost.
     TouchRefused,
     /// A session was over for its client by its clock alone.
     OverByClock,
-    /// Somebody found a session gone that was over for its client.
+    /// An observer found a session gone that was over for its client.
     FoundGone,
-    /// A look that was behind said so of one that was there.
+    /// A stale read reported an existing session as gone.
     StaleLook,
-    /// Who was to be put out of the way was there after all.
+    /// A session that was to be replaced still existed.
     ThereAfterAll,
-    /// Something was put in a session's place.
+    /// A session's cell was replaced.
     PutGone,
-    /// It was known by the observer's own clock.
+    /// A session was known to be over by the observer's own clock.
     ByOwnClock,
-    /// It was known at the first look.
+    /// A session was known to be over by timestamps, at the first read.
     ByStamps,
-    /// A dead client's place was taken.
+    /// A dead client's claim was replaced.
     TakenOver,
-    /// A write of the lock was on its way when another came before it: it will be refused.
+    /// A write of the lock was in flight when another arrived before it. It will be refused.
     WriteRefused,
-    /// A write of the lock arrived that its sender had given up.
+    /// A write of the lock arrived that its sender had abandoned.
     LateWrite,
-    /// Somebody came back under a new session.
+    /// A client came back with a new session.
     CameBack,
-    /// Somebody left who did not know whether it stood.
+    /// A client left without knowing whether its claim is in the queue.
     LeftInDoubt,
 }
 
@@ -148,20 +160,20 @@ const EVENTS: usize = Event::LeftInDoubt as usize + 1;
 struct Model {
     system: System,
     clients: usize,
-    /// How many of them have a session that may end.
+    /// Number of clients whose session may end.
     mortal: usize,
     sessions: u8,
     life: u8,
     grain: u8,
-    /// How far the clocks of the servers that stamp are apart.
+    /// By how much the clocks of the servers with timestamps differ.
     apart: u8,
-    /// Whether looks at sessions may be behind.
+    /// Whether reads of sessions may be stale.
     behind: bool,
     /// Whether clients leave.
     leaves: bool,
-    /// How many touches and answers of one client are on their way.
+    /// Maximum number of one client's touches and answers in flight.
     in_flight: usize,
-    /// How many ticks clocks may miss.
+    /// Number of ticks that clocks may miss.
     slow: u8,
     rules: Rules,
     events: Arc<[AtomicU64; EVENTS]>,
@@ -170,19 +182,19 @@ struct Model {
 /// A session's cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cell {
-    /// Not made yet.
+    /// Not created yet.
     Not,
-    /// Written so many ticks ago; stamped so many seconds ago, by now.
+    /// Written `age` ticks ago. Its timestamp is `stamped` seconds ago.
     There {
         age: u8,
         stamped: i8,
     },
     Ended,
-    /// Something of somebody who took it for gone.
+    /// Replaced by an observer that considered it gone.
     Gone,
 }
 
-/// A touch, or what makes the session, under way, or its answer.
+/// A touch or a creation of a session in flight, or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Touch {
     session: u8,
@@ -194,11 +206,11 @@ struct Touch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Way {
     Creates,
-    /// Whether its version is the one that is there.
+    /// Whether its version is the current one.
     Touches {
         is_current: bool,
     },
-    /// It was done. Whether the version that it tells is still the one that is there.
+    /// It succeeded. `is_current` is whether the returned version is still the current one.
     Done {
         is_current: bool,
     },
@@ -206,63 +218,63 @@ enum Way {
     Absent,
 }
 
-/// A client's own session, as it sees it.
+/// A client's own session, as the client knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Session {
     number: u8,
-    /// So long it is certain, by its own clock; 0: over.
+    /// For how long it is certain, by the client's own clock. 0 means that it is over.
     certain: u8,
-    /// Whether the version that it knows is the one that is there.
+    /// Whether the version that it knows is the current one.
     is_current: bool,
 }
 
-/// A session was asked for.
+/// A request for another client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Asked {
-    /// For so long a version was known by then that is still there.
+    /// For how long a version was known at that time, if it is still the current one.
     known: Option<u8>,
-    /// So long ago, where that matters.
+    /// How long ago it was sent, if that matters.
     ago: u8,
 }
 
-/// What one client knows of another's session.
+/// A client's knowledge of another client's session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Watch {
     asked: Option<Asked>,
-    /// So long ago a version was seen first that is still there.
+    /// How long ago the current version was first seen.
     first: Option<u8>,
-    /// It seemed to be over; whether what was seen is what is there.
+    /// It seems to be over. The value is whether the observed version is the current one.
     over: Option<bool>,
-    /// It is.
+    /// It is certainly gone.
     gone: bool,
 }
 
-/// Whose claim, and under which of its sessions.
+/// A claim: its client, and the number of the client's session.
 type Entry = (u8, u8);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Seen {
     queue: Vec<Entry>,
-    /// Whether it is what is there.
+    /// Whether it is the current value.
     is_current: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Client {
     session: Option<Session>,
-    /// How many it has had.
+    /// Number of sessions that it has had.
     had: u8,
     touches: Vec<Touch>,
     watches: [[Watch; SESSIONS]; CLIENTS],
     seen: Option<Seen>,
-    /// What it has sent to be written.
+    /// The writes that it has sent.
     writes: Vec<Seen>,
-    /// It has sent its place, and does not know whether it stands.
+    /// Whether it has sent a claim and does not know whether the claim is in the queue.
     doubts: bool,
     wants: Wants,
-    /// It was told that it holds, under the session that it has.
+    /// Whether it was notified that it holds, under its current session.
     told: bool,
-    /// Its clock is behind by this.
+    /// How far its clock is behind.
     lag: u8,
 }
 
@@ -275,29 +287,29 @@ enum Wants {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// Which tick of a second it is.
+    /// The current tick within a second.
     tick: u8,
     lock: Vec<Entry>,
     cells: [[Cell; SESSIONS]; CLIENTS],
     clients: Vec<Client>,
-    /// A dead one was looked for, for long enough, and not found.
+    /// Whether an observer looked for a dead client for long enough and did not detect it.
     missed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
-    /// Time goes on; one client's clock may miss it.
+    /// Time passes. One client's clock may miss the tick.
     Tick {
         slow: Option<usize>,
     },
-    /// A session's cell ends, a little early.
+    /// A session's cell expires, a little early.
     End {
         client: usize,
         session: usize,
     },
     Open(usize),
     Touch(usize),
-    /// A touch of its arrives; `stamped_ahead`: at a server whose clock is ahead.
+    /// A touch arrives. `stamped_ahead` means that it arrives at a server whose clock is ahead.
     Arrive {
         client: usize,
         touch: usize,
@@ -311,17 +323,17 @@ enum Action {
         client: usize,
         touch: usize,
     },
-    /// Looks at the lock.
+    /// Reads the lock.
     Look(usize),
-    /// Asks for the session of who is in front of what it saw.
+    /// Requests the session of the first claim that it saw.
     Ask(usize),
-    /// And is answered, by a server whose clock is ahead or not.
+    /// Receives the answer, from a server whose clock is ahead or not.
     Judge {
         client: usize,
         of: Entry,
         dated_ahead: bool,
     },
-    /// And is answered by one that is behind.
+    /// Receives a stale answer.
     JudgeBehind {
         client: usize,
         of: Entry,
@@ -330,7 +342,7 @@ enum Action {
         client: usize,
         of: Entry,
     },
-    /// Sends what it makes of what it saw.
+    /// Sends the new value that it derived from what it saw.
     Write(usize),
     ArriveWrite {
         client: usize,
@@ -383,17 +395,17 @@ impl Model {
         matches!(self.system, System::Objects { .. })
     }
 
-    /// When it is known to be over whatever the clocks of the servers.
+    /// Returns the age at which a session is known to be over, whatever the clocks of the servers.
     fn oldest(&self) -> u8 {
         if self.is_objects() { self.life + self.apart + 2 * SECOND } else { self.life }
     }
 
-    /// For so long a touch that was just sent makes it certain.
+    /// Returns for how long a touch that was just sent makes a session certain.
     fn worth(&self) -> u8 {
         self.life - if self.rules.grain { self.grain } else { 0 }
     }
 
-    /// Its session, if it has one that is not over.
+    /// Returns the client's session, if it has one that is not over.
     fn session(&self, s: &State, c: usize) -> Option<u8> {
         if c >= self.mortal {
             return Some(0);
@@ -410,7 +422,7 @@ impl Model {
 
     // -- a session -------------------------------------------------------------------------------
 
-    /// A new version is there: nobody's is any more.
+    /// Records that a session has a new version, so that all known versions are outdated.
     fn is_rewritten(&self, s: &mut State, of: usize, number: usize) {
         let own = &mut s.clients[of];
         if let Some(session) = own.session.as_mut().filter(|own| usize::from(own.number) == number)
@@ -466,7 +478,7 @@ impl Model {
             return;
         };
         match way {
-            // The first answer makes it certain at all.
+            // The first answer makes the session certain.
             Way::Done { is_current } if session.certain == OPENING => {
                 *session = Session { certain: life, is_current, number };
             }
@@ -480,19 +492,21 @@ impl Model {
             }
             Way::Absent => session.certain = 0,
             Way::Refused => {
-                // It looks again: is it still its own?
+                // The client reads its cell again to find out whether the session is still its own.
                 self.happened(Event::TouchRefused);
                 match s.cells[c][n] {
                     Cell::There { .. } => session.is_current = true,
                     _ => session.certain = 0,
                 }
             }
-            Way::Creates | Way::Touches { .. } => unreachable!("no answer"),
+            Way::Creates | Way::Touches { .. } => {
+                unreachable!("these requests have no such answer")
+            }
         }
         self.end(s, c);
     }
 
-    /// What is over is over.
+    /// Ends a client's hold when its session is over.
     fn end(&self, s: &mut State, c: usize) {
         let client = &mut s.clients[c];
         if client.session.is_some_and(|session| session.certain == 0) && self.rules.ends {
@@ -500,14 +514,15 @@ impl Model {
         }
     }
 
-    // -- who looks -------------------------------------------------------------------------------
+    // -- observers -------------------------------------------------------------------------------
 
-    /// Whose session is to be asked for: who is in front of what it saw, unless that is itself.
+    /// Returns the session that must be requested, which is that of the first claim that the client
+    /// saw. `None` if that claim is its own.
     fn front(&self, s: &State, c: usize) -> Option<Entry> {
         let client = &s.clients[c];
         let first = client.seen.as_ref()?.queue.iter().find(|entry| !client.watch(**entry).gone)?;
         if usize::from(first.0) >= self.mortal {
-            // That one is there, and whatever says otherwise is refused.
+            // This client's session never ends, and any attempt to replace it is refused.
             return None;
         }
         let own = self.session(s, c).map(|session| (c as u8, session));
@@ -519,7 +534,7 @@ impl Model {
         let tick = s.tick;
         let cell = s.cells[client][n];
         let watch = &mut s.clients[c].watches[client][n];
-        let asked = watch.asked.take().expect("it was asked for");
+        let asked = watch.asked.take().expect("the session was not read");
         let Cell::There { age, stamped } = cell else {
             let is_known = cell == Cell::Gone || self.system == System::Expiring;
             watch.gone |= is_known;
@@ -553,7 +568,7 @@ impl Model {
             return;
         }
         let cell = s.cells[client][n];
-        // Objects end only by this; elsewhere it is refused if anything is there.
+        // Objects end only by this. In other systems the write is refused if a cell exists.
         let is_let = match cell {
             Cell::There { .. } => self.is_objects() && is_current || !self.rules.compares,
             Cell::Not | Cell::Ended | Cell::Gone => true,
@@ -568,13 +583,13 @@ impl Model {
         }
     }
 
-    /// What it makes of what it saw, if there is anything to be written.
+    /// Returns the new value that the client derives from what it saw, if it must be written.
     fn made(&self, s: &State, c: usize) -> Option<Seen> {
         let client = &s.clients[c];
         let mut seen = client.seen.clone()?;
         let before = seen.queue.clone();
         let is_gone = |entry: &Entry| client.watch(*entry).gone;
-        // Only those in front are looked at.
+        // Only the first claims are checked.
         while seen.queue.first().is_some_and(is_gone) {
             seen.queue.remove(0);
         }
@@ -583,7 +598,8 @@ impl Model {
         match client.wants {
             Wants::In => {
                 let place = (c as u8, session?);
-                // A place under a session of its own that is over is not taken twice.
+                // A claim under an ended session of its own is removed, so that the client has only
+                // one.
                 seen.queue.retain(|entry| !own(entry) || *entry == place);
                 if !seen.queue.contains(&place) {
                     seen.queue.push(place);
@@ -599,7 +615,7 @@ impl Model {
         (seen.queue != before).then_some(seen)
     }
 
-    /// It was told what is there: whether it stands in front.
+    /// Handles a current value of the lock: the client holds if its claim is the first.
     fn is_told(&self, s: &mut State, c: usize, queue: &[Entry]) {
         let own = self.session(s, c).map(|session| (c as u8, session));
         if s.clients[c].wants == Wants::In && own.is_some() {
@@ -628,7 +644,7 @@ impl Model {
             self.happened(Event::WriteRefused);
         }
         if is_answered {
-            // It waited for this, and acts on it.
+            // The client waited for this answer and acts on it.
             s.clients[c].doubts = false;
             if is_let {
                 self.is_told(s, c, &write.queue);
@@ -687,7 +703,7 @@ impl Model {
         }
     }
 
-    /// What will never do anything is forgotten.
+    /// Removes everything that has no effect any more.
     fn tidy(&self, s: &mut State) {
         let standing = |s: &State, c: usize, n: usize| {
             let entry = (c as u8, n as u8);
@@ -706,7 +722,8 @@ impl Model {
             }
             client.doubts &= self.leaves;
             if self.rules.refuses {
-                // Nothing comes of what will be refused, but that its sender hears of it.
+                // A write that will be refused has only one effect, which is that its sender learns
+                // of it.
                 client.seen.take_if(|seen| !seen.is_current);
                 let doubts = client.doubts;
                 if client.writes.iter().any(|write| !write.is_current) {
@@ -754,7 +771,7 @@ impl stateright::Model for Model {
             lag: 0,
         };
         let mut cells = [[Cell::Not; SESSIONS]; CLIENTS];
-        // These never end.
+        // These sessions never end.
         for cell in &mut cells[self.mortal..] {
             cell[0] = Cell::There { age: 0, stamped: 0 };
         }
@@ -835,7 +852,7 @@ impl stateright::Model for Model {
                 actions.push(Action::Write(c));
             }
             for write in 0..client.writes.len() {
-                // Of those that it gave up it hears no more.
+                // The client gets no answers to writes that it has abandoned.
                 let is_last = write + 1 == client.writes.len();
                 if is_last {
                     actions.push(Action::ArriveWrite { client: c, write, is_answered: true });
@@ -876,7 +893,7 @@ impl stateright::Model for Model {
             Action::Answer { client, touch } => self.answer(s, client, touch),
             Action::Lose { client, touch } => {
                 let lost = s.clients[client].touches.remove(touch);
-                // What made it was lost, and it is another that is made.
+                // The creation was lost, and another session is created.
                 let own = &mut s.clients[client].session;
                 if own.is_some_and(|own| own.certain == OPENING && own.number == lost.session) {
                     *own = None;
@@ -944,15 +961,16 @@ impl stateright::Model for Model {
 }
 
 const EXCLUSION: &str = "at most one client believes that it holds";
-const FOUND: &str = "one that is dead is found dead";
-const LEFT: &str = "who has left does not stand there";
+const FOUND: &str = "dead clients are found dead";
+const LEFT: &str = "a claim that left is not in the queue";
 
 // ---------------------------------------------------------------------------------------------
 // Explorations.
 
 use Event::*;
 
-/// Explores everything; tells how much there was. `must_happen` did, or it shows nothing.
+/// Explores everything and prints the numbers of states and steps. Fails if an event of
+/// `must_happen` did not occur.
 fn holds(what: &str, model: Model, must_happen: &[Event]) {
     let events = Arc::clone(&model.events);
     let checker = model.checker().threads(2).spawn_bfs().join();
@@ -964,11 +982,11 @@ fn holds(what: &str, model: Model, must_happen: &[Event]) {
     }
     for &event in must_happen {
         let times = events[event as usize].load(Ordering::Relaxed);
-        assert!(times > 0, "{what}: {event:?} never happened, so nothing is shown of it");
+        assert!(times > 0, "{what}: {event:?} never happened");
     }
 }
 
-/// The shortest history that breaks `property`: there has to be one.
+/// Returns the shortest history that breaks `property`. Fails if no history does.
 fn breaks(property: &'static str, model: Model) -> Vec<Action> {
     let until = HasDiscoveries::AnyOf(BTreeSet::from([property]));
     let checker = model.checker().threads(1).finish_when(until).spawn_bfs().join();
@@ -984,72 +1002,80 @@ fn breaks(property: &'static str, model: Model) -> Vec<Action> {
 const STAMPED: System = System::Objects { stamps: true };
 const UNSTAMPED: System = System::Objects { stamps: false };
 
-/// By one session whose touches overtake each other; and by two, one after the other: with stamps that is
-/// for when there is time, as three clients are.
+/// Explores one session whose touches overtake each other, and two sessions one after the other.
+/// With timestamps the second part runs only in long tests, like three clients.
 fn all_of(what: &str, model: impl Fn() -> Model, more: &[Event]) {
     let always = [Touched, OverByClock, TakenOver, LateWrite, WriteRefused, AnswerTooLate];
     let happened = [&always[..], &[LateTouch], more].concat();
     holds(what, Model { sessions: 1, ..model() }, &happened);
     if is_long() || model().system != STAMPED {
         let happened = [&always[..], &[CameBack], more].concat();
-        holds(&format!("{what}, and comes back"), Model { in_flight: 1, ..model() }, &happened);
+        holds(
+            &format!("{what}, and a client returns"),
+            Model { in_flight: 1, ..model() },
+            &happened,
+        );
     }
     if is_long() {
         let model = Model { clients: 3, sessions: 1, in_flight: 1, ..model() };
-        holds(&format!("{what}, three of them"), model, &always[..5]);
+        holds(&format!("{what}, three clients"), model, &always[..5]);
     }
 }
 
 #[test]
-fn cells_that_end_by_the_servers_clock() {
+fn guarantees_hold_with_cells_expired_by_the_server() {
     all_of("cells that end", || Model::new(System::Expiring), &[FoundGone]);
 }
 
 #[test]
-fn cells_that_end_and_looks_that_are_behind() {
+fn guarantees_hold_with_expiring_cells_and_stale_reads() {
     let happened = [FoundGone, StaleLook, ThereAfterAll, PutGone];
     all_of("a stream", || Model::new(System::Stream), &happened);
 }
 
 #[test]
-fn objects_are_judged_by_stamps_of_clocks_that_are_apart() {
+fn guarantees_hold_with_timestamps_of_skewed_clocks() {
     let happened = [StaleLook, ThereAfterAll, PutGone, ByStamps, ByOwnClock, TouchRefused];
     all_of("stamped objects", || Model::new(STAMPED), &happened);
 }
 
 #[test]
-fn objects_without_stamps_are_judged_by_the_observers_own_clock() {
+fn guarantees_hold_with_objects_without_timestamps() {
     let happened = [StaleLook, ThereAfterAll, PutGone, ByOwnClock, TouchRefused];
     all_of("objects", || Model::new(UNSTAMPED), &happened);
 }
 
-/// Longer lives, so that the drift is no more than a part of one.
+/// The lives are longer here, so that the drift is only a part of one.
 #[test]
 fn a_slow_clock_is_covered_by_the_drift() {
     for system in [System::Expiring, System::Stream, STAMPED] {
         let model = Model { slow: 1, sessions: 1, in_flight: 1, ..Model::new(system) };
-        holds(&format!("{system:?} and a slow clock"), model, &[OverByClock, TakenOver]);
+        holds(&format!("{system:?}, with a slow clock"), model, &[OverByClock, TakenOver]);
     }
 }
 
-/// Both are taken for dead by each other.
+/// Each client may consider the other one dead.
 #[test]
-fn two_whose_sessions_end() {
+fn guarantees_hold_when_two_sessions_end() {
     let small =
         |system| Model { mortal: 2, sessions: 1, in_flight: 1, life: 3, ..Model::new(system) };
     for system in [System::Expiring, System::Stream] {
-        holds(&format!("{system:?}, two that end"), small(system), &[OverByClock, TakenOver]);
+        holds(&format!("{system:?}, two sessions end"), small(system), &[OverByClock, TakenOver]);
     }
 }
 
-/// How sessions end is nothing to who leaves: so what is told by stamps, whose states are many times more, is
-/// for when there is time.
+/// It does not matter to a leaving client how sessions end. So the system with timestamps, which
+/// has many times more states, runs only in long tests.
 #[test]
-fn who_has_left_is_not_there() {
+fn released_claim_does_not_reappear() {
     let ordinary = [System::Expiring, System::Stream, UNSTAMPED];
     for system in ordinary.into_iter().chain(is_long().then_some(STAMPED)) {
         let model = Model { leaves: true, sessions: 1, in_flight: 1, ..Model::new(system) };
-        holds(&format!("{system:?}, who leaves"), model, &[LeftInDoubt, LateWrite, WriteRefused]);
+        holds(
+            &format!("{system:?}, clients leave"),
+            model,
+            &[LeftInDoubt, LateWrite, WriteRefused],
+        );
     }
 }
 
@@ -1060,7 +1086,7 @@ fn one(system: System) -> Model {
 }
 
 #[test]
-fn a_life_counted_from_the_receipt_breaks_exclusion() {
+fn session_life_counted_from_receipt_breaks_exclusion() {
     for system in [System::Expiring, System::Stream, STAMPED] {
         breaks(EXCLUSION, one(system).without(|rules| rules.from_sending = false));
     }
@@ -1073,7 +1099,8 @@ fn without_the_grain_a_session_that_ends_early_breaks_exclusion() {
     }
 }
 
-/// The skew is to objects what the grain is to cells that end. What is left of the second makes up for one tick of it.
+/// The skew is to objects what the grain is to cells that expire. The rest of the second covers one
+/// tick of it.
 #[test]
 fn without_the_skew_clocks_apart_break_exclusion() {
     let model = Model { apart: 2, grain: 2, ..one(STAMPED) };
@@ -1086,13 +1113,13 @@ fn clocks_further_apart_than_the_skew_break_exclusion() {
 }
 
 #[test]
-fn stamps_taken_for_exact_break_exclusion() {
+fn treating_timestamps_as_exact_breaks_exclusion() {
     breaks(EXCLUSION, one(STAMPED).without(|rules| rules.whole_seconds = false));
 }
 
-/// Somebody looks at a replica that is behind, and nothing is put in the session's place.
+/// A client reads from a stale replica, and does not replace the session's cell.
 #[test]
-fn a_look_that_is_behind_and_believed_breaks_exclusion() {
+fn trusting_a_stale_read_breaks_exclusion() {
     for system in [System::Stream, STAMPED, UNSTAMPED] {
         let path = breaks(EXCLUSION, one(system).without(|rules| rules.makes_sure = false));
         assert!(path.iter().any(|step| matches!(step, Action::JudgeBehind { .. })), "{path:?}");
@@ -1100,20 +1127,20 @@ fn a_look_that_is_behind_and_believed_breaks_exclusion() {
 }
 
 #[test]
-fn what_is_put_in_the_place_of_anything_breaks_exclusion() {
+fn unconditional_replacement_of_a_session_breaks_exclusion() {
     for system in [System::Stream, STAMPED] {
         breaks(EXCLUSION, one(system).without(|rules| rules.compares = false));
     }
 }
 
-/// The first look was slow, and showed what was written while it was under way.
+/// The first read was slow, and showed a value that was written while it was in flight.
 #[test]
-fn what_was_seen_counted_from_when_it_was_asked_for_breaks_exclusion() {
+fn observation_counted_from_its_request_breaks_exclusion() {
     breaks(EXCLUSION, one(UNSTAMPED).without(|rules| rules.first_from_answer = false));
 }
 
 #[test]
-fn who_goes_on_under_a_session_that_is_over_breaks_exclusion() {
+fn continuing_under_an_ended_session_breaks_exclusion() {
     for system in [System::Expiring, STAMPED] {
         breaks(EXCLUSION, one(system).without(|rules| rules.ends = false));
     }
@@ -1126,17 +1153,17 @@ fn without_the_drift_a_slow_clock_breaks_exclusion() {
 }
 
 #[test]
-fn a_lock_written_whatever_is_there_breaks_exclusion() {
+fn unconditional_write_of_the_lock_breaks_exclusion() {
     breaks(EXCLUSION, one(System::Expiring).without(|rules| rules.refuses = false));
 }
 
 #[test]
-fn who_forgets_what_it_saw_never_finds_the_dead() {
+fn observer_that_forgets_what_it_saw_detects_no_crash() {
     breaks(FOUND, one(UNSTAMPED).without(|rules| rules.remembers = false));
 }
 
 #[test]
-fn who_leaves_by_a_look_alone_may_stand_there_later() {
+fn release_based_on_a_read_alone_can_leave_a_claim() {
     let model = Model { leaves: true, ..one(System::Expiring) };
     breaks(LEFT, model.without(|rules| rules.doubts = false));
 }

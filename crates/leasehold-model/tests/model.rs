@@ -1,46 +1,50 @@
-//! Every history of a small system, explored to the end: clients, a store, a fenced resource.
+//! Explores every history of a small system completely: clients, a store, a fenced resource.
 //!
 //! # What is modelled
-//! - *The store* is the real [`Queue`], inside the state. Its calls settle first; besides it may
-//!   settle by itself at any time. Who is granted while waiting gets a push message.
+//! - *The store* is the real [`Queue`], inside the state. Its calls settle first. It may also
+//!   settle on its own at any time. A waiter that is granted gets a push message.
 //! - *The clients* follow the deadlines of the design. A deadline is counted from **before** the
-//!   request was sent, minus the drift; a pushed grant from the last answered heartbeat; an answer
-//!   that comes too late changes nothing; `is_held` is a look at the client's own clock.
-//! - *The network* delays, reorders, duplicates and loses at will.
-//! - *Pauses* need no action of their own. Nothing ever forces a client or a message to move while
-//!   time goes on, so a client may stop anywhere for any time, in particular between its look at
-//!   `is_held` and the arrival of the write that it thought safe.
-//! - *Clocks.* Time is discrete. A client's clock may lose one tick against the store's: as much
-//!   as the drift allows for within a lease.
-//! - *The resource* is a counter, incremented by reading it and writing back one more. Read and
-//!   write are messages that carry the token; it refuses what is below the highest that it saw.
+//!   request was sent, minus the drift. The deadline of a pushed grant is counted from the last
+//!   answered heartbeat. An answer that arrives too late changes nothing. `is_held` checks only the
+//!   client's own clock.
+//! - *The network* delays, reorders, duplicates and loses messages arbitrarily.
+//! - *Pauses* need no action of their own. No client or message is forced to move while time
+//!   passes. So a client may be paused anywhere for any time. In particular, it may be paused
+//!   between its check of `is_held` and the arrival of the write that it considered safe.
+//! - *Clocks.* Time is discrete. A client's clock may lose one tick against the store's, which is
+//!   as much as the drift allows for within a lease.
+//! - *The resource* is a counter. It is incremented by reading it and writing back one more. Read
+//!   and write are messages with the token. The resource refuses tokens below the highest token
+//!   seen.
 //!
 //! # Bounds, and why they suffice
-//! Times count only as differences and tokens only by their order, so states that differ in
-//! nothing else are one state, and so are those that differ in the clients' names ([`Key`]; a test
-//! shows that states with one key go on alike). What is left is finite without any bound on time or
-//! on the number of messages ever sent, and is explored completely. Bounded are
-//! - the clients: three, one whose lease ended, one who holds, one who comes next; and their claims,
-//!   one each (a run with two claims each has two clients);
-//! - how many messages of the lease protocol are on their way at once: with two they can overtake
-//!   each other. A third is needed for a duplicate of a join that outlives the place that it made,
-//!   beside a push and a heartbeat; that run has two clients. Messages to the resource are not
-//!   bounded: each write may arrive late and again for ever;
-//! - ticks: a lease of 3, a waiter's of 2, a drift of 1 are the smallest at which each difference
-//!   that the rules take is above zero, so that each may just suffice or just fail. With
-//!   `./test.sh --long` the same runs have longer leases and more messages.
+//! Times count only as differences, and tokens only by their order. So states that differ in
+//! nothing else are one state. The same applies to states that differ only in the clients' names
+//! ([`Key`]). A test shows that states with one key have the same successors. The result is finite
+//! without a bound on time or on the total number of messages, and is explored completely. These
+//! quantities are bounded:
+//! - The clients: three, because one has lost its lease, one holds and one comes next. Each makes
+//!   one claim. A run with two claims each has two clients.
+//! - The number of lease protocol messages in flight. With two, messages can overtake each other. A
+//!   third is needed for a duplicate of a join that outlives the place that it made, in addition to
+//!   a push and a heartbeat. That run has two clients. Messages to the resource are not bounded, so
+//!   each write may arrive late and repeatedly.
+//! - Ticks: a lease of 3, a waiter's lease of 2 and a drift of 1. These are the smallest values for
+//!   which each difference in the rules is above zero, so that each can just suffice or just fail.
+//!   With `./test.sh --long` the same runs have longer leases and more messages.
 //!
 //! # Controls
-//! A model that cannot fail shows nothing. The same model with one rule taken away must find its
-//! counterexample: no fencing (R40), reads without a token (R50), deadlines counted from receipt,
-//! pushed grants counted from receipt, no allowance for drift, late answers that revive, pushes
-//! believed whatever place they are about. And all that the model is about has to happen in it
-//! ([`Event`]).
+//! A model that cannot fail shows nothing. The same model without one rule must find a
+//! counterexample. The controls are: no fencing (R40), reads without a token (R50), deadlines
+//! counted from receipt, pushed grants counted from receipt, no allowance for drift, late answers
+//! that revive, and pushes accepted for any place. Also, every [`Event`] of the model has to occur
+//! in it.
 //!
 //! # What it does not show
-//! Capacities above one, lock-delays and `keep` (the queue's property tests have them), stores that
-//! forget (their own tests have them), and that anybody is ever granted (P6: the conformance
-//! suite); here only that it is possible.
+//! - Capacities above one, lock-delays and `keep`, which the queue's property tests cover.
+//! - Stores that forget, which have their own tests.
+//! - That a waiter is granted in the end (P6), which the conformance suite covers. The model shows
+//!   only that it is possible.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -55,26 +59,27 @@ use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const DRIFT: u64 = 1;
-/// Late enough that a mere duration (see [`Model::holding`]) is never taken for a time.
+/// Start time. It is large enough that a mere duration (see [`Model::holding`]) is never taken for
+/// a time.
 const START: u64 = 100;
 const MOST: usize = 3;
 
-/// The rules under test. [`Rules::ALL`] is the design; each control takes one away.
+/// The rules under test. [`Rules::ALL`] is the design. Each control removes one rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Rules {
-    /// The resource refuses writes below the highest token that it saw.
+    /// The resource refuses writes below the highest token seen.
     writes_fenced: bool,
-    /// Reads carry the token too: the resource takes note of it, and refuses old ones.
+    /// Reads carry the token too. The resource records it, and refuses old ones.
     reads_fenced: bool,
-    /// Deadlines count from before the request was sent, not from the answer's receipt.
+    /// Deadlines count from before the request was sent, not from the receipt of the answer.
     from_sending: bool,
-    /// A pushed grant counts from the last answered heartbeat, not from the push's receipt.
+    /// A pushed grant counts from the last answered heartbeat, not from the receipt of the push.
     push_from_heartbeat: bool,
-    /// The drift is taken off.
+    /// The drift is subtracted.
     drift: bool,
-    /// What is told of a place under another token is not about this one.
+    /// A message about a place with another token does not apply to this claim.
     tokens_compared: bool,
-    /// A lost guard stays lost whatever comes in.
+    /// A lost guard stays lost, whatever messages arrive.
     loss_is_final: bool,
 }
 
@@ -90,32 +95,32 @@ impl Rules {
     };
 }
 
-/// What has to happen somewhere in an exploration, or it shows nothing.
+/// An event that must occur somewhere in an exploration. Otherwise the exploration shows nothing.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// A client believes in its grant because of an answer.
     HeldByAnswer,
     /// A client believes in its grant because of a push.
     HeldByPush,
-    /// A push came too long after the last answered heartbeat to be believed.
+    /// A push arrived too long after the last answered heartbeat to be accepted.
     PushTooOld,
-    /// A push told of a place that the claim had earlier.
+    /// A push was about an earlier place of the claim.
     PushOfAnotherPlace,
-    /// The answer "you hold" came after its own deadline.
+    /// The answer `Holding` arrived after its own deadline.
     AnswerTooOld,
-    /// A deadline was moved on by a renewal.
+    /// A renewal extended a deadline.
     Renewed,
-    /// A guard was lost by its own clock.
+    /// A guard was lost by the client's own clock.
     LostByClock,
-    /// A guard was told that it is lost.
+    /// An answer reported that a guard is lost.
     LostByAnswer,
     /// The store removed an expired holder.
     HolderExpired,
     /// The store removed an expired waiter.
     WaiterExpired,
-    /// The store was asked to join by a client that has left already (scenario 5).
+    /// The store received a join of a client that has left already (scenario 5).
     JoinAfterLeaving,
-    /// A message arrived, and stays to arrive again.
+    /// A message arrived, and may arrive again.
     Duplicate,
     /// A write was accepted.
     Accepted,
@@ -123,7 +128,7 @@ enum Event {
     Refused,
     /// A read was refused.
     ReadRefused,
-    /// A write was on its way while its sender did not hold any more.
+    /// A write was in flight when its sender no longer held the lock.
     LateWrite,
 }
 
@@ -131,22 +136,22 @@ const EVENTS: usize = Event::LateWrite as usize + 1;
 
 struct Model {
     clients: usize,
-    /// How many claims each client makes, one after the other.
+    /// Number of claims that each client makes, one after the other.
     claims_each: u8,
-    /// In ticks.
+    /// Leases in ticks.
     lease: u64,
     waiter_lease: u64,
-    /// How many messages of the lease protocol are on their way at once.
+    /// Maximum number of lease protocol messages in flight.
     in_flight: usize,
-    /// How many of these are one client's.
+    /// Maximum number of these messages per client.
     in_flight_each: usize,
-    /// How many clients' clocks lose a tick.
+    /// Number of clients whose clocks lose a tick.
     slow: u64,
-    /// Whether they use the resource too.
+    /// Whether the clients also use the resource.
     resource: bool,
-    /// Whether a client may leave on purpose, and not only by losing its lease.
+    /// Whether a client may also leave voluntarily, and not only by losing its lease.
     leaves: bool,
-    /// How often a person removes the holder, alive or not.
+    /// How often an operator evicts the holder, alive or not.
     evictions: u8,
     rules: Rules,
     claims: Vec<Claim>,
@@ -155,16 +160,16 @@ struct Model {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// Has not asked yet.
+    /// Has not sent a request yet.
     Out,
-    /// Sends its claim until it is answered, the first time at `first`.
+    /// Sends its claim until it is answered. The first time was at `first`.
     Joining { first: u64 },
-    /// Stands in the queue under this token; the last heartbeat that was answered "waiting" was
-    /// sent at `base`, unless that is so long ago that it is worth nothing.
+    /// Waits in the queue with this token. `base` is when the last heartbeat that was answered
+    /// "waiting" was sent. It is `None` if that is too long ago to matter.
     Waiting { token: u64, base: Option<u64> },
     /// Has a guard.
     Held { token: u64, until: u64 },
-    /// Its guard is lost, or it left.
+    /// Has lost its guard, or has left.
     Over { lost: Option<u64> },
 }
 
@@ -179,13 +184,13 @@ enum Work {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Client {
     claim: u8,
-    /// By how much its clock is behind.
+    /// How far its clock is behind.
     lag: u64,
     phase: Phase,
     work: Work,
 }
 
-/// A message, of or to `client` about its claim number `claim`.
+/// A message from or to `client` about its claim number `claim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Message {
     client: usize,
@@ -193,7 +198,7 @@ struct Message {
     what: What,
 }
 
-/// `sent` and `until` are times on the client's clock.
+/// The contents of a message. `sent` and `until` are times on the client's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum What {
     Join { sent: u64 },
@@ -216,16 +221,17 @@ impl What {
 #[derive(Clone, Debug)]
 struct State {
     now: u64,
-    /// Times that are this long ago are all the same: nothing counted from them is still good.
+    /// Times at least this long ago are equivalent, because no deadline counted from them is still
+    /// valid.
     oldest: u64,
     queue: Queue,
     clients: [Client; MOST],
     messages: Vec<Message>,
-    /// The resource: its value, the highest token it saw, how many writes it accepted.
+    /// The resource: its value, the highest token seen, and the number of writes that it accepted.
     value: u8,
     highest: u64,
     accepted: u8,
-    /// The token of the newest grant at the store, and of the newest that a client believed in.
+    /// The token of the newest grant of the store, and of the newest grant that a client accepted.
     granted: u64,
     believed: u64,
     disorder: bool,
@@ -236,20 +242,20 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
-    /// Time goes on; one client's clock may miss it.
+    /// Time passes. One client's clock may miss the tick.
     Tick {
         slow: Option<usize>,
     },
-    /// The store settles by itself.
+    /// The store settles on its own.
     Settle,
-    /// A person removes the holder.
+    /// An operator evicts the holder.
     Evict,
     Join(usize),
     Renew(usize),
     Leave(usize),
-    /// Looks at `is_held`, then sends the read.
+    /// Checks `is_held`, then sends the read.
     Read(usize),
-    /// Looks at `is_held`, then sends the write.
+    /// Checks `is_held`, then sends the write.
     Write(usize),
     Arrive {
         message: usize,
@@ -260,7 +266,7 @@ enum Action {
     },
 }
 
-/// The id of a client's claim number `claim`.
+/// Returns the ID of a client's claim number `claim`.
 fn id_of(client: usize, claim: u8) -> ClaimId {
     ClaimId::from_u128((client as u128) << 8 | u128::from(claim))
 }
@@ -324,7 +330,7 @@ impl Model {
                 < self.in_flight_each
     }
 
-    /// Puts a message on its way; it is lost where there is no room.
+    /// Sends a message. The message is lost if there are too many in flight.
     fn send(&self, s: &mut State, client: usize, claim: u8, what: What) {
         let message = Message { client, claim, what };
         let resource = what.to_resource();
@@ -351,7 +357,9 @@ impl Model {
                         Some(self.holding(sent, token.get(), remaining.unwrap()))
                     }
                     Joined::Waiting(place) => Some(waiting(sent, place)),
-                    Joined::Busy { .. } => unreachable!("nothing departs without a lock-delay"),
+                    Joined::Busy { .. } => {
+                        unreachable!("a cooldown needs a lock_delay")
+                    }
                 }
             }
             What::Renew { sent } => match s.queue.renew(claim, claim.lease, s.now) {
@@ -360,19 +368,20 @@ impl Model {
                 }
                 Renewal::Waiting(place) => Some(waiting(sent, place)),
                 Renewal::Lost => Some(What::Lost),
-                Renewal::Unknown { .. } => unreachable!("a queue knows of all its claims"),
+                Renewal::Unknown { .. } => unreachable!("a queue knows all its claims"),
             },
             What::Leave => {
                 s.queue.leave(claim.id, None, s.now);
                 None
             }
-            _ => unreachable!("not for the store"),
+            _ => unreachable!("this message is not for the store"),
         };
         self.after_store(s);
         answer
     }
 
-    /// "You hold", as it will be counted: `until` is from sending, or else a mere duration.
+    /// Returns the answer `Holding`. `until` is counted from sending, or is a mere duration without
+    /// that rule.
     fn holding(&self, sent: u64, token: u64, remaining: Duration) -> What {
         let remaining = u64::try_from(remaining.as_micros()).unwrap();
         let base = if self.rules.from_sending { sent } else { 0 };
@@ -388,7 +397,7 @@ impl Model {
         }
     }
 
-    /// Wakes whom it granted, and writes the grants' order down.
+    /// Sends pushes for new grants, and records the order of grants.
     fn after_store(&self, s: &mut State) {
         let fresh = s.queue.take_fresh_grants();
         for id in fresh {
@@ -414,7 +423,7 @@ impl Model {
         matches!(s.clients[client].phase, Phase::Held { until, .. } if self.clock(s, client) < until)
     }
 
-    /// Whether the store agrees with a client that believes that it holds.
+    /// Returns whether the store agrees with a client that believes that it holds.
     fn is_right(&self, s: &State, client: usize) -> bool {
         let id = self.claim(client, s.clients[client].claim).id;
         let Phase::Held { token, .. } = s.clients[client].phase else { return false };
@@ -438,7 +447,7 @@ impl Model {
         }
         match (phase, m.what) {
             (Phase::Waiting { token: told, .. }, What::Holding { token, .. }) if told != token => {
-                // The place that was ours is gone, and a late duplicate has made another.
+                // This client's place is gone, and a late duplicate has made another one.
                 self.happened(Event::LostByAnswer);
                 s.clients[m.client].phase = Phase::Over { lost: None };
             }
@@ -480,7 +489,7 @@ impl Model {
                     let until = until.max(new);
                     s.clients[m.client].phase = Phase::Held { token, until };
                 } else {
-                    // A grant under another token is not this guard's.
+                    // A grant with another token does not belong to this guard.
                     self.happened(Event::LostByAnswer);
                     s.clients[m.client].phase = Phase::Over { lost: None };
                 }
@@ -488,7 +497,7 @@ impl Model {
             (Phase::Over { lost: Some(_) }, What::Holding { token, .. })
                 if !self.rules.loss_is_final =>
             {
-                // The naive client: "the renewal succeeded, so I hold".
+                // A naive client concludes from a successful renewal that it holds.
                 s.revived = true;
                 let until = clock + self.lease - self.drift();
                 s.clients[m.client].phase = Phase::Held { token, until };
@@ -533,17 +542,17 @@ impl Model {
                 s.highest = s.highest.max(token);
                 s.value = value;
                 s.accepted += u8::from(!accepted);
-                // It stays, to arrive again: a duplicate must do no harm either.
+                // The message stays and may arrive again, because a duplicate must be harmless too.
                 s.messages[i].what = What::Write { token, value, accepted: true };
             }
-            _ => unreachable!("not for the resource"),
+            _ => unreachable!("this message is not for the resource"),
         }
     }
 
-    // -- what can make no difference any more ---------------------------------------------------
+    // -- removal of irrelevant state ------------------------------------------------------------
 
-    /// Guards end by their clients' clocks, and messages that nobody will ever act upon go. What
-    /// is dropped here does nothing whenever it arrives, so dropping it loses no behaviour.
+    /// Ends guards by their clients' clocks, and removes messages that have no effect whenever they
+    /// arrive. So the removal loses no behavior.
     fn tidy(&self, s: &mut State) {
         let worth = self.waiter_lease - self.drift();
         for c in 0..self.clients {
@@ -568,8 +577,8 @@ impl Model {
         for m in &mut messages {
             let client = &s.clients[m.client];
             let current = client.claim == m.claim;
-            // Whatever is counted from that long ago is over, or no more than what we have; and
-            // what a claim that is over once asked is answered to nobody.
+            // A deadline counted from a time before `earliest` has passed, or does not extend the
+            // current one. And an answer to a claim that is over has no receiver.
             let earliest = match client.phase {
                 Phase::Held { until, .. } if current && self.rules == Rules::ALL => until,
                 _ => self.clock(s, m.client),
@@ -580,7 +589,7 @@ impl Model {
             {
                 *sent = if over { earliest } else { earliest.max(*sent) };
             }
-            // To hear of another place than ours is to hear that ours is lost.
+            // A message about another place means that the client's own place is lost.
             if let (Phase::Waiting { token, .. }, What::Waiting { token: told, .. })
             | (
                 Phase::Waiting { token, .. } | Phase::Held { token, .. },
@@ -593,7 +602,7 @@ impl Model {
                 m.what = What::Lost;
             }
         }
-        // Of two that are the same one is enough: it can arrive again.
+        // Of two equal messages one is enough, because it can arrive again.
         let mut distinct: Vec<Message> = Vec::with_capacity(messages.len());
         for m in messages {
             if m.what.to_resource() || !distinct.contains(&m) {
@@ -629,7 +638,8 @@ impl Model {
                 What::Waiting { sent, .. } => joining || waits && clock < sent + worth,
                 What::Lost => waits || held,
                 What::Push { .. } => joining || waits,
-                // Nothing is there that it could renew or remove, nor will be.
+                // The store has no place that it could renew or remove, and no message in flight
+                // makes one.
                 What::Renew { .. } | What::Leave if !(joining || waits || held || revivable) => {
                     let id = self.claim(m.client, m.claim).id;
                     s.queue.position(id).is_some() || joins.contains(&(m.client, m.claim))
@@ -685,7 +695,8 @@ impl stateright::Model for Model {
                 Phase::Over { .. } if room && client.claim + 1 < self.claims_each => {
                     actions.push(Action::Join(c));
                 }
-                // Only while no grant can have come and expired unseen (P8); then the id is left.
+                // This is allowed only while no grant can have expired unnoticed (P8). After that
+                // the client abandons the ID.
                 Phase::Joining { first } => {
                     if room && self.clock(s, c) < first + self.waiter_lease - self.drift() {
                         actions.push(Action::Join(c));
@@ -807,8 +818,8 @@ impl stateright::Model for Model {
             Property::always(NO_LOST_UPDATE, |_, s: &State| s.value == s.accepted),
             Property::always(FINAL, |_, s: &State| !s.revived),
         ];
-        // Who is evicted finds out at its next renewal, and believes until then. That is what the
-        // one who evicts decides; the resource must be safe all the same.
+        // An evicted holder finds out at its next renewal and believes until then that it holds.
+        // The operator accepts that. The resource must be safe anyway.
         if self.evictions == 0 {
             properties.extend([
                 Property::always(EXCLUSION, |m: &Self, s: &State| {
@@ -830,7 +841,7 @@ impl stateright::Model for Model {
 }
 
 const EXCLUSION: &str = "at most one client's is_held() is true";
-const BELIEF: &str = "who believes that it holds does hold at the store, under its token";
+const BELIEF: &str = "a client that believes it holds is a holder at the store, with its token";
 const ORDER: &str = "the store grants in the order of the tokens";
 const BELIEF_ORDER: &str = "the clients hold in the order of the tokens";
 const NO_LOST_UPDATE: &str = "the resource keeps the effect of each accepted write";
@@ -840,11 +851,11 @@ const ALL_UPDATED: &str = "every claim can get its update through";
 // ---------------------------------------------------------------------------------------------
 // When two states are the same: times are ages, tokens are ranks, clients have no names.
 
-/// A client with all that belongs to it, in bytes.
+/// All state of one client, in bytes.
 type Key = [u8; 46];
 
 impl State {
-    /// All tokens in the state, in order.
+    /// Returns all tokens in the state, in order.
     fn tokens(&self) -> Vec<u64> {
         let mut tokens = vec![0, self.highest, self.granted, self.believed];
         tokens.extend(self.queue.entries().map(|e| e.token.get()));
@@ -874,12 +885,12 @@ impl State {
     fn keys(&self) -> ([Key; MOST], [u8; 9]) {
         let tokens = self.tokens();
         let rank = |token: u64| u8::try_from(tokens.partition_point(|&t| t < token)).unwrap();
-        // Of a time that is over, only that it is over counts.
+        // Times that have passed are equivalent.
         let ahead = |time: u64, clock: u64| u8::try_from(time.saturating_sub(clock)).unwrap();
         let age = |time: u64, clock: u64| u8::try_from(clock - time).unwrap();
         let mut keys = [[0; 46]; MOST];
         let claims = self.queue.entries().len();
-        assert!(claims <= 5, "a key has room for five places");
+        assert!(claims <= 5, "a key has room for five claims");
         for (c, key) in keys.iter_mut().enumerate() {
             let client = &self.clients[c];
             let clock = self.now - client.lag;
@@ -906,7 +917,7 @@ impl State {
                     What::Join { sent } => [1, age(sent, clock), 0],
                     What::Renew { sent } => [2, age(sent, clock), 0],
                     What::Leave => [3, 0, 0],
-                    // A duration is no time on the clock, and smaller than any.
+                    // A duration is not a time on the clock. It is smaller than any time.
                     What::Holding { token, until } if until < START / 2 => {
                         [4, u8::try_from(until).unwrap(), rank(token)]
                     }
@@ -975,7 +986,8 @@ impl PartialEq for State {
 
 use Event::*;
 
-/// Explores everything; tells how much there was. `must_happen` did, or it shows nothing.
+/// Explores everything and prints the numbers of states and steps. Fails if an event of
+/// `must_happen` did not occur.
 fn holds(what: &str, model: Model, must_happen: &[Event]) {
     let resource = model.resource;
     let events = Arc::clone(&model.events);
@@ -993,11 +1005,11 @@ fn holds(what: &str, model: Model, must_happen: &[Event]) {
     assert!(!resource || checker.discovery(ALL_UPDATED).is_some(), "{what}: {ALL_UPDATED}");
     for &event in must_happen {
         let times = events[event as usize].load(Ordering::Relaxed);
-        assert!(times > 0, "{what}: {event:?} never happened, so nothing is shown of it");
+        assert!(times > 0, "{what}: {event:?} never happened");
     }
 }
 
-/// The shortest history that breaks `property`: there has to be one.
+/// Returns the shortest history that breaks `property`. Fails if no history does.
 fn breaks(property: &'static str, model: Model) -> Vec<Action> {
     let until = HasDiscoveries::AnyOf(BTreeSet::from([property]));
     let checker = model.checker().threads(1).finish_when(until).spawn_bfs().join();
@@ -1010,7 +1022,7 @@ fn breaks(property: &'static str, model: Model) -> Vec<Action> {
     path
 }
 
-/// Three clients, each with one message on its way, two in all, and a resource.
+/// Three clients with a resource, each with at most one message in flight, and two in all.
 fn three() -> Model {
     Model { in_flight_each: 1, ..Model::new(3, 1, 3, 2) }
 }
@@ -1020,13 +1032,14 @@ fn two() -> Model {
     Model { resource: false, ..Model::new(2, 1, 3, 2) }
 }
 
-/// Two clients that may have three messages on their way, of one client or of both.
+/// Two clients with three messages in flight, of one client or of both.
 fn two_with_duplicates() -> Model {
     Model { in_flight: 3, in_flight_each: 3, ..two() }
 }
 
+// R1, R35
 #[test]
-fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
+fn three_clients_exclude_each_other_and_lose_no_update() {
     let happened = [
         HeldByAnswer,
         HeldByPush,
@@ -1051,8 +1064,9 @@ fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
     }
 }
 
+// S02, S19
 #[test]
-fn s02_s19_three_clients_whose_messages_overtake_each_other() {
+fn three_clients_exclude_each_other_despite_reordered_messages() {
     let model = Model { resource: false, ..Model::new(3, 1, 3, 2) };
     let happened = [HeldByPush, PushTooOld, AnswerTooOld, Renewed, Duplicate, PushOfAnotherPlace];
     holds("three clients, two messages of one", model, &happened);
@@ -1062,8 +1076,9 @@ fn s02_s19_three_clients_whose_messages_overtake_each_other() {
     }
 }
 
+// P1
 #[test]
-fn p1_a_slow_clock_is_covered_by_the_drift() {
+fn a_slow_clock_is_covered_by_the_drift() {
     let happened = [HeldByAnswer, HeldByPush, Renewed, LostByClock];
     holds("two clients, one of them slow", Model { slow: 1, ..two() }, &happened);
     if is_long() {
@@ -1072,8 +1087,9 @@ fn p1_a_slow_clock_is_covered_by_the_drift() {
     }
 }
 
+// P8
 #[test]
-fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
+fn late_duplicate_acquire_does_not_break_exclusion() {
     let happened = [PushOfAnotherPlace, JoinAfterLeaving, WaiterExpired, HeldByPush, Duplicate];
     holds("two clients, three messages", two_with_duplicates(), &happened);
     if is_long() {
@@ -1083,71 +1099,80 @@ fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
     }
 }
 
+// S03
 #[test]
-fn s03_who_lost_claims_again_and_gets_a_new_token() {
+fn client_that_lost_the_lock_reacquires_with_a_new_token() {
     let model = Model { in_flight: 1, resource: is_long(), ..Model::new(2, 2, 3, 2) };
     let happened = [HeldByAnswer, HeldByPush, LostByClock, LostByAnswer, JoinAfterLeaving];
     holds("two clients with two claims each", model, &happened);
 }
 
+// P2
 #[test]
-fn p2_the_resource_is_safe_even_when_a_living_holder_is_evicted() {
+fn resource_is_safe_when_a_live_holder_is_evicted() {
     let model = Model { evictions: 1, in_flight_each: 1, ..Model::new(2, 1, 3, 2) };
     let happened = [Accepted, Refused, ReadRefused, LostByAnswer, LateWrite];
     holds("two clients and an eviction", model, &happened);
 }
 
-/// The story of R40, and no other: nobody leaves, so only by the end of its lease does one client
-/// follow another; and the first one's write was safe when it looked.
+// R40
+/// The history of R40. No client leaves, so one client follows another only when a lease expires.
+/// And the first client's write was safe when it checked.
 #[test]
-fn r40_without_fencing_an_update_is_lost() {
+fn without_fencing_an_update_is_lost() {
     let rules = Rules { writes_fenced: false, reads_fenced: false, ..Rules::ALL };
     let path = breaks(NO_LOST_UPDATE, Model { rules, leaves: false, ..three() });
     let waited = path.iter().filter(|a| matches!(a, Action::Tick { .. })).count();
-    assert!(waited >= 3, "no lease ran out: {path:?}");
+    assert!(waited >= 3, "no lease expired: {path:?}");
 }
 
-/// The next holder has read, but not written yet; nothing has told the resource of its token.
+// R50
+/// The next holder has read, but has not written yet. So the resource does not know its token.
 #[test]
-fn r50_a_read_without_the_token_lets_an_update_be_lost() {
+fn unfenced_read_allows_a_lost_update() {
     let rules = Rules { reads_fenced: false, ..Rules::ALL };
     breaks(NO_LOST_UPDATE, Model { rules, leaves: false, resource: true, ..two() });
 }
 
+// S01
 #[test]
-fn s01_a_deadline_counted_from_receipt_breaks_exclusion() {
+fn a_deadline_counted_from_receipt_breaks_exclusion() {
     let rules = Rules { from_sending: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules, ..two() });
 }
 
+// S19
 #[test]
-fn s19_a_pushed_grant_counted_from_receipt_breaks_exclusion() {
+fn a_pushed_grant_counted_from_receipt_breaks_exclusion() {
     let rules = Rules { push_from_heartbeat: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules, ..two() });
 }
 
+// P1
 #[test]
-fn p1_without_the_drift_a_slow_clock_breaks_exclusion() {
+fn without_the_drift_a_slow_clock_breaks_exclusion() {
     let rules = Rules { drift: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules, slow: 1, ..two() });
 }
 
+// S02
 #[test]
-fn s02_a_late_answer_that_revives_breaks_exclusion() {
+fn late_reply_that_revives_a_hold_breaks_exclusion() {
     let rules = Rules { loss_is_final: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules, ..two() });
 }
 
+// P8
 #[test]
-fn p8_a_push_for_an_earlier_place_breaks_exclusion() {
+fn accepting_a_push_for_an_earlier_position_breaks_exclusion() {
     let rules = Rules { tokens_compared: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules, ..two_with_duplicates() });
 }
 
-/// That states with equal keys are equal in all that can follow is what makes it right to explore
-/// only one of them. It is checked here for many pairs, of each way to be equal.
+/// Only one of several states with equal keys is explored, which requires that they have the same
+/// successors. This test checks that for many pairs, of each kind of equality.
 #[test]
-fn states_that_are_taken_for_the_same_have_the_same_successors() {
+fn states_with_equal_keys_have_the_same_successors() {
     for model in [three(), Model { slow: 1, ..two() }, two_with_duplicates()] {
         let follow = |s: &State| model.next_states(s).iter().map(State::keys).collect();
         let mut known: HashMap<_, BTreeSet<_>> = HashMap::new();
@@ -1157,13 +1182,13 @@ fn states_that_are_taken_for_the_same_have_the_same_successors() {
         while let Some(state) = pending.pop_front().filter(|_| pairs < enough) {
             let next = follow(&state);
             if let Some(first) = known.get(&state.keys()) {
-                assert_eq!(first, &next, "taken for another: {state:?}");
+                assert_eq!(first, &next, "two different states have the same key: {state:?}");
                 pairs += 1;
             } else {
                 known.insert(state.keys(), next);
                 pending.extend(model.next_states(&state));
             }
         }
-        assert!(pairs >= 25_000, "too few to show anything: {pairs}");
+        assert!(pairs >= 25_000, "too few pairs: {pairs}");
     }
 }

@@ -1,25 +1,26 @@
-//! Redlock's tokens, explored to the end: three nodes, two or three clients, a bad network.
+//! Explores Redlock's tokens completely: three nodes, two or three clients, an unreliable network.
 //!
 //! # What is modelled
-//! - *The nodes* are the real [`Node`], the clients decide by the real [`Round`], [`Tally`],
-//!   [`recollect`]. The scripts are compared with [`Node`] elsewhere (`crates/leasehold-redis/src/redlock/tests.rs`).
-//! - *The network* delays and reorders at will; a message that never arrives is one that was lost.
-//!   A client may give an attempt up at any time and begin another one, so answers come late, and so
-//!   do requests of attempts that are over.
-//! - *Clocks*. Time is discrete, and what a client proposes is its clock, which may be any amount
-//!   ahead or behind. Leases count by time that runs alike for all (the general model,
-//!   `tests/model.rs`, has the drift); a client may stop anywhere for any time.
-//! - *Crashes*: a node restarts with what it knew, or without.
-//! - *Who believes* that it holds: a client from its decision until its deadline.
+//! - *The nodes* are the real [`Node`]. The clients decide by the real [`Round`], [`Tally`] and
+//!   [`recollect`]. Another test compares the scripts with [`Node`]
+//!   (`crates/leasehold-redis/src/redlock/tests.rs`).
+//! - *The network* delays and reorders messages arbitrarily. A lost message is one that never
+//!   arrives. A client may abandon an attempt at any time and begin another. So answers arrive
+//!   late, and so do requests of attempts that are over.
+//! - *Clocks*. Time is discrete. A client proposes its clock, which may be any amount ahead or
+//!   behind. Leases count in a time that is the same for all, because the general model
+//!   (`tests/model.rs`) covers the drift. A client may be paused anywhere for any time.
+//! - *Crashes*: a node restarts with its data, or without.
+//! - *Belief*: a client believes that it holds from its decision until its deadline.
 //!
 //! # Bounds
-//! Ticks, attempts of a client and crashes are counted and bounded, everything else is explored
-//! completely. A lease of 2 ticks is the shortest in which an answer can be late and in time. Nodes
-//! have no names: states that differ only in their order are one.
+//! Ticks, attempts of a client and crashes are bounded. Everything else is explored completely. A
+//! lease of 2 ticks is the shortest in which an answer can be late and in time. Nodes have no
+//! names, so states that differ only in the order of nodes are one.
 //!
 //! # Controls
-//! The same model with one rule taken away must find its counterexample. The last controls are no
-//! mistakes of an implementation, but the limits that the documentation states.
+//! The same model without one rule must find a counterexample. The last controls are not mistakes
+//! of an implementation, but the limits that the documentation states.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,28 +33,28 @@ use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const NODES: usize = 3;
 
-/// The rules under test; [`Rules::ALL`] is the design.
+/// The rules under test. [`Rules::ALL`] is the design.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
-    /// A token counts only when a majority has stored it; else the highest answer and one is taken
-    /// as it is.
+    /// A token counts only when a majority has stored it. Without this rule, the highest answer
+    /// plus one is used directly.
     stored: bool,
-    /// A node stores only what is above what it remembers.
+    /// A node stores only tokens above the highest that it remembers.
     rising: bool,
-    /// Answers count for the attempt that asked.
+    /// Answers count only for the attempt that sent the request.
     own_answers: bool,
     /// Deadlines count from before the first request.
     from_sending: bool,
-    /// What is left is looked at after the write-back.
+    /// The remaining validity is checked after the write-back.
     validity_last: bool,
-    /// More than half, not just half.
+    /// A majority is required, not just half of the nodes.
     majority: bool,
-    /// A node that restarted without its data waits for as long as a lease before it votes.
+    /// A node that restarted without its data waits for the length of a lease before it votes.
     delay: bool,
-    /// And then asks what it forgot.
+    /// After that, the node recovers its tokens from the other nodes.
     recollects: bool,
-    /// Where a name's record is gone, the highest token of all names counts for it; else what that
-    /// was some time before.
+    /// If the record of a name is gone, the highest token of all names counts for it. Without this
+    /// rule, an outdated value counts.
     falls_back: bool,
 }
 
@@ -73,23 +74,23 @@ impl Rules {
 
 #[derive(Clone, Debug)]
 struct Model {
-    /// How many attempts each client makes.
+    /// Number of attempts of each client.
     attempts: Vec<u64>,
     ticks: u64,
-    /// How many restarts lose the node's data.
+    /// Number of restarts that lose the node's data.
     losses: u8,
-    /// And how many do not.
+    /// Number of restarts that keep the node's data.
     restarts: u8,
-    /// How often a node's clock jumps forward and back while nobody holds or asks: what goes away by
-    /// the clock is gone, and no time has passed.
+    /// How often a node's clock jumps forward and back while no client holds or makes a request.
+    /// Keys that expire by the clock are gone, but no time has passed.
     jumps: u8,
     /// How often a holder extends its lease.
     extensions: u8,
     /// How far each client's clock is ahead.
     ahead: [u64; CLIENTS],
-    /// From when on each client begins.
+    /// The time from which each client begins.
     starts: [u64; CLIENTS],
-    /// What the first node remembers from before, and no other: somebody's attempt that failed.
+    /// A token that only the first node remembers, from an earlier failed attempt.
     remembered: u64,
     rules: Rules,
 }
@@ -134,22 +135,22 @@ enum What {
     Extended(u64, bool),
 }
 
-/// All that is about one node: itself, what clients have heard of it in their present phase, what is
-/// on its way.
+/// The state of one node: the node itself, its answers to the clients in their present phase, and
+/// the messages in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Place {
     node: Node,
-    /// Votes, and may be told what it forgot, from here on.
+    /// The time from which it votes and may receive the token that it forgot.
     from: u64,
     answers: [Option<Answer>; CLIENTS],
     votes: [Option<bool>; CLIENTS],
     messages: Vec<Message>,
-    /// What whoever tells a node what it forgot has heard of this one.
+    /// This node's answer to the client that restores another node's token.
     known: Option<Known>,
     is_told: bool,
 }
 
-/// Nodes have no names, and stand in their own order.
+/// The state of the system. Nodes have no names, and are kept in a canonical order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     now: u64,
@@ -158,7 +159,7 @@ struct State {
     losses: u8,
     restarts: u8,
     jumps: u8,
-    /// The highest token under which anybody has held.
+    /// The highest token with which a client has held.
     highest: u64,
     inverted: bool,
 }
@@ -167,7 +168,7 @@ struct State {
 enum Action {
     Tick,
     Begin(usize),
-    /// Another attempt, whatever becomes of this one.
+    /// Begins another attempt, whatever the state of this one.
     GiveUp(usize),
     /// Does not wait for the last answers.
     WriteBack(usize),
@@ -175,14 +176,15 @@ enum Action {
     Release(usize),
     Arrive(usize, Message),
     Lose(usize),
-    /// It comes back with its key and its tokens, which nobody can know to be the last.
+    /// Restarts a node with its key and its tokens. It is unknown whether the tokens are the
+    /// latest.
     Restart(usize),
     Jump(usize),
-    /// Somebody begins to find out what this node forgot,
+    /// Begins to find out what this node forgot.
     Recollect(usize),
-    /// hears of another,
+    /// Receives the answer of another node.
     Hear(usize),
-    /// and tells it.
+    /// Sends the token to the node that forgot it.
     Tell,
 }
 
@@ -213,7 +215,7 @@ impl Model {
     fn to_all(&self, s: &mut State, client: usize, what: What) {
         let attempt = s.clients[client].attempt;
         for place in &mut s.places {
-            // A node that is known to have just restarted is not asked.
+            // A node that is known to have just restarted gets no requests.
             let young = self.rules.delay && s.now < place.from;
             if matches!(what, What::Take(_)) && young {
                 place.answers[client] = Some(Answer::Silent);
@@ -232,7 +234,7 @@ impl Model {
 
     fn begin(&self, s: &mut State, c: usize) {
         s.clients[c].attempt += 1;
-        // It has seen nothing: what it has seen can only help.
+        // The client has seen no token yet. A seen token could only raise its proposal.
         let proposal = 1 + self.ahead[c] + s.now;
         self.enter(s, c, Phase::Asking { start: s.now, proposal });
         self.to_all(s, c, What::Take(proposal));
@@ -247,7 +249,7 @@ impl Model {
         let mut round = Round::new(NODES, proposal);
         for (i, place) in s.places.iter().enumerate() {
             if let Some(answer) = place.answers[c] {
-                round.hear(i, answer);
+                round.add_answer(i, answer);
             }
         }
         round
@@ -259,7 +261,7 @@ impl Model {
         tally
     }
 
-    /// What the answers come to; `now` if the client does not want to wait for more.
+    /// Evaluates the answers. `now` means that the client does not wait for more.
     fn decide(&self, s: &mut State, c: usize, now: bool) {
         let Phase::Asking { start, proposal } = s.clients[c].phase else { return };
         let round = self.round(s, c, proposal);
@@ -277,7 +279,7 @@ impl Model {
                 if !left(s.now - start) {
                     return self.end(s, c);
                 }
-                // Found good now, and not looked at again.
+                // Without the rule, the validity is checked now and not again later.
                 let start = if self.rules.validity_last { start } else { s.now };
                 self.enter(s, c, Phase::Writing { start, token });
                 self.to_all(s, c, What::Write(token));
@@ -298,7 +300,7 @@ impl Model {
     fn restart(&self, s: &mut State, at: usize) {
         let place = &mut s.places[at];
         place.node.remembers = !self.rules.recollects;
-        // Longer than any lease that it may have forgotten.
+        // The delay is longer than any lease that the node may have forgotten.
         place.from = if self.rules.delay { s.now + LEASE } else { s.now };
         place.is_told = false;
     }
@@ -335,7 +337,7 @@ impl Model {
                 return None;
             }
             What::Answered(_) | What::Wrote(_) | What::Extended(..) => {
-                unreachable!("not for a node")
+                unreachable!("this message is not for a node")
             }
         })
     }
@@ -361,7 +363,7 @@ impl Model {
             {
                 s.places[at].votes[c].get_or_insert(yes);
                 let tally = self.tally(s, c);
-                // Late answers revive nothing.
+                // A late answer must not revive a hold.
                 if tally.passed() && s.now < until {
                     let until = until.max(sent + LEASE);
                     s.clients[c].phase = Phase::Held { until, asked: Some(asked) };
@@ -379,7 +381,7 @@ impl Model {
         }
     }
 
-    /// Forgets what can have no effect any more, and gives the nodes their order.
+    /// Removes everything that has no effect any more, and puts the nodes into a canonical order.
     fn tidy(&self, s: &mut State) {
         let (now, clients) = (s.now, &s.clients);
         let nothing_left = clients
@@ -398,12 +400,12 @@ impl Model {
             };
             let matters = |m: &Message| match m.what {
                 _ if nothing_left => false,
-                // Its attempt may still come to the node.
+                // The message of its attempt may still arrive at the node.
                 What::Write(_) | What::Extend(_) | What::Release => {
                     key == Some((m.client, m.attempt)) || coming(m)
                 }
                 What::Take(_) | What::Heal => true,
-                // Nobody listens.
+                // The client no longer waits for this.
                 What::Answered(_) => {
                     matches!(clients[m.client].phase, Phase::Asking { .. })
                         && (clients[m.client].attempt == m.attempt || !self.rules.own_answers)
@@ -421,7 +423,7 @@ impl Model {
     }
 }
 
-/// As it would be if half of the nodes were enough.
+/// Returns the decision if half of the nodes were enough.
 fn half(round: &Round) -> Decision {
     let granted = round.answers().iter().flatten().filter_map(|a| match a {
         Answer::Granted { last, .. } => Some(*last),
@@ -577,7 +579,7 @@ impl stateright::Model for Model {
             }
             Action::Tell => {
                 let known = s.places.each_ref().map(|p| p.known.unwrap_or(Known::Silent));
-                // Whoever tells may have the slowest clock of all.
+                // The client that restores the token may have the slowest clock of all.
                 let token = recollect(&known, [1 + s.now])?;
                 for place in &mut s.places {
                     place.known = None;
@@ -631,7 +633,7 @@ fn holds(what: &str, model: Model) {
     assert!(checker.discovery(LATE_HOLD).is_some(), "{what}: {LATE_HOLD}");
 }
 
-/// There has to be a history that breaks the property: the shortest is shown.
+/// Prints the shortest history that breaks the property. Fails if no history does.
 fn breaks(property: &'static str, model: Model) {
     let until = HasDiscoveries::AnyOf(BTreeSet::from([property]));
     let checker = model.checker().threads(1).finish_when(until).spawn_bfs().join();
@@ -642,18 +644,19 @@ fn breaks(property: &'static str, model: Model) {
     println!("broken after {states} states: {property}\n  {:?}", path.into_actions());
 }
 
-/// Two clients, the first one's clock ahead.
+/// Two clients. The first one's clock is ahead.
 fn two(attempts: [u64; 2], ticks: u64) -> Model {
     Model { ahead: [2, 0, 0], ..Model::new(&attempts, ticks) }
 }
 
-/// One node loses all that it knew, once.
+/// A node loses its data, once.
 fn loss() -> Model {
     Model { losses: 1, ..two([1, 1], 2) }
 }
 
+// S35
 #[test]
-fn s35_tokens_rise_and_one_holds_whatever_the_network_and_the_clocks_do() {
+fn guarantees_hold_with_two_clients_and_skewed_clocks() {
     holds("the first clock is ahead", two([1, 1], 2));
     holds("longer", two([1, 1], 3));
     holds("the second clock is ahead", Model { ahead: [0, 2, 0], ..two([1, 1], 3) });
@@ -663,45 +666,50 @@ fn s35_tokens_rise_and_one_holds_whatever_the_network_and_the_clocks_do() {
     }
 }
 
+// S35
 #[test]
-fn s35_three_clients() {
+fn guarantees_hold_with_three_clients() {
     let three = Model::new(&[1, 1, 1], 2);
-    // Two come when the first may have been stopped for as long as its lease.
+    // Two clients begin when the first may have been paused for as long as its lease.
     holds("three clients", Model { starts: [0, 2, 2], ..three.clone() });
     if is_long() {
         holds("three clients, one after the other", Model { starts: [0, 1, 2], ..three });
     }
 }
 
+// S35
 #[test]
-fn s35_late_answers_and_requests_of_earlier_attempts_change_nothing() {
+fn late_messages_of_earlier_attempts_are_harmless() {
     holds("the second tries twice", two([1, 2], 0));
     if is_long() {
         holds("the second tries twice, in time", two([1, 2], 2));
     }
 }
 
+// S31
 #[test]
-fn s31_an_extension_is_no_second_holder() {
+fn extension_does_not_create_a_second_holder() {
     holds("extensions", Model { extensions: 1, starts: [0, 2, 0], ..two([1, 1], 2) });
     if is_long() {
         holds("extensions, longer", Model { extensions: 1, ..two([1, 1], 3) });
     }
 }
 
+// S33
 #[test]
-fn s33_a_node_that_lost_its_data_changes_nothing_after_the_delay() {
+fn node_that_lost_its_data_is_safe_after_the_delay() {
     holds("one loss", Model { starts: [0, 2, 0], ..loss() });
     if is_long() {
         holds("one loss, at any time", Model { ticks: 3, ..loss() });
     }
 }
 
+// S33
 #[test]
-fn s33_a_node_that_kept_its_data_changes_nothing() {
+fn restart_of_a_node_that_kept_its_data_is_safe() {
     let restart = Model { restarts: 1, ..two([1, 1], 2) };
     holds("one restart", Model { starts: [0, 2, 0], ..restart.clone() });
-    // As with restart_delay_ms=0 on servers that lose nothing.
+    // This corresponds to restart_delay_ms=0 on servers that lose nothing.
     let at_once = Rules { delay: false, ..Rules::ALL };
     let soon = Model { rules: at_once, starts: [0, 1, 0], ..two([1, 1], 1) };
     holds("one restart, without a delay", Model { restarts: 1, ..soon.clone() });
@@ -712,8 +720,9 @@ fn s33_a_node_that_kept_its_data_changes_nothing() {
     }
 }
 
+// F16
 #[test]
-fn f16_a_clock_that_jumps_while_nobody_holds_lets_no_token_fall() {
+fn clock_jump_while_the_lock_is_free_lowers_no_token() {
     let jumps = |attempts, jumps| Model { jumps, starts: [0, 1, 0], ..two(attempts, 1) };
     holds("one jump", jumps([1, 1], 1));
     holds("two jumps", jumps([1, 1], 2));
@@ -725,17 +734,17 @@ fn f16_a_clock_that_jumps_while_nobody_holds_lets_no_token_fall() {
     breaks(ORDER, before);
 }
 
-/// Each rule is needed: without it there is a history that breaks the promise.
+/// Each rule is needed. Without it there is a history that breaks the promise.
 #[test]
-fn without_a_rule_the_model_finds_the_mistake() {
+fn model_detects_each_missing_rule() {
     let without = |model: Model, change: fn(&mut Rules)| {
         let mut model = model;
         change(&mut model.rules);
         model
     };
-    // A node stores what is below what it remembers.
+    // A node stores tokens below the highest that it remembers.
     breaks(ORDER, without(two([1, 1], 0), |r| r.rising = false));
-    // The highest answer and one more, without telling anybody (scenario 35).
+    // A client uses the highest answer plus one, without storing it on the nodes (scenario 35).
     let told = Model { remembered: 3, ..Model::new(&[1, 1], 0) };
     breaks(ORDER, without(told, |r| r.stored = false));
     // A late answer of an earlier attempt counts for the next one.
@@ -743,22 +752,23 @@ fn without_a_rule_the_model_finds_the_mistake() {
     // The lease counts from the answer.
     let timed = Model { starts: [0, 1, 0], ..two([1, 1], 3) };
     breaks(EXCLUSION, without(timed, |r| r.from_sending = false));
-    // What is left is looked at before the write-back, and not after it.
+    // The remaining validity is checked before the write-back, and not after it.
     let written = Model { remembered: 9, starts: [0, 2, 0], ..two([1, 1], 2) };
     breaks(EXCLUSION, without(written, |r| r.validity_last = false));
     breaks(EXCLUSION, without(two([1, 1], 0), |r| r.majority = false));
 }
 
-/// R43: what the documentation says of nodes that lose their data.
+// R43
+/// R43: the documented limits for nodes that lose their data.
 #[test]
-fn r43_limits() {
-    // A node votes at once after it has lost its data.
+fn data_loss_beyond_the_limits_breaks_the_guarantees() {
+    // A node votes immediately after it has lost its data.
     let early = Rules { delay: false, ..Rules::ALL };
     breaks(EXCLUSION, Model { rules: early, ticks: 0, ..loss() });
-    // It waits, and then votes on what it does not know, while a clock is behind.
+    // A node waits, and then votes without having recovered its tokens, while a clock is behind.
     let ignorant = Rules { recollects: false, ..Rules::ALL };
     breaks(ORDER, Model { rules: ignorant, starts: [0, 1, 0], ..loss() });
-    // More than half of the nodes have forgotten: then it is the clocks that count.
+    // More than half of the nodes have lost their data. Then the order depends on the clocks.
     let most = Model { losses: 2, starts: [0, 2, 0], ahead: [5, 0, 0], ..loss() };
     breaks(ORDER, most.clone());
     holds("with clocks that are not behind", Model { ahead: [0; 3], ..most });

@@ -6,13 +6,13 @@
 //! read. Each rejects a stale token with the error `STALETOKEN seen offered` and writes nothing.
 //!
 //! **The highest token seen** is a field of the hash itself ([`TOKEN_FIELD`]), or otherwise a
-//! separate key ([`mark_of`]) in the same cluster slot as the data. It does not expire, not even
-//! when the data does. If it is evicted or deleted, the next late writer is accepted, so set
+//! separate key ([`mark_of`]) in the same cluster slot as the data. It never expires, even when the
+//! data does. If it is evicted by Redis or deleted, the next stale token is accepted, so set
 //! `maxmemory-policy noeviction`.
 //!
 //! **The fence is as durable as the server.** After a restart that loses the last writes, or a
 //! fail-over to a replica without them, both the token and the data written under it return to the
-//! earlier state. A late writer can then be accepted until the current holder writes again.
+//! earlier state. A stale token can then be accepted until the current holder writes again.
 //!
 //! Tokens are compared as text, because Lua's numbers are exact only up to 2⁵³. Other notations are
 //! rejected (`BADTOKEN`): leading zeros, exponents, and numbers above 2⁶³ − 1. Equal tokens pass.
@@ -22,7 +22,7 @@ use redis::{FromRedisValue, RedisError, ToRedisArgs};
 
 use crate::redis::fault;
 use leasehold_core::fence::Fence;
-use leasehold_core::{Error, ErrorKind, Result, Token};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 
 /// The field of a fenced hash that stores the highest token seen.
 pub const TOKEN_FIELD: &str = "fencing_token";
@@ -46,8 +46,8 @@ pub fn set_script() -> String {
     include_str!("fence/set.lua").to_owned()
 }
 
-/// Returns the script that sets fields of a hash, unless its field `fencing_token` has a higher
-/// token.
+/// Returns the script that sets fields of a hash, unless the hash's `fencing_token` field holds a
+/// higher token.
 ///
 /// KEYS: the hash. ARGV: the token, then field, value, field, value, …
 pub fn hash_script() -> String {
@@ -64,7 +64,8 @@ pub fn guarded_script(body: &str) -> String {
 
 /// Returns the key that stores the highest token seen for the string `key`.
 ///
-/// It is in the same cluster slot, unless `key` contains a `}` and no hash tag.
+/// The returned key is in the same cluster slot as `key`, unless `key` contains a `}` and no hash
+/// tag.
 ///
 /// ```
 /// use leasehold::fence::redis::mark_of;
@@ -79,7 +80,7 @@ pub fn mark_of(key: &str) -> String {
     }
 }
 
-/// Sets the string `key`, unless it has seen a higher token. One round trip.
+/// Sets the string `key`, unless a higher token has been seen for it. One round trip.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -100,10 +101,11 @@ pub async fn set(
     call.invoke_async(connection).await.map_err(explain)
 }
 
-/// Sets fields of the hash `key` and its token, unless it has seen a higher one. One round trip.
+/// Sets fields of the hash `key` and its token, unless a higher token has been seen for the hash.
+/// One round trip.
 ///
-/// Without fields it only presents the token: do that before you read data on which the next write
-/// depends.
+/// Without fields, this only presents the token. Do that before you read data on which the next
+/// write depends.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -120,7 +122,7 @@ pub async fn hash_set<V: ToRedisArgs>(
     if fields.iter().any(|(field, _)| *field == TOKEN_FIELD) {
         let what = format!("the field name {TOKEN_FIELD:?} is reserved for the fence");
         let hint = "use another field name";
-        return Err(Error::new(ErrorKind::Config, what).with_hint(hint).during("fence"));
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint).with_operation("fence"));
     }
     let script = redis::Script::new(&hash_script());
     let mut call = script.prepare_invoke();
@@ -132,8 +134,8 @@ pub async fn hash_set<V: ToRedisArgs>(
     Ok(())
 }
 
-/// Presents the token for the string `key`; from then on no smaller token passes. Call it before
-/// you read.
+/// Presents the token for the string `key`, so that no smaller token passes from then on. Call this
+/// before you read the string.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -170,14 +172,14 @@ pub async fn check(
 pub struct Fenced(redis::Script);
 
 impl Fenced {
-    /// Creates it from Lua code, as for EVAL. The code has its own KEYS and ARGV and returns its
-    /// result. Never build it from user input.
+    /// Creates the script from Lua code, as for EVAL. The code has its own KEYS and ARGV and
+    /// returns its result. Never build it from user input.
     pub fn new(body: &str) -> Self {
         Self(redis::Script::new(&guarded_script(body)))
     }
 
-    /// Runs the script, unless `resource` has seen a higher token. In a cluster, `resource` and
-    /// `keys` must be in one slot.
+    /// Runs the script, unless a higher token has been seen for `resource`. In a cluster,
+    /// `resource` and `keys` must be in one slot.
     ///
     /// # Cancel safety
     /// Not cancel safe: the operation may or may not have happened.
@@ -207,17 +209,17 @@ impl Fenced {
 fn explain(error: RedisError) -> Error {
     let stale = (error.code() == Some(STALE)).then(|| {
         let (seen, offered) = error.detail()?.split_once(' ')?;
-        let token = |text: &str| text.parse::<Token>().ok();
+        let token = |text: &str| text.parse::<FencingToken>().ok();
         Some(Error::stale_fence(token(seen)?, token(offered)?))
     });
     let bad = || {
         let what = "the key that holds this resource's highest token contains an invalid token";
         let hint = "set it to the highest token in use, or delete it";
-        Error::new(ErrorKind::Corrupt, what).with_hint(hint).because(fault::shown(&error))
+        Error::new(ErrorKind::Corrupt, what).with_hint(hint).with_source(fault::shown(&error))
     };
     let is_bad = error.code() == Some(BAD);
     let other = || if is_bad { bad() } else { fault::explain(&error) };
-    stale.flatten().unwrap_or_else(other).during("fence")
+    stale.flatten().unwrap_or_else(other).with_operation("fence")
 }
 
 #[cfg(test)]
@@ -225,14 +227,15 @@ mod tests {
     use super::*;
     use crate::redis::keys::slot;
 
+    // S26
     #[test]
-    fn s26_a_mark_is_in_the_slot_of_its_key() {
+    fn token_key_is_in_the_slot_of_its_key() {
         for key in ["a", "a{b}c", "{", "a{b", "{a}{b}", "}{a}", "ключ"] {
             assert_eq!(slot(mark_of(key).as_bytes()), slot(key.as_bytes()), "{key:?}");
         }
         assert_eq!(mark_of("a"), "{a}:fencing_token");
         assert_eq!(mark_of("a{b}c"), "a{b}c:fencing_token");
-        // The exceptions that are documented: nothing around them hashes as they do.
+        // The documented exceptions: the token keys of these keys are in other slots.
         for key in ["a}b", "}", "{}x", "a{}"] {
             assert_ne!(slot(mark_of(key).as_bytes()), slot(key.as_bytes()), "{key:?}");
         }

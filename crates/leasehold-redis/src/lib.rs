@@ -1,6 +1,8 @@
-//! `leasehold` in Redis and Valkey: the store of one server, Sentinel or Cluster ([`mod@redis`]), the
-//! one on a majority of independent servers (`redlock`), and a [fence]. Programs depend on
-//! `leasehold`, which has all of this by its features `redis` and `redlock`.
+//! `leasehold` in Redis and Valkey.
+//!
+//! The crate has a store on one server, Sentinel or Cluster ([`mod@redis`]), a store on a majority
+//! of independent servers (`redlock`), and a [fence]. Programs depend on `leasehold`, which
+//! includes all of this with its features `redis` and `redlock`.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

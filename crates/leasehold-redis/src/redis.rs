@@ -1,77 +1,103 @@
-//! The `redis:` store: queues in Redis or Valkey, each call one script.
+//! The `redis:` store: lock queues in Redis or Valkey, with one script per call.
 //!
 //! # The keys
-//! A mutex that is held is one string: its key is the lock's name, byte for byte (after the URL's
-//! prefix), set by `SET … NX PX`. That is the recipe of other libraries' locks, so they respect our
-//! holders and we theirs. The value begins with the claim's id, the secret that releases and renews;
-//! then come token, time and holder. They are *in* the value, and not beside it, so that a renewal
-//! touches this key alone, and nothing can be said of a holder by a record that is not its own.
+//! A held mutex is one string. Its key is the lock's name, byte for byte, after the URL's prefix.
+//! The string is set by `SET … NX PX`, as in many other libraries, so their clients respect
+//! leasehold's holders and vice versa.
 //!
-//! Who waits for a mutex stands in two sorted sets beside it: by token (the queue), and by the time
-//! at which the place expires. Read-write locks and semaphores have no recipe to be compatible with:
-//! their claims are in a hash and such sets. Beside all of them is one *clock* for each slot of a
-//! cluster, and one in all where there is no cluster: the highest token drawn there. Keys are listed
-//! in `redis/keys.rs`, their contents in `scripts/common.lua`.
+//! The value begins with the claim's id, the secret that renews and releases the lock. Token, time
+//! and holder follow. They are in the value itself, so that a renewal touches only this key, and a
+//! holder's record always belongs to that holder.
+//!
+//! The waiters of a mutex are in two sorted sets next to it. One is sorted by token (the queue),
+//! the other by the time at which each waiter expires. For read-write locks and semaphores there is
+//! no common format to be compatible with, so their claims are in a hash and in sets of the same
+//! form.
+//!
+//! All locks share a *clock*, the highest token drawn so far. A cluster has one clock per slot, and
+//! any other server has one in total. `redis/keys.rs` lists the keys, and `scripts/common.lua`
+//! their contents.
 //!
 //! # One call
-//! Each call is one script, which Redis runs alone: so it is atomic. It settles first: whom the
-//! server's clock (`TIME`) says to be over goes, and who then fits is granted.
+//! Each call is one script, which Redis runs alone, so it is atomic. The script first settles the
+//! lock. It removes claims that have expired by the server's clock (`TIME`), and grants the lock to
+//! the waiters that then fit. Renewals of holds (`renew.lua`) and the common cases below skip this,
+//! because they concern claims that certainly have not expired.
 //!
-//! What is usual is settled as it is, and comes first in the scripts of mutexes, before all that the
-//! rest needs (`join_mutex.lua`, `leave_mutex.lua`). Where something else is found, nothing was changed
-//! yet but dead waiters removed, and the rest does the whole of it:
-//! - *a free main key without a queue*, to take;
-//! - *one of ours in it, the claim not in the queue and no place there over*, to wait, or to try: that
-//!   reads and does no more;
-//! - *our own claim in it, without a lock-delay*, to release: the first in the queue has it if it lives.
+//! The scripts of mutexes handle the common cases first, before the code for all other cases
+//! (`join_mutex.lua`, `leave_mutex.lua`). If none of these cases applies, the common part has at
+//! most removed dead waiters, and the general code does all the work:
+//! - *The lock is free and has no queue.* The claim acquires it.
+//! - *A leasehold claim holds the lock, the new claim is not in the queue, and no waiter has
+//!   expired.* The claim joins the queue. A try fails instead, and writes nothing.
+//! - *The releasing claim holds the lock and has no lock delay.* The first waiter gets the lock if
+//!   it is alive.
 //!
-//! A script is told all keys that it may touch: a node of a cluster must see in the request whether
-//! all are there, when their slot moves, and some servers refuse to touch others.
+//! Every script receives all keys that it may touch. A cluster node must see in the request whether
+//! all keys are present while their slot moves, and some servers refuse to touch other keys.
 //!
-//! *A reply is lost*: the claim's id is found again in the value or the queue, and answered the same.
-//! *A caller is dropped*: the script ran or did not. *We die*: the lease is the key's own expiry; a
-//! place in the queue has its time in the second set. *Redis forgets its scripts*: `NOSCRIPT` makes us
-//! send the script in full.
+//! What happens if something fails:
 //!
-//! # Who wakes whom
-//! Whoever releases, or finds a holder gone, grants in the same script, and publishes to the channel
-//! of the connection from which the waiter joined: one command and one message for each hand-over,
-//! however many wait. Messages can be lost; the heartbeat finds the grant then. A foreign client that
-//! deletes its key tells us nothing: the head of the queue asks ten times a second behind one, and who
-//! comes from elsewhere meanwhile takes the key (while we hand over to each other, foreign clients
-//! get no turn). In a cluster every node passes every message on, so when the node of that connection
-//! is gone, a connection to another listens to its channel.
+//! - *The reply to a join is lost.* The repeated call finds the claim's id in the value or the
+//!   queue, and the answer is the same.
+//! - *The reply to a release is lost.* The repeated call does not find the id, and changes nothing.
+//! - *A caller's future is dropped.* The script ran completely or not at all.
+//! - *The client crashes.* The lease is the key's own expiry, and each waiter's expiry is in the
+//!   second set.
+//! - *Redis loses its script cache.* It replies `NOSCRIPT`, and the client sends the script in
+//!   full.
 //!
-//! Whoever evicts publishes the claims' ids to one channel that all clients listen to: it is rare, a holder's record
-//! does not say which connection is its client's, and a client finds its own among the ids. It is a hint: the client
-//! asks, and an eviction that goes unheard is found by the next renewal. Whoever follows a queue is told by the
-//! server itself (`redis/follow.rs`).
+//! # Notifications
+//! A client that releases a lock, or finds that the holder is gone, grants it to the next waiter in
+//! the same script. The script publishes the grant to the channel of the connection from which the
+//! waiter joined. That is one command and one message per hand-over, however many clients wait. If
+//! the message is lost, the waiter's heartbeat finds the grant.
 //!
-//! # Keys of others
-//! What is under a lock's name and none of ours is somebody else's hold: a string by the recipe, or a
-//! hash as Redisson's locks are. It is waited for while it expires, and an error where it never does or
-//! is something else. It is deleted only by a person's order, and then only if it certainly is a lock.
+//! A client of another library that deletes its key sends no notification. The head of the queue
+//! therefore polls ten times a second while a foreign client holds the lock. In between, any client
+//! that arrives can acquire the key. While leasehold's waiters hand the lock over to each other,
+//! foreign clients do not get it.
+//!
+//! In a cluster every node forwards every message. If the node of a waiter's connection is gone, a
+//! connection to another node subscribes to its channel.
+//!
+//! An eviction publishes the claims' ids to one channel that all clients subscribe to. Evictions
+//! are rare, and a holder's record does not contain its client's connection. Each client finds its
+//! own ids in the message. The message is a hint that makes the client poll. If it is lost, the
+//! next renewal finds the eviction. Subscribers to a queue are notified by the server itself
+//! (`redis/follow.rs`).
+//!
+//! # Keys of other programs
+//! A key with a lock's name that leasehold did not write is treated as another program's lock. It
+//! may be a string that was set by `SET … NX PX`, or a hash like Redisson's locks. Clients wait for
+//! it if it expires. If it never expires, or is neither of the two, they return an error. Only an
+//! explicit eviction deletes it, and only if it is a string that looks like such a lock.
 //!
 //! # Long queues
-//! While a script runs, the server serves nobody else. So none reads a whole queue or removes all that
-//! died: people read in pages, and a call removes a thousand dead ones. What is free is then not granted
-//! past those that are left, who may live; whoever asked is told to ask again at once, and whoever
-//! releases goes on until somebody has it.
+//! The server serves no other request while a script runs. So no script reads a whole queue or
+//! removes all dead waiters. Reads are paged, and one call removes at most a thousand dead waiters.
+//!
+//! If dead waiters may remain ahead of a live one, the lock is not granted past them. The reply
+//! then makes a polling client poll again immediately. A client that releases the lock repeats its
+//! call until a waiter has the lock or no waiters are left.
 //!
 //! # Versions
-//! Clients of all versions use the same keys at once, so what is in them stays as it is; what is new goes
-//! into the holder's JSON, which is handed on as it was found. A value that a version cannot read is
-//! to it the lock of another library.
+//! Clients of all versions use the same keys at the same time, so the format of their contents is
+//! fixed. New data goes into the holder's JSON, which every version passes on unchanged. A version
+//! treats a value that it cannot read as another library's lock.
 //!
 //! # Tokens
-//! `max(clock + 1, TIME in µs, seen + 1)`, drawn as a claim joins; the clock is written in the same
-//! script. So tokens rise while state survives, whatever the server's clock does; and after lost state
-//! (a failover to a stale replica, a restart without the last writes) as long as the new clock is not
-//! behind the last token. They are numbers of Lua, exact to 2^53, which is the year 2255.
+//! A token is `max(clock + 1, TIME in µs, seen + 1)`, drawn when a claim joins. The same script
+//! writes the clock. So tokens rise while the server keeps its data, whatever its wall clock does.
+//! A fail-over to a stale replica, or a restart without the last writes, can lose data. Even then,
+//! tokens rise unless the server's wall clock is behind the last token. They are Lua numbers, exact
+//! up to 2^53. From 2^52, which is the year 2112, neither TIME nor `seen` raises a token any more
+//! (`scripts/clock.lua`).
 //!
-//! # Whose clock
-//! The server's wall clock, which also expires Redis's keys. Stepped ahead it ends leases early, and
-//! only the token tells; stepped back it keeps a dead holder's lock for so much longer.
+//! # Clock
+//! All times are those of the server's wall clock, which also expires Redis's keys. If it is set
+//! forward, leases expire early, and only the token distinguishes the two holders. If it is set
+//! back, a dead holder's lock stays taken for that much longer.
 
 mod answer;
 mod cluster;
@@ -105,7 +131,7 @@ use self::answer::{HolderCache, Page, Scripts, kind_word, micros, millis};
 use self::connection::{PushListener, Script};
 use self::fault::Refusal;
 use self::keys::{Keys, Keyspace};
-use self::replicas::Confirm;
+use self::replicas::ReplicaConfirmations;
 use self::request::Request;
 use self::servers::Servers;
 use self::url::{Address, Deployment, RESERVED, RedisUrl};
@@ -118,22 +144,23 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token};
 
-/// How many keys one step of a listing looks at.
+/// Approximate number of keys that each step of a listing scans.
 const SCANNED: usize = 1_000;
 
-/// Room in a call of one lock: how many arguments there are at most, and about how many bytes are in them
-/// besides texts of any length.
+/// Capacity reserved for a call on one lock. `ARGUMENTS` is the highest number of arguments. The
+/// other two are the approximate size of the arguments in bytes, without texts of variable length.
 const ARGUMENTS: usize = 11;
 const ARGUMENTS_OF_JOIN: usize = 120;
 const ARGUMENTS_OF_LEAVE: usize = 48;
-/// The channel on which all clients are told who was evicted, and what is said there behind the claim's id. They
-/// stand in `evict.lua`, too.
+/// Channel on which evictions are announced to all clients, and the word after the claim's id in
+/// such a message. `evict.lua` also contains both.
 const TO_ALL: &str = "leasehold:inbox:all";
 const EVICTED: &str = "evicted";
-/// How often a release is repeated that meets dead waiters, a thousand each time.
+/// Maximum number of times that a release or a change of weight is repeated to remove dead waiters.
+/// Each call removes up to a thousand of them.
 const BURIALS: u32 = 1_000;
 
-/// Locks in Redis. See the module's documentation.
+/// Store that keeps locks in Redis. See the module's documentation.
 pub struct RedisStore {
     info: StoreInfo,
     servers: Arc<Servers>,
@@ -143,21 +170,21 @@ pub struct RedisStore {
     waiters: Arc<Inbox>,
     ears: Arc<Ears>,
     runtime: Handle,
-    confirm: Option<Confirm>,
+    confirm: Option<ReplicaConfirmations>,
     restart_delay: Duration,
-    /// It has taken writes: if it does not any more, that will pass.
+    /// Whether the server has accepted writes. If so, a refusal to write is temporary.
     was_master: AtomicBool,
 }
 
-/// The waiters of this client, each with its place.
+/// Waiters of this client, with their entries in the queues.
 type Inbox = Waiters<Member>;
 
-/// A place in a mutex's queue; shown as it is called there.
+/// Entry of a waiter. Its `Display` format is the one in which Redis stores the queue of a mutex.
 #[derive(Clone, Debug)]
 struct Member {
     id: ClaimId,
     delay: u64,
-    /// The channel on which it is told.
+    /// Channel on which the waiter is notified.
     inbox: Arc<str>,
     who: Arc<str>,
 }
@@ -169,14 +196,15 @@ impl fmt::Display for Member {
     }
 }
 
-/// What is said to this client, by those who grant and by those who evict.
+/// Handler of the messages that other clients send when they grant a lock to this client's waiters,
+/// or evict claims.
 #[derive(Debug)]
-struct Heard {
+struct PushHandler {
     waiters: Arc<Inbox>,
     ears: Arc<Ears>,
 }
 
-impl PushListener for Heard {
+impl PushListener for PushHandler {
     fn message(&self, text: &[u8]) {
         let Some((id, said)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
         else {
@@ -184,7 +212,7 @@ impl PushListener for Heard {
         };
         let Some(id) = ClaimId::from_hex(id) else { return };
         match said.parse().ok().and_then(Token::new) {
-            Some(token) => self.waiters.tell(id, Signal::Granted(token)),
+            Some(token) => self.waiters.notify(id, Signal::Granted(token)),
             None if said == EVICTED => self.ears.ask(id),
             None => {}
         }
@@ -203,8 +231,10 @@ impl PushListener for Heard {
     }
 }
 
-/// By address: a server has no name of its own that outlives a restart. Whoever names other seeds or
-/// sentinels of the same store gives it an identity when connecting.
+/// Returns the store's identity: its addresses, database and prefix.
+///
+/// A server has no name that survives a restart. A client that uses other seeds or sentinels of the
+/// same store must set an identity when it connects.
 fn identity(url: &RedisUrl) -> String {
     let hosts = |all: &[Address]| {
         let mut all: Vec<String> = all.iter().map(ToString::to_string).collect();
@@ -221,7 +251,7 @@ fn identity(url: &RedisUrl) -> String {
     }
 }
 
-/// A claim that is left: dropped, nothing is kept for it any more.
+/// Guard that removes the client's records of a released claim when it is dropped.
 struct Forgotten<'a> {
     store: &'a RedisStore,
     id: ClaimId,
@@ -243,23 +273,28 @@ impl RedisStore {
     /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// An error with a hint if the servers cannot be used.
+    /// - [`ErrorKind::Config`]: the URL is invalid, or does not fit the servers.
+    /// - [`ErrorKind::Unreachable`]: the servers do not respond in time.
+    /// - [`ErrorKind::Denied`]: the login was rejected, a permission is missing, or the server is a
+    ///   replica.
+    /// - [`ErrorKind::Unsupported`]: the server is too old.
+    /// - Any other error that a server returns.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = RedisUrl::parse(url)?;
         let channel = format!("{RESERVED}inbox:{}", ClaimId::random()?.to_hex());
         let waiters = Arc::<Inbox>::default();
         let ears = Arc::<Ears>::default();
-        let heard = Heard { waiters: waiters.clone(), ears: ears.clone() };
-        let hears: Arc<dyn PushListener> = Arc::new(heard);
-        let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &hears)?);
+        let handler = PushHandler { waiters: waiters.clone(), ears: ears.clone() };
+        let listener: Arc<dyn PushListener> = Arc::new(handler);
+        let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &listener)?);
         let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
         servers.watch(runtime);
         let cluster = matches!(parsed.deployment, Deployment::Cluster(_));
-        let confirm =
-            parsed.replicas.map(|wanted| Confirm::new(wanted, &parsed.login, &servers, runtime));
+        let begin = |wanted| ReplicaConfirmations::new(wanted, &parsed.login, &servers, runtime);
+        let confirm = parsed.replicas.map(begin);
         let info = StoreInfo::new(redacted(url), guarantees)
             .identified(identity(&parsed))
-            .confirming(confirm.as_ref().map_or(Duration::ZERO, Confirm::within));
+            .confirming(confirm.as_ref().map_or(Duration::ZERO, ReplicaConfirmations::within));
         Ok(Arc::new(Self {
             info,
             confirm,
@@ -279,15 +314,15 @@ impl RedisStore {
         let demoted = fault::refusal(error) == Some(Refusal::ReadOnly)
             && self.was_master.load(Ordering::Relaxed);
         let told = if demoted { fault::demoted(error) } else { fault::explain(error) };
-        told.at(&self.info.url)
+        told.with_store(&self.info.url)
     }
 
-    /// A request with the keys of one lock, and room for arguments of so many bytes.
+    /// Builds a request with the keys of one lock, and reserves `bytes` for its arguments.
     fn request(script: &Arc<Script>, keys: &Keys, bytes: usize) -> Request {
         let (count, size) = keys.size();
         let mut call = script.sized_call(count, ARGUMENTS, size + bytes);
         keys.write(&mut call);
-        Request { slot: keys.slot, script: script.clone(), call, divisible: false }
+        Request { slot: keys.slot, script: script.clone(), call, divisible: false, once: false }
     }
 
     async fn send(&self, request: &Request) -> Result<Value> {
@@ -301,7 +336,7 @@ impl RedisStore {
         let who = self.holder_cache.text(&claim.holder);
         let (id, delay) = (claim.id, millis(claim.lock_delay));
         let member = || Member { id, delay, inbox: node.channel().unwrap_or_default(), who };
-        // Before the claim goes out: no grant shall find nobody.
+        // The waiter is registered before the claim is sent, so that every grant finds it.
         let member = self.waiters.enlist(id, member);
         let request = match is_mutex(claim) {
             true => join_of_mutex(&self.scripts.join_mutex, claim, mode, &keys, &member),
@@ -326,7 +361,8 @@ impl RedisStore {
         request
     }
 
-    /// Refuses a lease of which a server that restarted may let in the next before it is over.
+    /// Rejects a lease longer than `restart_delay`. A restarted server could grant the lock to
+    /// another client before such a lease has expired.
     fn check(&self, claim: &Claim) -> Result<()> {
         let delay = self.restart_delay;
         if delay.is_zero() || claim.lease <= delay {
@@ -341,14 +377,16 @@ impl RedisStore {
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
-    /// What nobody could be asked about. A refusal that no other try can mend may be about one of them
-    /// only: then nothing is said of any, and the keeper asks in smaller batches.
+    /// Returns the unknown result of a failed request for `some` claims.
+    ///
+    /// A permanent error may concern only one of several claims. In that case, this returns the
+    /// error, and the renewer retries in smaller batches.
     fn unknown(&self, error: &RedisError, some: usize) -> Result<Renewal> {
         let error = self.fault(error);
         if some > 1 && !error.is_transient() { Err(error) } else { Ok(Renewal::unknown(&error)) }
     }
 
-    /// Renews holders of mutexes by their main keys alone, one script for each slot.
+    /// Renews holders of mutexes by their main keys alone, with one script call per slot.
     async fn renew_holders(
         &self,
         renewals: &[Renew],
@@ -367,7 +405,8 @@ impl RedisStore {
         for (value, some) in told.into_iter().zip(slots) {
             match value {
                 Ok(value) => renewed(value, &some, answers)?,
-                // Some keys of the slot are here and some there: each by itself is somewhere.
+                // Some keys of the slot are on this node, others on the next one. Each key alone is
+                // on one of them.
                 Err(error) if some.len() > 1 && is_half_moved(&error) => {
                     apart.extend(some.into_iter().map(|one| vec![one]));
                 }
@@ -390,7 +429,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// One script for some holders of mutexes in one slot.
+    /// Builds one script call that renews several holders of mutexes in one slot.
     fn renewal(&self, renewals: &[Renew], some: &[(usize, Keys)]) -> Request {
         let mut call = self.scripts.renew.call(some.len());
         for (_, keys) in some {
@@ -402,17 +441,19 @@ impl RedisStore {
         }
         let slot = some.first().map_or(0, |(_, keys)| keys.slot);
         let divisible = some.len() > 1;
-        Request { slot, script: self.scripts.renew.clone(), call, divisible }
+        Request { slot, script: self.scripts.renew.clone(), call, divisible, once: false }
     }
 
-    /// Asks for all others, with all their locks' keys, one script for each slot.
+    /// Renews all other claims, with one script call per slot. The calls receive all keys of the
+    /// locks.
     async fn beat(
         &self,
         renewals: &[Renew],
         others: &[usize],
         answers: &mut [Renewal],
     ) -> Result<()> {
-        // What a name was, and what it is now, may be asked for at once: each by its own rules.
+        // A batch can contain claims on one name both as a mutex and as another kind. The script
+        // needs to know the kind of each claim.
         let mut slots: BTreeMap<u16, BTreeMap<(&Name, bool), Vec<usize>>> = BTreeMap::new();
         for &i in others {
             let claim = &renewals[i].claim;
@@ -441,8 +482,15 @@ impl RedisStore {
                 }
             }
             let script = self.scripts.beat.clone();
-            // Others must not wait for a slot that is half moved: the keeper asks again.
-            requests.push(Request { slot, script, call, divisible: renewals.len() > 1 });
+            // Other claims must not wait for a slot that is being moved. The renewer retries the
+            // claims of that slot.
+            requests.push(Request {
+                slot,
+                script,
+                call,
+                divisible: renewals.len() > 1,
+                once: false,
+            });
             indices.push(order);
         }
         for (value, indices) in self.servers.send_all(&requests).await.into_iter().zip(indices) {
@@ -461,7 +509,8 @@ impl RedisStore {
     async fn try_renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let mut answers = vec![Renewal::Lost; renewals.len()];
         let waits = |i: &usize| self.waiters.waiting(renewals[*i].claim.id).is_some();
-        // Told of a grant or not, it has not been confirmed.
+        // The grant of a claim that has waited is unconfirmed, whether or not the waiter was
+        // notified.
         let waited = |i: &usize| self.waiters.kept(renewals[*i].claim.id).is_some();
         let unconfirmed: Vec<usize> = match self.confirm {
             Some(_) => (0..renewals.len()).filter(waited).collect(),
@@ -471,7 +520,8 @@ impl RedisStore {
             (0..renewals.len()).partition(|i| is_mutex(&renewals[*i].claim) && !waits(i));
         if !holders.is_empty() {
             self.renew_holders(renewals, &holders, &mut answers).await?;
-            // It may wait, under a place that we have forgotten of; or it is lost.
+            // The claim may still be in the queue, although this client has forgotten that.
+            // Otherwise it is lost.
             let gone = |i: &usize| matches!(answers[*i], Renewal::Lost);
             others.extend(holders.into_iter().filter(gone));
         }
@@ -497,10 +547,11 @@ impl RedisStore {
         }
     }
 
-    /// Has all these claims confirmed at once, those of them that hold; each is told for itself.
+    /// Has the replicas confirm, concurrently, the grants of those `unconfirmed` claims that hold
+    /// their locks. Each claim gets its own result.
     async fn confirm_all(
         &self,
-        confirm: &Confirm,
+        confirm: &ReplicaConfirmations,
         renewals: &[Renew],
         unconfirmed: &[usize],
         answers: &mut [Renewal],
@@ -517,17 +568,26 @@ impl RedisStore {
         }
         let told = confirm.all(&grants).await;
         for ((i, (claim, _)), told) in indices.into_iter().zip(grants).zip(told) {
-            // Whoever is refused gives it back: there may be others who ask for the same claim.
+            // The caller of a refused join releases the claim. A renewal must not release it,
+            // because other calls may use the same claim.
             if let Err(error) = told {
-                answers[i] = Renewal::unknown(&error.on(&claim.name));
+                answers[i] = Renewal::unknown(&error.with_lock(&claim.name));
             }
         }
     }
 
-    /// Joins; and returns when enough replicas have the grant, or gives it back if they do not.
-    async fn join_confirmed(&self, confirm: &Confirm, claim: &Claim, mode: Mode) -> Result<Joined> {
+    /// Acquires the lock, then waits until enough replicas have the grant.
+    ///
+    /// If too few replicas confirm it, this releases the lock and returns an error. After a
+    /// transient error, the claim is kept.
+    async fn join_confirmed(
+        &self,
+        confirm: &ReplicaConfirmations,
+        claim: &Claim,
+        mode: Mode,
+    ) -> Result<Joined> {
         confirm.check(claim)?;
-        // What waits longer than any join is the confirming.
+        // Only the confirmation may take longer than a join without replicas.
         let joined =
             confirm.limited(request_timeout(claim.lease), self.try_join(claim, mode)).await?;
         if !matches!(joined, Joined::Holding { .. }) {
@@ -537,17 +597,17 @@ impl RedisStore {
         if let Err(error) = &confirmed
             && !error.is_transient()
         {
-            // What is not given back now is left by the caller, or ends with its lease.
+            // If this release fails, the caller releases the claim, or its lease expires.
             let _ = self.try_leave(claim, None).await;
         }
         confirmed.map(|()| joined)
     }
 
     async fn try_leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        // Whatever comes of it, also if it is dropped: nobody asks for this claim any more.
+        // The client forgets the claim whatever the result is, even if this future is dropped.
         let _forgotten = Forgotten { store: self, id: claim.id };
         let keys = self.keyspace.keys(&claim.name)?;
-        // Who was told of a grant stands in no queue any more.
+        // A claim that was notified of its grant is no longer in the queue.
         let member = self.waiters.waiting(claim.id);
         let script = match is_mutex(claim) {
             true => &self.scripts.leave_mutex,
@@ -569,11 +629,13 @@ impl RedisStore {
             if !more {
                 break;
             }
-            // It is left, whatever comes of this; whoever waits goes on with it.
+            // The claim is already released. If this call fails, waiting clients continue to remove
+            // dead waiters.
             let Ok(again) = Box::pin(self.send(&request)).await else { break };
             (_, more) = answer::left(&again)?;
         }
-        // Sent again because no answer came, it may find gone what it removed the first time.
+        // The request may have been sent again because no reply arrived. In that case, the first
+        // copy may have removed the claim.
         Ok(left || doubt)
     }
 
@@ -586,14 +648,15 @@ impl RedisStore {
             if !more {
                 break;
             }
-            // It is done, whatever comes of this; whoever waits goes on with it.
+            // The weight has already changed. If this call fails, waiting clients continue to
+            // remove dead waiters.
             let Ok(again) = Box::pin(self.send(&request)).await else { break };
             (_, more) = answer::reweighed(again)?;
         }
         Ok(reweighed)
     }
 
-    /// One part of a lock's queue.
+    /// Builds a request for one part of a lock's queue.
     fn part(&self, name: &Name, part: &str, after: u64) -> Result<Request> {
         let mut request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?, 0);
         request.call.arg(part).arg(after);
@@ -602,10 +665,11 @@ impl RedisStore {
 
     async fn page(&self, name: &Name, part: &str, after: u64) -> Result<Page> {
         let value = self.send(&self.part(name, part, after)?).await;
-        Page::of(name, value.map_err(|e| e.on(name))?)
+        Page::of(name, value.map_err(|e| e.with_lock(name))?)
     }
 
-    /// A long queue, in pages: those that wait first, so that nobody is missed who is granted meanwhile.
+    /// Reads a long queue in pages. It reads the waiters first, so that a waiter that is granted
+    /// the lock in between is not missed.
     async fn read_long(&self, name: &Name) -> Result<Option<LockInfo>> {
         let mut waiters = self.pages(name, "w").await?;
         let mut all = self.pages(name, "h").await?;
@@ -658,7 +722,8 @@ impl RedisStore {
                         Some(_) => self.read_long(name).await?,
                     });
                 }
-                // Something else took the key since; or this user may not look at it.
+                // Another program has replaced the key since the scan, or this user may not read
+                // it.
                 Err(error)
                     if fault::refusal(&error) == Some(Refusal::WrongType)
                         || fault::is_about_keys(&error) => {}
@@ -668,7 +733,7 @@ impl RedisStore {
         Ok(listed)
     }
 
-    /// Which of the keys found belong to locks of ours.
+    /// Adds to `found` the locks of this store to which `keys` belong.
     async fn sift(
         &self,
         node: &connection::Node,
@@ -693,7 +758,7 @@ impl RedisStore {
         }
         let starts = node.pipeline(&peek).await.map_err(|e| self.fault(&e))?;
         for (name, start) in mains.into_iter().zip(starts) {
-            // Keys of other types answer with an error, and are no locks.
+            // Keys of other types return an error. They are not leasehold's locks.
             if let Value::BulkString(start) = start
                 && answer::is_ours(&start)
             {
@@ -704,13 +769,16 @@ impl RedisStore {
     }
 }
 
-/// Whether a claim is of a lock that has a main key. (A mutex of another capacity than 1 is a mistake
-/// of whoever asks for it; the general scripts know how to tell.)
+/// Returns whether the claim's lock has a main key.
+///
+/// A mutex with a capacity other than 1 is a mistake of the caller, which the general scripts
+/// report.
 fn is_mutex(claim: &Claim) -> bool {
     claim.kind == Kind::Mutex && claim.capacity == 1 && claim.weight == 1
 }
 
-/// A claim on a mutex: what each needs first, and what few need in one.
+/// Builds the request for a claim on a mutex. The arguments that every claim needs come first. The
+/// rarely needed ones share a single argument.
 fn join_of_mutex(
     script: &Arc<Script>,
     claim: &Claim,
@@ -730,12 +798,12 @@ fn join_of_mutex(
     request
 }
 
-/// A mode as the scripts read it.
+/// Returns the letter for a mode in the scripts.
 fn letter(mode: Mode) -> &'static str {
     if mode == Mode::Try { "t" } else { "w" }
 }
 
-/// Takes in the answers about some holders of mutexes.
+/// Stores the replies about several holders of mutexes in `answers`.
 fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Result<()> {
     for ((i, _), renewal) in some.iter().zip(answer::renewed(value)?) {
         answers[*i] = renewal.unwrap_or(Renewal::Lost);
@@ -789,11 +857,11 @@ impl Store for RedisStore {
         };
         match joined {
             Ok(Joined::Waiting(_)) => {}
-            // What is not known may be a place in the queue.
+            // If the result is unknown, the claim may be in the queue.
             Err(ref error) if error.is_transient() => {}
             _ => self.waiters.dismiss(claim.id),
         }
-        joined.map_err(|error| error.on(&claim.name))
+        joined.map_err(|error| error.with_lock(&claim.name))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -801,25 +869,27 @@ impl Store for RedisStore {
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        self.try_leave(claim, keep).await.map_err(|error| error.on(&claim.name))
+        self.try_leave(claim, keep).await.map_err(|error| error.with_lock(&claim.name))
     }
 
     async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let reweighed = self.try_reweigh(claim).await.map_err(|error| error.on(&claim.name))?;
-        // A fail-over to a replica that does not know of a heavier hold lets others in beside it.
+        let reweighed =
+            self.try_reweigh(claim).await.map_err(|error| error.with_lock(&claim.name))?;
+        // After a fail-over, a replica that does not know the larger weight would admit other
+        // holders.
         if let (Some(confirm), Reweighed::Done { .. }) = (&self.confirm, reweighed)
             && claim.weight > 1
         {
             confirm.forget(claim.id);
             let confirmed = confirm.grant(claim, &self.keyspace.keys(&claim.name)?).await;
-            confirmed.map_err(|error| error.on(&claim.name))?;
+            confirmed.map_err(|error| error.with_lock(&claim.name))?;
         }
         Ok(reweighed)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         match self.waiters.news(claim.id).await {
-            // Nobody has confirmed it yet: asking does.
+            // The replicas have not confirmed the grant yet. A poll makes them confirm it.
             Signal::Granted(_) if self.confirm.is_some() => Ok(Signal::Ask),
             signal => Ok(signal),
         }
@@ -843,11 +913,16 @@ impl Store for RedisStore {
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let mut request = Self::request(&self.scripts.evict, &self.keyspace.keys(name)?, 0);
+        request.once = which == Evict::Holders;
         request.call.arg(match which {
             Evict::Token(token) => token.get(),
             Evict::Holders => 0,
         });
-        answer::evicted(name, self.send(&request).await.map_err(|e| e.on(name))?)
+        if request.once {
+            // This call, which can be repeated, finds out whether an idle connection was closed.
+            self.holders(name, None).await?;
+        }
+        answer::evicted(name, self.send(&request).await.map_err(|e| e.with_lock(name))?)
     }
 
     fn hear(&self, ear: Weak<dyn Ear>) {

@@ -1,54 +1,61 @@
 //! The `redlock:` store: a mutex on the majority of three to nine independent Redis servers.
 //!
-//! Each server knows one key for each lock, by itself; who has the keys of more than half of them
-//! holds the lock. No server has to be up as long as a majority is, and none is more important than
-//! another. There is no common queue, since there is no common order: who waits asks again after
-//! times at random, and is told when nodes are free.
+//! Each server stores one key per lock, independently of the other servers. The client whose value
+//! is stored on more than half of them holds the lock. Any majority of the servers suffices, and
+//! all servers are equal. There is no common queue, because there is no common order of events. A
+//! waiter polls after random pauses, and is notified when nodes become free.
 //!
 //! # The algorithm
-//! - *Taking* asks all nodes at once ([`attempt`](self)), with the same key and value as every
-//!   Redlock client (`SET name value NX PX lease`), so that others respect us and we them. A node has
-//!   a short time to answer, much less than the lease, so that one that hangs costs that much once.
-//!   Validity is the lease, less the time since before the first request was sent, less the drift.
-//! - *The fencing token* is agreed on in the same round trip: [`round`] is the protocol and the
-//!   argument, and a model checker has been through it.
-//! - *Releasing* compares the value and deletes, on all nodes, always, also where the vote seemed to
-//!   fail, until each has answered or its lease is over.
-//! - *Extending* needs a majority that still has the key, and never takes away what still stands.
-//! - *Waiting*: each node writes down who waits. Who releases has each node tell the one who waited
-//!   longest, and keep itself for that one for a moment ([`scripts`](self)), so that who comes anew does not
-//!   overtake it; told by a majority, that one asks at once. A message that is lost costs a pause of 60
-//!   milliseconds at random, longer the more wait.
+//! - *Acquiring* sends a request to all nodes at once ([`attempt`](self)). Each node sets the same
+//!   key as for every Redlock client (`SET name value NX PX lease`), so other clients respect
+//!   leasehold's holders and vice versa. A node has a short time to respond, much less than the
+//!   lease, so an unresponsive node delays an attempt only briefly. The grant is valid for the
+//!   lease, minus the time since before the first request was sent, minus the drift.
+//! - *The fencing token* is agreed on in the same round trip. [`round`] contains the protocol and
+//!   the argument, and a model checker verifies it.
+//! - *Releasing* compares the value and deletes the key. It is always sent to all nodes, even after
+//!   a vote that seemed to fail, until each node has replied or the lease there has expired.
+//! - *Extending* needs a majority that still has the key, and never shortens a valid lease.
+//! - *Waiting* registers the claim on each node. On a release, each node notifies its
+//!   longest-waiting claim and reserves itself for that claim for a moment ([`scripts`](self)), so
+//!   that newcomers do not overtake it. A waiter that is notified by a majority polls immediately.
+//!   A lost message costs a random pause of about 60 milliseconds, or more if many clients wait.
 //!
 //! # What is atomic
-//! One script on one node. Everything that concerns more than one node is decided by counting, and
-//! only the client that counted knows the result; it is remembered in this client ([`claims`](self)),
-//! and a claim of which nobody knows that it was granted is lost.
+//! One script on one node is atomic. Everything that concerns several nodes is decided by counting,
+//! and only the client that counted knows the result. It keeps the result in memory
+//! ([`claims`](self)). A claim that its client does not know as granted is lost.
 //!
-//! # Whose clock
-//! Each node's own for its key's expiry, and ours for the deadline. A node whose clock is stepped
-//! forward loses its vote early, and nobody can see that. What that does depends on how many nodes the
-//! holder has: with all of them, two of five may lose their keys; who got a bare majority, since the
-//! others were away, has another holder beside it once *one* of them has lost its key.
-//! Tokens do not depend on clocks while a majority remembers.
+//! # Clocks
+//! Each node expires its key by its own clock, and the client's clock determines the deadline. A
+//! node whose clock is set forward loses its key early, and no client can detect that.
+//!
+//! The effect depends on how many nodes the holder has. If the holder has all of five nodes, two of
+//! them may lose their keys without harm. If the holder got a bare majority because the other nodes
+//! were down, a second holder is possible once *one* node has lost its key. Tokens do not depend on
+//! clocks while a majority remembers.
 //!
 //! # Dropped calls
-//! Every call runs in a task of the client's own thread, which its caller's drop does not stop. An
-//! attempt whose claim was given up meanwhile gives back what it got.
+//! Every call runs in a task on the client's own thread, which continues when the caller's future
+//! is dropped. An attempt whose claim was given up in the meantime releases what it acquired.
 //!
 //! # Restarts
-//! A server that restarted may have lost its keys. It does not vote until it has been up for the
-//! longest lease that anybody may ask for (`max_lease_ms`, 30 seconds; `restart_delay_ms` if another
-//! time is right): the *delayed restart* of the algorithm's description, kept by every client of
-//! ours by what the server says of its age, and by its run id where it was known before. Other
-//! people's Redlock clients do not keep it, so with them it must be kept by whoever starts servers.
-//! A whole deployment that was just started therefore grants nothing for that long.
+//! A restarted server may have lost its keys. It does not vote until it has been up for the longest
+//! allowed lease (`max_lease_ms`, 30 seconds), or for `restart_delay_ms` if that is set. This is
+//! the *delayed restart* of the algorithm's description.
 //!
-//! A server that was emptied (FLUSHALL), and another one at a known address, a promoted replica or a
-//! restored copy, is treated like one that restarted when the first client found out: the server
-//! itself keeps when that was ([`scripts`](self)). Nobody can see two servers that serve under one
-//! name at the same time, some clients by one and some by the other; so a server that has a replica
-//! has no vote, for a fail-over does that.
+//! Every leasehold client enforces it by the age that the server reports, and by its run id if the
+//! server was known before. Other Redlock clients do not enforce it, so if there are any, the
+//! operator must wait for that long before starting a server again. A whole deployment that has
+//! just started therefore grants no locks for that long.
+//!
+//! The server at a known address may have lost its data without a restart. It was emptied
+//! (FLUSHALL), or it is another server, a promoted replica or a restored copy. It is treated as if
+//! it had restarted when the first client detected that. The server itself stores that time
+//! ([`scripts`](self)).
+//!
+//! No client can detect two servers that use one name at the same time, each for some of the
+//! clients. A fail-over causes exactly that, so a server that has a replica has no vote.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -72,15 +79,15 @@ mod claims;
 mod doctor;
 mod hold;
 mod inspect;
-mod memory;
 mod node;
-// For the model that checks it, and nobody else.
+// Public only for the model that checks it.
 #[doc(hidden)]
 pub mod round;
 mod scripts;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod token_restore;
 mod url;
 
 use attempt::{Busy, Outcome};
@@ -92,9 +99,9 @@ use scripts::Scripts;
 use shared::Shared;
 use url::RedlockUrl;
 
-/// How long connecting waits for a node.
+/// Time limit per node while connecting.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How often an attempt that met another one, and neither won, is repeated at once.
+/// Maximum immediate retries after two attempts collided and neither of them won.
 const DUELS: u32 = 4;
 
 /// Mutexes on a majority of independent Redis servers. See the module's documentation.
@@ -106,13 +113,13 @@ pub struct RedlockStore {
 }
 
 impl RedlockStore {
-    /// Connects to a majority of the servers at least; the others are waited for a little, and met
-    /// meanwhile.
+    /// Connects to at least a majority of the servers. Waits a short time for the others, and
+    /// continues to connect to them in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a URL that cannot work, also if two names lead to one server;
-    /// [`ErrorKind::Denied`] and the like if any server that answers in time refuses us;
-    /// [`ErrorKind::Unreachable`] if fewer than a majority answer within two seconds.
+    /// - [`ErrorKind::Config`]: the URL is invalid, or two of its names lead to one server.
+    /// - [`ErrorKind::Denied`] and others: a server that responds in time refuses this client.
+    /// - [`ErrorKind::Unreachable`]: fewer than a majority respond within two seconds.
     pub(crate) async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = RedlockUrl::parse(url)?;
         let claims = Arc::new(Claims::new(parsed.nodes.len()));
@@ -149,13 +156,14 @@ impl Shared {
         let needed = majority(self.nodes.len());
         let (mut met, mut away) = (0, Vec::new());
         let mut most = tokio::time::Instant::now() + CONNECT;
-        // What does not answer in time goes on by itself, and is met by the first vote at the latest.
+        // Late requests continue in the background. If they fail, the first vote connects to those
+        // servers.
         while let Ok(Some((i, answer))) = tokio::time::timeout_at(most, answers.recv()).await {
             match answer {
                 Ok(()) => met += 1,
                 Err(trouble) => match trouble.problem().kind {
                     ErrorKind::Unreachable => away.push((i, trouble)),
-                    // The others may do without it.
+                    // The other servers may be sufficient without it.
                     _ if matches!(trouble, Trouble::HasReplicas(_)) => away.push((i, trouble)),
                     _ => return Err(trouble.explain(self.nodes[i].address())),
                 },
@@ -170,19 +178,21 @@ impl Shared {
             }
         }
         if met < needed {
-            let what =
-                format!("{met} of {} servers respond, {needed} are needed", self.nodes.len());
+            let what = format!(
+                "only {met} of {} servers respond, but {needed} are required",
+                self.nodes.len()
+            );
             let refused = away.iter().filter(|(_, t)| matches!(t, Trouble::HasReplicas(_))).count();
             let error = self.in_trouble(what, &away);
-            // Not a matter of time.
+            // Waiting does not help, because too many servers can never vote.
             let hopeless = self.nodes.len() - refused < needed;
-            return Err(if hopeless { error.but(ErrorKind::Config) } else { error });
+            return Err(if hopeless { error.with_kind(ErrorKind::Config) } else { error });
         }
-        self.tell_all().await;
+        self.restore_all().await;
         Ok(())
     }
 
-    /// Takes the lock, or asks "and now?" for a claim that is there.
+    /// Tries to acquire the lock. If the claim already holds it, extends the hold instead.
     async fn stand(
         self: &Arc<Self>,
         claim: &Claim,
@@ -199,13 +209,15 @@ impl Shared {
             {
                 return Ok(Joined::Holding { token, remaining });
             }
-            // Lost, and given up by that.
+            // The claim is lost, and `extend` has released it.
             return Ok(Joined::Busy { holders: Vec::new() });
         }
         let mut duels = 0;
         loop {
+            // An earlier call found that the hold had expired, or the caller has released the
+            // claim. The claim is not registered as a waiter any more.
             if entry.has_left() {
-                return Err(Error::new(ErrorKind::Closed, "the acquisition was cancelled"));
+                return Ok(Joined::Busy { holders: Vec::new() });
             }
             match self.attempt(claim, entry, mode == Mode::Wait).await {
                 Outcome::Held { token, value, start } => {
@@ -215,7 +227,8 @@ impl Shared {
                     if entry.has_left() {
                         self.release_some(claim, u64::MAX, |_| true);
                     }
-                    // From when the call was asked: what is before the attempt is not lost.
+                    // The caller counts the remaining time from the start of this call, so the time
+                    // before the attempt is included.
                     return Ok(Joined::Holding { token, remaining: Some(until.since(asked)) });
                 }
                 Outcome::Busy(busy) if busy.decided || duels == DUELS || busy.ahead > 1 => {
@@ -290,7 +303,7 @@ impl Shared {
     }
 }
 
-/// By address, as of a single server.
+/// Returns the store's identity: the addresses of its servers, the database and the prefix.
 fn identity(url: &RedlockUrl) -> String {
     let mut nodes: Vec<String> = url.nodes.iter().map(ToString::to_string).collect();
     nodes.sort_unstable();
@@ -314,7 +327,7 @@ impl Store for RedlockStore {
         let (shared, id, claim) = (self.shared.clone(), claim.id, claim.clone());
         let stood = self.shared.spawned(async move {
             let joined = shared.stand(&claim, &entry, mode).await;
-            // Nodes that are taken know it among those who wait.
+            // Nodes that are held by other claims have registered the claim as a waiter.
             if let Err(error) = &joined
                 && mode == Mode::Wait
                 && !error.is_transient()
@@ -327,9 +340,9 @@ impl Store for RedlockStore {
         let joined = stood.await?;
         match &joined {
             Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {}
-            // It may be sent again, and nodes may have it.
+            // The request may be sent again, and nodes may have the claim.
             Err(error) if error.is_transient() => {}
-            // Nobody leaves what did not get in.
+            // The caller does not release a claim that was not admitted.
             Ok(Joined::Busy { .. }) | Err(_) => drop(self.shared.claims.leave(id)),
         }
         joined
@@ -370,7 +383,8 @@ impl Store for RedlockStore {
         self.shared.spawned(async move { shared.evict(&name, which).await }).await?
     }
 
-    /// A release that only a majority has answered is under way still.
+    /// Waits for releases that are still in progress on some nodes. A release returns before that,
+    /// as soon as a majority has answered.
     async fn disconnect(&self) {
         let shared = self.shared.clone();
         let _ = self.shared.spawned(async move { shared.all_released().await }).await;

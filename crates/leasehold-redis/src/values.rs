@@ -1,9 +1,10 @@
-//! Whatever a server, or a proxy before it, may answer: what tests ask every reader of answers.
+//! Random replies, as a server or a proxy in front of it may send them. Tests pass them to every
+//! parser of replies.
 
 use proptest::prelude::*;
 use redis::Value;
 
-/// Any answer whose texts are nearly right.
+/// Returns a strategy for replies whose texts are nearly correct.
 pub(crate) fn values(right: &'static [&'static str]) -> impl Strategy<Value = Value> {
     let words = testbed::texts(right);
     let numbers = [-1, 0, 1, 2, 3, 4, 5, 6, 7, i64::MAX, i64::MIN, 1 << 40];

@@ -1,4 +1,4 @@
-"""redis-py's Lock, told what to do line by line."""
+"""Runs redis-py's Lock. Each input line is one command, and each output line its result."""
 
 import sys
 

@@ -1,18 +1,19 @@
-//! The story of the paused holder, with two processes, a SIGSTOP and a ledger in PostgreSQL.
+//! A paused holder of a lock, with two processes, a SIGSTOP and a ledger in PostgreSQL.
 //!
 //! ```sh
-//! cargo run -p leasehold --features postgres --example fenced_ledger
-//! cargo run -p leasehold --features postgres --example fenced_ledger -- postgres://user@host/db
+//! cargo run -p leasehold-sql --features postgres --example fenced_ledger
+//! cargo run -p leasehold-sql --features postgres --example fenced_ledger -- postgres://user@host/db
 //! ```
 //!
-//! A teller locks an account, reads its balance, *is stopped by the operating system*, and goes on
-//! much later with what it had read. Meanwhile its lease has run out, and another teller has locked
-//! the account and booked. Without a fence the late booking overwrites the other one: money is gone,
-//! though everybody took the lock. With the fence, the teller shows its token first thing in its
-//! transaction, and the ledger refuses it.
+//! A teller locks an account and reads its balance. Then *the operating system pauses the teller*.
+//! It resumes much later and still uses the old balance. Meanwhile its lease has expired, and
+//! another teller has locked the account and booked. Without a fence, the late booking overwrites
+//! the other one. So money is lost although both tellers acquired the lock. With a fence, the
+//! teller first presents its token in its transaction, and the ledger rejects the transaction.
 //!
-//! Without a URL it starts a private throw-away server from the installed packages. It makes and
-//! drops the tables `example_ledger` and `example_bookings`, and makes leasehold's own.
+//! Without a URL, the example starts a private, temporary server from the installed packages. It
+//! creates and drops the tables `example_ledger` and `example_bookings`, and creates leasehold's
+//! own tables.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -26,7 +27,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Books `amount`; stops between reading and writing until a line comes on stdin.
+/// Books `amount`. Between reading and writing, it waits for a line on stdin.
 async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {
     let locks = leasehold::connect(url).await?;
     let pool = PgPool::connect(url).await?;
@@ -34,7 +35,7 @@ async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {
     let token = guard.token();
     let mut tx = pool.begin().await?;
     if fenced {
-        // Reads carry the token too: from here on, no earlier holder gets past.
+        // The read presents the token too. From here on, the fence rejects all earlier holders.
         sql::check(&mut tx, "account:1", token).await?;
     }
     let balance: i64 =
@@ -62,14 +63,14 @@ async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {
     sqlx::query("INSERT INTO example_bookings VALUES ($1)").bind(amount).execute(&mut *tx).await?;
     tx.commit().await?;
     println!("booked {amount}");
-    // If the lock was lost meanwhile, this says so; by then it is too late to help.
+    // If the lock was lost in the meantime, this returns an error, but too late to prevent harm.
     if let Err(error) = guard.release().await {
         println!("only now: {error}");
     }
     Ok(())
 }
 
-/// A teller in a process of its own.
+/// A teller in a separate process.
 struct Teller {
     child: Child,
     go: ChildStdin,
@@ -81,7 +82,7 @@ impl Teller {
     fn start(name: &'static str, url: &str, amount: i64, fenced: bool) -> Result<Self, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["teller", &amount.to_string(), &fenced.to_string()])
-            // It may have a password, and command lines are for all to read.
+            // The URL may contain a password, and all users can read command lines.
             .env("EXAMPLE_URL", url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -92,7 +93,7 @@ impl Teller {
         Ok(Self { child, go, said: BufReader::new(said).lines(), name })
     }
 
-    /// What it says next.
+    /// Returns the next line that the teller prints.
     fn says(&mut self) -> Result<String, Failure> {
         let line = self.said.next().ok_or_else(|| format!("{} ended", self.name))??;
         println!("  {}: {line}", self.name);
@@ -100,7 +101,7 @@ impl Teller {
     }
 
     fn signal(&self, signal: i32) -> Result<(), Failure> {
-        // SAFETY: a plain kill of a child that we have not waited for yet.
+        // SAFETY: This sends a signal to a child that was not waited for yet.
         match unsafe { libc::kill(i32::try_from(self.child.id())?, signal) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().into()),
@@ -112,8 +113,8 @@ impl Teller {
     }
 }
 
-/// Two tellers book 10 and 100; the first is stopped in between. What is the balance, and what was
-/// booked?
+/// Runs two tellers that book 10 and 100, and pauses the first one in between. Returns the balance
+/// and the sum of the bookings.
 async fn story(url: &str, fenced: bool) -> Result<(i64, i64), Failure> {
     let pool = PgPool::connect(url).await?;
     for sql in [
@@ -127,13 +128,13 @@ async fn story(url: &str, fenced: bool) -> Result<(i64, i64), Failure> {
     println!("{} a fence:", if fenced { "with" } else { "without" });
     let mut ann = Teller::start("ann", url, 10, fenced)?;
     ann.says()?;
-    println!("  (ann is stopped by the operating system)");
+    println!("  (the operating system pauses ann)");
     ann.signal(libc::SIGSTOP)?;
     let mut bob = Teller::start("bob", url, 100, fenced)?;
-    bob.says()?; // He waits for the end of her lease.
+    bob.says()?; // bob waits until ann's lease expires
     bob.goes_on()?;
     bob.says()?;
-    println!("  (ann goes on)");
+    println!("  (ann resumes)");
     ann.goes_on()?;
     ann.signal(libc::SIGCONT)?;
     ann.says()?;
@@ -159,7 +160,7 @@ async fn main() -> Result<(), Failure> {
     let url = server.as_ref().map_or_else(|| words[0].clone(), testbed::Postgres::database);
     database::install(&PgPool::connect(&url).await?).await?;
     let (balance, booked) = story(&url, false).await?;
-    assert_ne!(balance, booked, "the lock alone would have done, this time");
+    assert_ne!(balance, booked, "the lock alone prevented the lost booking in this run");
     let (balance, booked) = story(&url, true).await?;
     assert_eq!(balance, booked);
     println!("the lock alone lost a booking; the fence refused the late one");

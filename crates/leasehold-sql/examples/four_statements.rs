@@ -1,13 +1,13 @@
-//! Four statements that people use against duplicate writes, and what each lets through, with 32
-//! writers at once on real databases; and `once` beside them.
+//! Compares four statements that are common against duplicate writes with `once`. It shows which
+//! duplicates each one lets through, with 32 concurrent writers on real databases.
 //!
 //! ```sh
-//! cargo run -p leasehold --features sqlite,postgres,mysql --example four_statements
+//! cargo run -p leasehold-sql --features sqlite,postgres,mysql --example four_statements
 //! cargo run … --example four_statements -- postgres://user@host/db mysql://user@host/db sqlite:file
 //! ```
 //!
-//! Without URLs it starts private throw-away servers from the installed packages. It creates and
-//! drops a table `four_statements` in the databases it is given, and leasehold's own tables.
+//! Without URLs, the example starts private, temporary servers from the installed packages. In each
+//! database it creates and drops a table `four_statements`, and creates leasehold's own tables.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,24 +20,27 @@ use tokio::sync::Barrier;
 
 const WRITERS: usize = 32;
 const ROUNDS: usize = 20;
-/// SQLite has one writer at a time, which makes it slow and leaves little to chance.
+/// Fewer rounds for SQLite, which allows one writer at a time. So it is slow, and the rounds vary
+/// little.
 const ROUNDS_OF_SQLITE: usize = 4;
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What the experiment needs of a database.
+/// The operations of a database that the experiment uses.
 trait Run: Clone + Send + Sync + 'static {
-    /// The type of an id that the database gives.
+    /// The type of an ID that the database generates.
     const ID: &'static str;
-    /// Runs a statement in a transaction; the number of rows that it says it wrote.
+    /// Runs a statement in a transaction, and returns how many rows were written according to the
+    /// database.
     fn exec(&self, sql: String) -> Answer<'_, Result<u64, Error>> {
         self.exec_after("", sql)
     }
-    /// The same, after a statement that prepares for the transaction.
+    /// Like `exec`, but first runs another statement that prepares for the
+    /// transaction.
     fn exec_after(&self, first: &'static str, sql: String) -> Answer<'_, Result<u64, Error>>;
-    /// The one number of an answer, or `None`.
+    /// Returns the number that a query selects, or `None` if it selects no row.
     fn number(&self, sql: String) -> Answer<'_, Option<i64>>;
-    /// Runs a statement once for this key; whether it was the first.
+    /// Runs a statement once for this key. Returns 1 for the first call and 0 for a duplicate.
     fn once(&self, key: String, sql: String) -> Answer<'_, Result<u64, Error>>;
     /// Creates leasehold's tables.
     fn install(&self) -> Answer<'_, ()>;
@@ -66,7 +69,7 @@ macro_rules! run {
                         .execute(&mut *tx)
                         .await
                         .map_err(database::error)?;
-                    // As a real transaction does, it goes on to something else before it commits.
+                    // Like a real transaction, it runs another statement before it commits.
                     sqlx::query("SELECT 1").execute(&mut *tx).await.map_err(database::error)?;
                     tx.commit().await.map_err(database::error)?;
                     Ok(rows.rows_affected())
@@ -101,7 +104,7 @@ macro_rules! run {
             fn install(&self) -> Answer<'_, ()> {
                 Box::pin(async move {
                     database::install(self).await.expect("leasehold's tables");
-                    // Keys of an earlier run of this example.
+                    // Deletes the keys of an earlier run of this example.
                     let forget = "DELETE FROM leasehold_once WHERE name LIKE 'four:%'";
                     sqlx::query(forget).execute(self).await.expect("forget");
                 })
@@ -113,16 +116,16 @@ run!(sqlx::Sqlite, "INTEGER PRIMARY KEY AUTOINCREMENT");
 run!(sqlx::Postgres, "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY");
 run!(sqlx::MySql, "BIGINT AUTO_INCREMENT PRIMARY KEY");
 
-/// One way to write, with `{k}` for the request's key and `{a}` for the amount.
+/// One way to write. `{k}` is the request's key, and `{a}` is the amount.
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
     sql: &'static str,
-    /// Whether the request's key is a unique index: `WHERE NOT EXISTS` is what people write who
-    /// have none, because rows that are only marked as deleted may repeat it.
+    /// Whether the request's key has a unique index. People write `WHERE NOT EXISTS` if there is no
+    /// such index, because rows that are only marked as deleted may have the same key.
     unique: bool,
     once: bool,
-    /// What is said before the transaction begins.
+    /// The statement that runs before the transaction, or an empty text.
     first: &'static str,
 }
 
@@ -206,7 +209,7 @@ async fn count<R: Run>(db: &R, which: &str) -> i64 {
     db.number(sql).await.unwrap_or(0)
 }
 
-/// What 32 writers of one key, so many times, made of it.
+/// The sums over all rounds, in each of which 32 writers use one key.
 #[derive(Default)]
 struct Race {
     duplicates: i64,
@@ -241,7 +244,7 @@ async fn race<R: Run>(db: &R, way: Way, rounds: usize) -> Race {
         }
         race.firsts += first.len() as u64;
         race.duplicates += count(db, &format!("req = '{key}'")).await - 1;
-        // One writer was told that it was the first, and what it wrote is not there.
+        // Exactly one writer counted as the first, but its amount may have been overwritten.
         if let [only] = first[..] {
             race.overwritten += 1 - count(db, &format!("req = '{key}' AND amount = {only}")).await;
         }
@@ -249,7 +252,7 @@ async fn race<R: Run>(db: &R, way: Way, rounds: usize) -> Race {
     race
 }
 
-/// A write that cannot be right: NULL where none may be.
+/// Writes NULL to a column that does not allow it, and returns whether the error is hidden.
 async fn bad_value<R: Run>(db: &R, way: Way) -> &'static str {
     let told = write(db, way, "bad", "NULL").await;
     let there = count(db, "req = 'bad'").await;
@@ -260,6 +263,7 @@ async fn bad_value<R: Run>(db: &R, way: Way) -> &'static str {
     }
 }
 
+/// Repeats a request, and returns whether the row keeps its ID.
 async fn row_id<R: Run>(db: &R, way: Way) -> &'static str {
     let id = || db.number("SELECT MAX(id) FROM four_statements WHERE req = 'id'".into());
     let _ = write(db, way, "id", "1").await;
@@ -268,7 +272,7 @@ async fn row_id<R: Run>(db: &R, way: Way) -> &'static str {
     if before == id().await { "kept" } else { "CHANGED" }
 }
 
-/// A request whose row was marked as deleted since comes again.
+/// Repeats a request whose row was marked as deleted, and returns what the repetition does.
 async fn deleted<R: Run>(db: &R, way: Way) -> &'static str {
     let _ = write(db, way, "gone", "1").await;
     db.exec("UPDATE four_statements SET deleted = 1 WHERE req = 'gone'".into())
@@ -323,7 +327,7 @@ async fn compare<R: Run>(title: &str, db: R, ways: &[Way], rounds: usize) {
     }
 }
 
-/// What does not depend on who was faster.
+/// Asserts the results that do not depend on timing.
 fn shows(way: Way, race: &Race, rounds: usize, bad: &str, id: &str) {
     if way.once {
         let found = (race.duplicates, race.firsts, race.overwritten, bad, id);
@@ -344,7 +348,7 @@ async fn at(url: &str) -> Result<(), Error> {
         let options = options
             .create_if_missing(true)
             .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
-            // This is about races, not about power cuts.
+            // The example tests races, not power cuts.
             .synchronous(sqlx::sqlite::SqliteSynchronous::Off)
             .busy_timeout(std::time::Duration::from_secs(60));
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(most);
@@ -360,7 +364,8 @@ async fn at(url: &str) -> Result<(), Error> {
         compare("PostgreSQL", pool.connect(url).await.map_err(database::error)?, POSTGRES, ROUNDS)
             .await;
     } else {
-        // Not the default of 50 s, which some of these wait in vain.
+        // Some of these statements wait unsuccessfully for the whole timeout, which is 50 s by
+        // default.
         let pool =
             sqlx::mysql::MySqlPoolOptions::new().max_connections(most).after_connect(|c, _| {
                 Box::pin(async move {
@@ -389,10 +394,11 @@ async fn main() -> Result<(), Error> {
         at(&url).await?;
     }
     println!(
-        "\ndupl.: rows too many. \"first\": writers that were told of 1 new row, of as many as \
-         there were times.\noverwritten: what the only first wrote was not there afterwards.\nafter a \
-         logical delete: what the same request does when it comes again. `once` answers each \
-         duplicate\nwith the stored outcome, and takes no unique index of the caller's."
+        "\ndupl.: surplus rows. \"first\": writers for which the database reported 1 new row, of \
+         the number of rounds.\noverwritten: rounds with one first writer whose amount was \
+         missing afterwards.\nafter a logical delete: what a repetition of the request does. \
+         `once` answers each duplicate\nwith the stored outcome, and takes no unique index of the \
+         caller's."
     );
     Ok(())
 }

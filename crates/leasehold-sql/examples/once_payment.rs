@@ -1,15 +1,15 @@
-//! A payment that is made once, however often the button is pressed.
+//! A payment that is made once, however often the customer presses the button.
 //!
 //! ```sh
-//! cargo run -p leasehold --features sqlite --example once_payment
+//! cargo run -p leasehold-sql --features sqlite --example once_payment
 //! ```
 //!
-//! No lock is needed for this, and no lock would do: what must happen once is remembered for ever,
-//! under a key that the *client* made (here `payment:8a1f`). `once` does that in the caller's own
-//! database. Eight requests with one key arrive at the same time, and again after a "restart"; the
-//! bank is asked once, and everybody gets the same receipt. The bank gets the key too: should an
-//! attempt crash between the bank's answer and ours being written, the next one asks under the same
-//! key, and a bank that knows such keys pays once all the same.
+//! A lock is neither necessary nor sufficient for this. The outcome must be stored permanently,
+//! under a key that the *client* has generated (here `payment:8a1f`). `once` does that in the
+//! caller's own database. Eight requests with one key arrive at the same time, and again after a
+//! "restart". The bank receives one request, and all callers get the same receipt. The bank gets
+//! the key too. If an attempt crashes after the bank's answer and before the outcome is stored, the
+//! next attempt sends the same key. A bank that supports such keys then still pays only once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ use leasehold::once::Ran;
 use leasehold::{Error, database, once};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 
-/// The bank's side, which counts how often it really paid.
+/// Simulates the bank, and counts how often it has paid.
 async fn ask_the_bank(key: &str, paid: &AtomicU32) -> String {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let number = paid.fetch_add(1, Ordering::SeqCst) + 1;

@@ -1,11 +1,11 @@
-//! What `lock_in`, `once`, `versioned` and `fence::sql` need from a database: three small tables,
-//! and a [`Session`] that runs their statements with any driver.
+//! The database side of `lock_in`, `once`, `versioned` and `fence::sql`: three small tables, and a
+//! [`Session`] that runs the statements with any driver.
 //!
-//! These four work inside *your* transaction, on a connection that you already have. They never
-//! create tables on their own: on MySQL `CREATE TABLE` commits the current transaction, and on
-//! PostgreSQL two concurrent first users would abort each other. Call [`install`] once at start-up,
-//! or add [`schema`] to your migrations. The three tables are independent of each other, so you
-//! only need those that you use.
+//! These four use *your* connections, usually inside your transaction. They never create tables on
+//! their own: on MySQL `CREATE TABLE` commits the current transaction, and on PostgreSQL two
+//! concurrent first users would abort each other. Call [`install`] once at start-up, or add
+//! [`schema`] to your migrations. The three tables are independent of each other, so you only need
+//! those that you use.
 //!
 //! Names in these tables are compared byte by byte (`Job`, `job` and `job ` are three names). The
 //! primary key makes them unique.
@@ -33,7 +33,7 @@ pub(crate) use savepoint::Savepoint;
 pub use schema::schema;
 pub use session::{Column, Pool, Session, Transaction};
 pub(crate) use session::{number, row, run};
-/// The version of `sqlx` whose pools and transactions leasehold takes.
+/// The version of `sqlx` whose pools and transactions leasehold accepts.
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 #[doc(no_inline)]
 pub use sqlx;
@@ -61,7 +61,8 @@ pub async fn install<P: Pool>(pool: &P) -> Result<()> {
     loop {
         let mut session = pool.session().await?;
         let sql = match session.dialect() {
-            // For this transaction: it would tell of each table that it is there already.
+            // The setting applies to this transaction only. Without it, the server sends a notice
+            // for each existing table.
             Dialect::Postgres => {
                 format!("SET LOCAL client_min_messages = warning;\n{}", schema(Dialect::Postgres))
             }
@@ -69,19 +70,20 @@ pub async fn install<P: Pool>(pool: &P) -> Result<()> {
         };
         match session.batch(&sql).await {
             Ok(()) => return Ok(()),
-            // IF NOT EXISTS looks before it leaps: two first users meet in the catalogue.
+            // Two concurrent first calls can collide in the catalog, because IF NOT EXISTS checks
+            // before it creates.
             Err(fault) if left > 0 && fault.is_catalogue_race() => left -= 1,
-            Err(fault) => return Err(Error::from(fault).during("install")),
+            Err(fault) => return Err(Error::from(fault).with_operation("install")),
         }
     }
 }
 
-/// `d` in µs, for an interval on the database's clock.
+/// Returns `d` in µs, for an interval on the database's clock.
 pub(crate) fn micros(d: Duration) -> i64 {
     i64::try_from(d.as_micros()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
 }
 
-/// The name, checked, or the error that says what was being done.
+/// Returns the checked name, or an error that names the operation.
 pub(crate) fn named(name: impl AsRef<str>, operation: &'static str) -> Result<Name> {
-    Name::new(name).map_err(|e| e.during(operation))
+    Name::new(name).map_err(|e| e.with_operation(operation))
 }

@@ -1,10 +1,10 @@
 //! A fence in SQL, for data in a database. The lock itself may be in any store.
 //!
 //! There are two forms. [`check`] guards a whole transaction: one row per resource stores the
-//! highest token seen. The statement that compares and raises it also locks this row until the
-//! transaction ends. From the check to the commit no other token can pass, so transactions write in
-//! token order. A rollback undoes the raised token together with the writes. [`TokenColumn`] guards
-//! one row of your own table with a single statement.
+//! highest token seen. The statement that compares and raises the token also locks this row until
+//! the transaction ends. From the check to the commit, no other token can pass, so transactions
+//! write in token order. A rollback undoes the raised token together with the writes.
+//! [`TokenColumn`] guards one row of your own table with a single statement.
 //!
 //! **Check first, before you read** (see [`fence`](super)). A late write is rejected only after the
 //! new holder has presented its token. On MySQL, whose snapshot begins with the first plain read,
@@ -16,7 +16,8 @@ use crate::database::{
     Dialect, Session, Transaction, Value, assignments, fill, identifier, named, number, place, run,
 };
 use leasehold_core::fence::Fence;
-use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
+use leasehold_core::mode::Exclusive;
+use leasehold_core::{Error, ErrorKind, FencingToken, Guard, Name, Result};
 
 /// Fails if `resource` has seen a higher token, and otherwise keeps every other token out until the
 /// transaction ends.
@@ -50,8 +51,8 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
 ///
 /// # Errors
-/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): another holder has the lock. Roll
-///   back.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): a later holder has already presented
+///   its token. Roll back.
 /// - [`ErrorKind::Conflict`]: a deadlock or a serialization failure; run the transaction again.
 /// - The errors of [`Fence::fence`], and any error of the database.
 pub async fn check<T: Transaction + ?Sized>(
@@ -66,13 +67,13 @@ pub async fn check<T: Transaction + ?Sized>(
         true => Ok(()),
         false => Err(Error::stale_fence(seen, offered)),
     });
-    judged.map_err(|e| e.during("fence").on(&resource))
+    judged.map_err(|e| e.with_operation("fence").with_lock(&resource))
 }
 
 /// Calls [`check`] for the resource that has the same name as the guard's lock.
 ///
-/// If a lock covers several resources, or a resource has another name, call [`check`] for each of
-/// them.
+/// If the lock covers several resources, or a resource with another name, call [`check`] for each
+/// of them.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -94,7 +95,11 @@ pub async fn check<T: Transaction + ?Sized>(
 ///
 /// # Errors
 /// The errors of [`check`].
-pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> Result<()> {
+pub async fn check_guard<T, M>(tx: &mut T, guard: &Guard<M>) -> Result<()>
+where
+    T: Transaction + ?Sized,
+    M: Exclusive,
+{
     check(tx, guard.name(), guard).await
 }
 
@@ -107,8 +112,8 @@ pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> 
 /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
 /// # leasehold::database::install(&pool).await?;
 /// use leasehold::database::Pool as _;
-/// use leasehold::{Name, Token, fence::sql::raise};
-/// let (resource, [small, great]) = (Name::new("order:42")?, [7, 9].map(|n| Token::new(n).expect("above 0")));
+/// use leasehold::{Name, FencingToken, fence::sql::raise};
+/// let (resource, [small, great]) = (Name::new("order:42")?, [7, 9].map(|n| FencingToken::new(n).expect("above 0")));
 /// let mut session = pool.session().await?;
 /// assert_eq!(raise(&mut session, &resource, great).await?, great);
 /// assert_eq!(raise(&mut session, &resource, small).await?, great); // stale
@@ -123,16 +128,16 @@ pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> 
 pub async fn raise<S: Session + ?Sized>(
     session: &mut S,
     resource: &Name,
-    offered: Token,
-) -> Result<Token> {
+    offered: FencingToken,
+) -> Result<FencingToken> {
     let dialect = session.dialect();
     let [raise, look] = statements(dialect);
     let name = dialect.name(resource);
-    // MySQL's has the token twice.
+    // MySQL's statement contains the token twice.
     let with = [name.clone(), of(offered), of(offered)];
     run(session, raise, &with[..raise.matches('?').count()]).await?;
     let seen = number(session, look, &[name]).await?.unwrap_or(0);
-    match u64::try_from(seen).ok().and_then(Token::new) {
+    match u64::try_from(seen).ok().and_then(FencingToken::new) {
         Some(seen) if seen >= offered => Ok(seen),
         _ => Err(Error::new(
             ErrorKind::Corrupt,
@@ -144,12 +149,12 @@ pub async fn raise<S: Session + ?Sized>(
     }
 }
 
-fn of(token: Token) -> Value {
-    // 63 bits, by the type.
+fn of(token: FencingToken) -> Value {
+    // The token has at most 63 bits, by its type.
     Value::Int(i64::try_from(token.get()).unwrap_or(i64::MAX))
 }
 
-/// Raise the mark and lock its row; look at it.
+/// Returns two statements: one raises the highest token seen and locks its row, the other reads it.
 fn statements(dialect: Dialect) -> [&'static str; 2] {
     match dialect {
         Dialect::Postgres => [
@@ -179,7 +184,7 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
 /// ```
 pub fn text(dialect: Dialect) -> String {
     let [raise, look] = statements(dialect);
-    // MySQL's protocol counts what has changed, unless a client asks for what has matched.
+    // MySQL counts changed rows, unless the client requests matched rows.
     let none = match dialect {
         Dialect::Mysql => {
             "-- If no row MATCHED, the token is stale (or the row does not exist). Many clients \
@@ -209,7 +214,7 @@ pub fn text(dialect: Dialect) -> String {
     )
 }
 
-/// A table of your own with a token column: fences one row with one statement.
+/// Fences the rows of your own table by a token column. Each write is one statement.
 ///
 /// The column is a 64-bit integer, NULL or 0 before the first write.
 ///
@@ -246,15 +251,16 @@ impl TokenColumn {
     /// Names the table, its unique key column and its token column.
     ///
     /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
-    /// in the database. The first use rejects other names.
+    /// in the database. Other names are rejected at the first use.
     pub fn new(table: impl Into<String>, key: impl Into<String>, token: impl Into<String>) -> Self {
         Self { table: table.into(), key: key.into(), token: token.into() }
     }
 
     /// Sets columns of one row and its token, and returns whether the row exists.
     ///
-    /// It is one statement, which is atomic inside and outside of a transaction. Without columns it
-    /// only presents the token: do that before you read data on which the next write depends.
+    /// The write is one statement, which is atomic inside and outside of a transaction. Without
+    /// columns, it only presents the token: do that before you read data on which the next write
+    /// depends.
     ///
     /// # Cancel safety
     /// Not cancel safe: the operation may or may not have happened. In a transaction, roll back.
@@ -272,14 +278,14 @@ impl TokenColumn {
         columns: &[(&str, Value)],
     ) -> Result<bool> {
         let offered = fence.fence()?;
-        self.set(session, key.into(), offered, columns).await.map_err(|e| e.during("fence"))
+        self.set(session, key.into(), offered, columns).await.map_err(|e| e.with_operation("fence"))
     }
 
     async fn set<S: Session + ?Sized>(
         &self,
         session: &mut S,
         key: Value,
-        offered: Token,
+        offered: FencingToken,
         columns: &[(&str, Value)],
     ) -> Result<bool> {
         let dialect = session.dialect();
@@ -305,7 +311,7 @@ impl TokenColumn {
         let Some(seen) = number(session, &sql, &[key]).await? else {
             return Ok(false);
         };
-        match u64::try_from(seen).ok().and_then(Token::new) {
+        match u64::try_from(seen).ok().and_then(FencingToken::new) {
             Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
             _ => {
                 let what = "the row was inserted or changed while it was being written";
@@ -319,8 +325,9 @@ impl TokenColumn {
 mod tests {
     use super::*;
 
+    // R35
     #[test]
-    fn r35_the_printed_sql_names_its_parameters() {
+    fn the_printed_sql_names_its_parameters() {
         for dialect in [Dialect::Sqlite, Dialect::Postgres, Dialect::Mysql] {
             let text = text(dialect);
             assert!(!text.contains('?'), "{text}");

@@ -1,6 +1,8 @@
-//! `leasehold` in SQLite, PostgreSQL and MySQL/MariaDB: the [stores](store), a [fence], and what
-//! works inside the caller's own transactions: [`lock_in`](fn@lock_in), [`mod@once`], [`versioned`], whose
-//! tables are those of [`database`]. Programs depend on `leasehold`, which has all of this by its
+//! The SQLite, PostgreSQL and MySQL/MariaDB parts of `leasehold`: the [stores](store), a [fence],
+//! and tools for the caller's own transactions.
+//!
+//! These tools are [`lock_in`](fn@lock_in), [`mod@once`] and [`versioned`]. Their tables are
+//! described in [`database`]. Programs depend on `leasehold`, which includes all of this with its
 //! features `sqlite`, `postgres` and `mysql`.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -8,10 +8,12 @@
 //! **Why it is safe.** The table's primary key identifies the row. Two transactions that lock the
 //! same name write the same row, so the second waits until the first ends. The row is *written*,
 //! not only read `FOR UPDATE`. Otherwise, under REPEATABLE READ, a waiter whose snapshot is older
-//! than the holder's commit would get the lock together with stale data. PostgreSQL and SQLite
-//! reject such a write with a serialization failure ([`ErrorKind::Conflict`]). MySQL does not,
-//! because its snapshot begins with the first plain read. On MySQL, lock *before* you read anything
-//! in the transaction, or read with `FOR UPDATE`.
+//! than the holder's commit would get the lock together with stale data. SQLite, and PostgreSQL
+//! under REPEATABLE READ and SERIALIZABLE, reject such a write with a serialization failure
+//! ([`ErrorKind::Conflict`]). Under READ COMMITTED, PostgreSQL's default, the lock is granted, and
+//! each later statement reads fresh data, so do not use anything that you read before the lock.
+//! MySQL does not reject such a write either, because its snapshot begins with the first plain
+//! read. So lock *before* you read anything in the transaction, or read with `FOR UPDATE`.
 //!
 //! **It locks one row, not the table.** `FOR UPDATE` on a column without an index locks every row
 //! that it scans. `lock_in` succeeds only if exactly one row of a unique index was locked:
@@ -35,8 +37,8 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 
 /// Locks `name` until `tx` ends.
 ///
-/// It waits as long as the database lets a statement wait (PostgreSQL: forever; MySQL: 50 s; SQLite
-/// with sqlx: 5 s).
+/// Waits for as long as the database lets a statement wait (by default, PostgreSQL: forever; MySQL:
+/// 50 s; SQLite with sqlx: 5 s).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -67,7 +69,7 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 /// [`lock_in_timeout`] and [`try_lock_in`] leave the transaction usable when the lock is not free.
 pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     let name = named(name, "lock_in")?;
-    take(tx, &name).await.map_err(|e| e.during("lock_in").on(&name))
+    take(tx, &name).await.map_err(|e| e.with_operation("lock_in").with_lock(&name))
 }
 
 /// Locks `name` like [`lock_in`], but waits at most `wait`. After a timeout the transaction is
@@ -141,11 +143,12 @@ pub async fn lock_in_timeout<T: Transaction + ?Sized>(
 pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     bounded(tx, name, Duration::ZERO, "try_lock_in").await.map_err(|e| match e.kind() {
         ErrorKind::Timeout => {
-            let mut contended = Error::new(ErrorKind::Contended, "held by another transaction")
+            let what = "another transaction holds the lock";
+            let mut contended = Error::new(ErrorKind::Contended, what)
                 .with_hint("retry later, or call lock_in to wait")
-                .during("try_lock_in");
+                .with_operation("try_lock_in");
             if let Some(name) = e.name() {
-                contended = contended.on(name);
+                contended = contended.with_lock(name);
             }
             contended
         }
@@ -155,7 +158,8 @@ pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<s
 
 /// Returns the lock as SQL text, for programs in other languages.
 ///
-/// They use the same names and the same table. The statement has the parameter `:name`.
+/// Such programs use the same lock names and the same table. The statement has one parameter,
+/// `:name`.
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -205,8 +209,8 @@ async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Result<()> {
     }
 }
 
-/// Takes within a savepoint, so that a time-out costs the caller nothing but the lock, and under
-/// a wait of our own, which is set back in every case.
+/// Takes the lock within a savepoint, so that the transaction is unchanged after a timeout. The
+/// wait limit is set for this lock only and is always reset.
 async fn bounded<T: Transaction + ?Sized>(
     tx: &mut T,
     name: impl AsRef<str>,
@@ -225,8 +229,8 @@ async fn bounded<T: Transaction + ?Sized>(
             Err(error) => {
                 let back = savepoint.undo(tx).await;
                 let reset = row::reset_wait(tx, before).await;
-                // A deadlock has ended the whole transaction on MySQL, savepoint and all: then
-                // the error that says so is the one to report.
+                // On MySQL a deadlock ends the whole transaction including the savepoint. In this
+                // case the deadlock error is the one to report.
                 if error.kind() != ErrorKind::Conflict {
                     back?;
                     reset?;
@@ -235,5 +239,5 @@ async fn bounded<T: Transaction + ?Sized>(
             }
         }
     };
-    attempt.await.map_err(|e: Error| e.during(operation).on(&name))
+    attempt.await.map_err(|e: Error| e.with_operation(operation).with_lock(&name))
 }

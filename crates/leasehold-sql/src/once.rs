@@ -1,42 +1,42 @@
 //! Idempotency keys: do a piece of work once, no matter how often it is requested.
 //!
-//! A key is a lock that is never released. The caller that inserts its row first does the work, and
-//! all later callers get the stored outcome. The database's unique index decides which caller is
-//! first, so there is no gap between checking and inserting.
+//! A key is a lock that is never released. The first caller to insert the key's row does the work,
+//! and all later callers get the stored outcome. The database's unique index decides which caller
+//! is first, so there is no gap between checking and inserting.
 //!
-//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit, or neither does.
-//! A concurrent caller waits on the unique index until the first caller has committed (then it gets
-//! the outcome) or rolled back (then it does the work itself). A crash is a rollback. The work is
-//! done exactly once. It runs after a savepoint, so failed work removes its key even if the caller
-//! then commits.
+//! [`run_in`](Once::run_in) puts the key and the work into *one transaction*: both commit, or
+//! neither does. A concurrent caller waits on the unique index until the first caller has committed
+//! (then it gets the outcome) or rolled back (then it does the work itself). A crash is a rollback.
+//! The work is done exactly once. It runs after a savepoint, so failed work removes its key even if
+//! the caller then commits.
 //!
 //! [`run`](Once::run) is for work outside of the database, such as a payment or an e-mail. No
 //! transaction can contain such work, so the key has two states: *started*, under a lease that is
 //! renewed while the work runs, and *done*. If the first attempt crashes, its lease expires and the
-//! next caller takes over. The attempt's number shows that an earlier attempt may have done part of
-//! the work. Only one attempt at a time has a valid lease, and only the current one can store the
-//! outcome.
+//! next caller takes over. The number of an attempt shows whether an earlier one may have done part
+//! of the work. Only one attempt at a time has a valid lease, and only the current one can store
+//! the outcome.
 //!
 //! One gap remains that no key can close: an attempt that was paused may notice too late that it
-//! has lost its lease. Pass the key to the other side if it supports idempotency keys. If the work
-//! writes to the database of the key itself, begin its transaction with [`Attempt::check`]. The
-//! lease follows the database's wall clock: if that is set forward, the lease expires early, and
-//! the attempt finds out at its next renewal.
+//! has lost its lease. Pass the key to the external service if that supports idempotency keys. If
+//! the work writes to the database that stores the key, begin its transaction with
+//! [`Attempt::check`]. The lease follows the database's wall clock: if the clock is set forward,
+//! the lease expires early, and the attempt finds out at its next renewal.
 //!
 //! **Work is never repeated because its outcome could not be stored.** Text that a database cannot
 //! store (PostgreSQL has no NUL) is escaped. If the database rejects the outcome for another reason
-//! (length, character set, a trigger), the key is marked as done without an outcome: the first
-//! caller gets the outcome, and later callers get an error.
+//! (length, character set, a trigger), the key is marked as done without an outcome. Then only the
+//! first caller gets the outcome, and later callers get an error.
 //!
 //! **Renewals do not starve if the work uses all connections of the pool.** If the pool does not
 //! provide a connection soon, a separate one is opened.
 //!
 //! **An error can be an outcome.** After most errors the key is free again, so that the caller can
 //! retry. A final error (the card was declined) can be kept with [`Once::keep_errors`]. Later calls
-//! with this key then get the same error, as payment services do it.
+//! with this key then get the same error, as is usual for payment services.
 //!
 //! **Only the key's own row counts as a duplicate.** `INSERT IGNORE` would turn every error of the
-//! write into a warning, and a unique index of your own table can be violated for other reasons.
+//! write into a warning. A unique index of your own table can also be violated for other reasons.
 //! Here the key is inserted separately, so an error of the work stays an error of the work.
 
 mod attempt;
@@ -55,7 +55,7 @@ use crate::database::{Pool, Savepoint, Transaction, Value};
 use attempt::{Row, within};
 use errors::{Errors, earlier};
 use fingerprint::Fingerprint;
-use key::{As, Asked, Begun, Ended, begin, keep};
+use key::{As, Begun, Ended, Requirements, begin, keep};
 use leasehold_core::{
     ClaimId, DEFAULT_LEASE, Error, ErrorKind, MAX_LEASE, MIN_LEASE, Name, Result,
 };
@@ -92,8 +92,8 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 pub fn once(key: impl AsRef<str>) -> Once {
-    let asked = Asked::default();
-    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT, asked }
+    let requirements = Requirements::default();
+    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT, requirements }
 }
 
 /// An idempotency key; made by [`once()`].
@@ -103,7 +103,7 @@ pub struct Once {
     key: Result<Name>,
     lease: Duration,
     wait: Duration,
-    asked: Asked,
+    requirements: Requirements,
 }
 
 /// The outcome of the work, and whether this call did it. With [kept errors](Once::keep_errors),
@@ -201,16 +201,16 @@ impl Once {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn fingerprint(mut self, request: impl AsRef<[u8]>) -> Self {
-        self.asked.fingerprint = Fingerprint::of(request.as_ref());
+        self.requirements.fingerprint = Fingerprint::of(request.as_ref());
         self
     }
 
     /// Sets the time after which this key can be used again, as if it were new.
     ///
-    /// The time counts by the database's clock from when the work was done, or from when the lease
-    /// of a failed attempt expired. Without it, the key can be used again once [`clean_up`] or
-    /// [`sweep`] has deleted it. The row stays until they delete it, or until the key is used
-    /// again.
+    /// The time is measured by the database's clock, from when the work was done or the lease of a
+    /// failed attempt expired. Without a retention time, the key can be used again once
+    /// [`clean_up`] or [`sweep`] has deleted it. The row stays until they delete it, or until the
+    /// key is used again.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -232,7 +232,7 @@ impl Once {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.asked.retention = Some(retention);
+        self.requirements.retention = Some(retention);
         self
     }
 
@@ -333,10 +333,10 @@ impl Once {
         F: Send,
         for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
     {
-        let key = self.key.map_err(|e| e.during("once"))?;
-        let failed = |e: Error| E::from(e.during("once").on(&key));
+        let key = self.key.map_err(|e| e.with_operation("once"))?;
+        let failed = |e: Error| E::from(e.with_operation("once").with_lock(&key));
         let savepoint = Savepoint::set(tx).await.map_err(|e| failed(e.into()))?;
-        let ran = match begin(tx, &key, &self.asked, &As::Done).await {
+        let ran = match begin(tx, &key, &self.requirements, &As::Done).await {
             Ok(Begun::Before(ended, outcome)) => {
                 earlier(ended, outcome, errors).map(Ran::Duplicate).map_err(failed)
             }
@@ -358,7 +358,7 @@ impl Once {
                 Ok(ran)
             }
             Err(error) => {
-                // If this fails the connection or the transaction is gone, and the key with it.
+                // If this fails, the connection or the transaction is gone, and the key with it.
                 let _ = savepoint.undo(tx).await;
                 Err(error)
             }
@@ -367,10 +367,10 @@ impl Once {
 
     /// Does `work` outside of any transaction, unless it was already done under this key.
     ///
-    /// If another attempt is running, it waits, and takes over when the lease of that attempt
-    /// expires. It holds no connection of the pool while `work` runs. If the pool has none for a
-    /// renewal, a separate one is opened. If the lease is lost, `work` is dropped at its next
-    /// `.await`. If `work` fails, the key is immediately free for the next attempt.
+    /// If another attempt is running, this call waits, and takes over when the lease of that
+    /// attempt expires. It holds no connection from the pool while `work` runs. If the pool has
+    /// none for a renewal, a separate one is opened. If the lease is lost, `work` is dropped at its
+    /// next `.await`. If `work` fails, the key is immediately free for the next attempt.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -380,7 +380,7 @@ impl Once {
     /// # let pool = options.connect("sqlite::memory:").await.map_err(database::error)?;
     /// database::install(&pool).await?;
     /// for time in 1..=2 {
-    ///     // Pass the key to the other side, if it supports idempotency keys.
+    ///     // Pass the key to the external service, if it supports idempotency keys.
     ///     let work = |attempt| async move { Ok::<_, leasehold::Error>(format!("receipt, {attempt}")) };
     ///     let ran = once("payment:8a1f").run(&pool, work).await?;
     ///     assert_eq!(ran.is_first(), time == 1);
@@ -422,18 +422,18 @@ impl Once {
         E: From<Error>,
         F: Future<Output = Result<String, E>>,
     {
-        let Self { key, lease, wait, asked } = self;
-        let key = key.map_err(|e| e.during("once"))?;
-        let failed = |e: Error| E::from(e.during("once").on(&key));
+        let Self { key, lease, wait, requirements } = self;
+        let key = key.map_err(|e| e.with_operation("once"))?;
+        let failed = |e: Error| E::from(e.with_operation("once").with_lock(&key));
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
             let what = format!("invalid lease {lease:?}");
             let error = Error::new(ErrorKind::Config, what);
             return Err(failed(error.with_hint("use 50 ms to 24 hours")));
         }
         let id = ClaimId::random().map_err(failed)?;
-        let id = Value::Text(asked.fingerprint.attempt_id(id));
+        let id = Value::Text(requirements.fingerprint.attempt_id(id));
         let beside = tokio::sync::Mutex::new(None);
-        let row = Row { pool, key: &key, asked, id, lease, beside };
+        let row = Row { pool, key: &key, requirements, id, lease, beside };
         let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
             (Begun::Before(ended, outcome), _) => {
                 let outcome = earlier(ended, outcome, errors).map_err(failed)?;
@@ -464,7 +464,7 @@ impl Once {
                     Ok(Ran::First(Err(error)))
                 }
                 None => {
-                    // Unheard, the lease says it later.
+                    // If this fails, the lease expires on its own.
                     let _ = row.give_up().await;
                     Err(error)
                 }
@@ -567,14 +567,16 @@ impl<E: From<Error>> Keeping<E> {
     }
 }
 
-/// Why a transaction's work has no outcome.
+/// The reason why a transaction's work has no outcome: an error of leasehold, or one of the work.
 enum Stopped<E> {
     Ours(Error),
     Theirs(E),
 }
 
-/// Does the work behind the key, and stores its outcome. Where errors are kept a savepoint stands between the
-/// two: what is undone of the work must not undo the key, or somebody else's would come in between.
+/// Does the work after the key was inserted, and stores its outcome.
+///
+/// If errors are kept, a savepoint separates the key from the work. Undoing the work must not undo
+/// the key, because another caller could then insert it in between.
 async fn works<T, E, F>(
     tx: &mut T,
     key: &Name,
@@ -602,7 +604,7 @@ where
             let Some((text, behind)) = text.zip(behind) else {
                 return Err(Stopped::Theirs(error));
             };
-            // If it cannot be undone the transaction is gone, and the key with it.
+            // If the work cannot be undone, the transaction is gone, and the key with it.
             if behind.undo(tx).await.is_err() {
                 return Err(Stopped::Theirs(error));
             }

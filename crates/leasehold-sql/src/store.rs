@@ -1,87 +1,111 @@
-//! The `sqlite:`, `postgres:` and `mysql:` stores: queues in tables of a database.
+//! The `sqlite:`, `postgres:` and `mysql:` stores, which keep lock queues in tables of a database.
 //!
 //! # The tables
-//! Each lock has one row in `locks`, made when the name is first used and kept after a release, so
-//! that its highest token is kept too (a day after its last use it is forgotten: tokens come from
-//! the server's clock, which is far above by then). That row says what the lock is, how many claims
-//! stand in the table `claims`, and, if somebody came when the lock was free, who that is: the
-//! *head*, always the first in the queue. Everybody else has a row in `claims`, in the order of the
-//! tokens. `leasehold schema` prints them.
+//! Each lock has one row in `locks`. It is created when the name is first used and kept after a
+//! release, so that its highest token is kept too. The row is deleted a day after its last use.
+//! This is safe, because tokens are taken from the server's clock, which is far ahead of the lock's
+//! highest token by then.
+//!
+//! The row contains the lock's kind and capacity and the number of its claims in the table
+//! `claims`. If a claim arrived when the lock was free, the row also contains that claim: the
+//! *head*, which is always first in the queue. Every other claim has a row in `claims`, ordered by
+//! token. `leasehold schema` prints the tables.
 //!
 //! # One call
-//! - *The fast path*: a free lock is taken by one statement that looks at, and changes, the lock's
-//!   row only; a head that nobody waits behind is released by another. "Free" is: no claims, and no
-//!   head whose time (with its lock-delay) is not over; "nobody waits" is: no claims. A statement
-//!   that had to wait for the row judges the row as it then is, by the clock as it then is. A name
-//!   that is not known to have a row (`store/known.rs`) takes a dearer statement, which makes it; on MySQL
-//!   a second one, which inserts the row as already taken or fails because it is there. It must
-//!   not look at `claims` instead of the count of them: that would be read as of the time before it
-//!   waited (scenario 45a).
-//!   It is done in the caller's task where a connection lies idle (`store/quick.rs`): handing it to the client's
-//!   thread and its answer back costs as much as the statement.
-//! - *The slow path*, for all else, and at once for a name for which this client has just waited: a short
-//!   transaction locks the lock's row, and only then reads the clock and the claims into a
-//!   [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
-//! - *A plain turn*, on servers: a mutex that changes hands is decided at the server, by one message
-//!   (`store/plain.rs`), or one call of a procedure (`store/procedures.rs`).
+//! - **The fast path.** One statement acquires a free lock. It reads and changes the lock's row
+//!   only. Another statement releases a head for which no claim waits. A lock is "free" if it has
+//!   no claims in `claims`, and either has no head or a head that has expired (including its lock
+//!   delay). "No claim waits" means that the number of claims is 0.
+//!   - A statement that had to wait for the row evaluates the row and the clock as they are after
+//!     the wait. It must not read `claims` instead of the number of claims in the row, because it
+//!     would read that table as of the time before the wait (scenario 45a).
+//!   - If a name is not known to have a row (`store/seen_names.rs`), a more expensive statement
+//!     creates the row. On MySQL this is a second statement. It inserts the row as already
+//!     acquired, or fails because the row exists.
+//!   - The fast path runs in the caller's task if an idle connection is available
+//!     (`store/fast_path.rs`). Passing the call to the client's thread and the reply back costs as
+//!     much as the statement.
+//! - **The slow path** handles everything else. It is also used immediately for a name for which
+//!   this client has just waited. A short transaction locks the lock's row, and only then reads the
+//!   clock and the claims into a [`Queue`](leasehold_core::queue::Queue). The queue decides, and
+//!   the transaction writes back what changed.
+//! - **The single-message path**, on servers, for a contended mutex. The server itself makes the
+//!   decision, in one message (`store/plain.rs`) or in one call of a procedure
+//!   (`store/procedures.rs`).
 //!
-//! They agree, since each does to the row what the queue would do: taking a free lock is joining an
-//! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
-//! under a name, it does with that row locked, so the calls on one lock are in one order, the order
-//! of their commits; tokens are drawn inside, so they are in it as well (scenario 45).
+//! All paths agree, because each changes the row exactly as the queue would. Acquiring a free lock
+//! is the same as joining an empty queue. Releasing a lock without waiters is the same as leaving a
+//! queue of one. Each path works with the lock's row locked. The calls on one lock therefore have
+//! one order, the order of their commits. Tokens are assigned inside these transactions, so they
+//! have the same order (scenario 45).
 //!
-//! SQLite has one writer for all, and a thread of the driver's for each connection, so what costs is to be
-//! in each other's way and to switch between threads. There the fast path is left out where it would be in
-//! vain (`store/contended.rs`), a section's reads are one statement and its writes are sent at once with
-//! the COMMIT, and whoever finds somebody else writing tries again sooner than SQLite would
-//! (`store/sqlite.rs`).
+//! SQLite allows one writer at a time, and its driver uses one thread per connection. The costs
+//! there are conflicts between writers and switches between threads. The store reduces them in
+//! three ways. It skips the fast path where it would probably fail (`store/contention_hints.rs`).
+//! The slow path reads with one statement, and sends its writes together with the COMMIT. A client
+//! that finds another writer retries sooner than SQLite would (`store/sqlite.rs`).
 //!
-//! A claim that took the fast path and lost the reply finds, when it asks again, a head that is not
-//! over, goes the slow way, and is recognised there by its id.
+//! If the reply of the fast path is lost, the client repeats the call. The call finds a head whose
+//! lease is valid and takes the slow path, which recognizes the claim by its ID.
 //!
 //! # Renewals and heartbeats
-//! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
-//! wait for none: what somebody has locked is left out, and answered as it is committed (`store/beat.rs`). A
-//! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
-//! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
-//! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
-//! slow path settles it, while the heartbeat answers what it saw if that takes long. Renewals and
-//! heartbeats have connections of their own, so that a client which was stopped with a lock's row in
-//! its hands (the database ends its transaction after a second or two; SQLite cannot) costs no
-//! other lock its lease.
+//! Renewals and heartbeats extend rows by `SET expires = greatest(…) WHERE expires > now`. One
+//! statement extends many rows and waits for none. Rows that another session has locked are
+//! skipped, and reported in their committed state (`store/renew_unlocked.rs`).
 //!
-//! # Who wakes whom
-//! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
-//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and all).
-//! One connection of each client listens while somebody waits, and a while longer; it serves for
-//! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still
-//! leads anywhere. Up to PostgreSQL 18, a notification wakes all sessions that listen in the
-//! database, and the server runs a transaction in each of them. Their clients are sent nothing, and
-//! send nothing. If only the clients near the front listened, the others would need another signal
-//! when they come near: the server makes hundreds of hand-overs between two heartbeats. PostgreSQL
-//! 19 wakes those that listen to the channel.
+//! A slow path may find at the same moment that a claim has expired. A statement that ends or
+//! shortens a claim therefore requires that `expires` is unchanged since it was read. Otherwise the
+//! transaction is rolled back and repeated.
 //!
-//! MySQL: who grants ends the sleep
-//! of the client's session, likewise right after the transaction (`store/wake.rs`). SQLite: who grants rings
-//! the client's doorbell, a FIFO beside the database file (`store/doorbell.rs`), and each client looks now
-//! and then for what nobody rang for (`store/listen.rs`). PostgreSQL behind a pooler, SQLite where no file
-//! can be made, and whoever finds no room for a connection that listens or sleeps: one task of each client
-//! asks, for all its waiters in one statement. Who is evicted while it holds is told on SQLite only, by all
-//! bells; servers would need a session of each client that holds, and it is found out at the next renewal.
-//! The heartbeat is the fallback of all. Nobody who waits has a transaction open, or a connection that is
-//! needed elsewhere; a client of which one waits gets on with one connection.
+//! Waiters then get their queue positions from one snapshot. If it shows an expired claim or a free
+//! place, the slow path settles the queue. If that takes long, the heartbeat returns what the
+//! snapshot showed.
+//!
+//! Renewals and heartbeats have their own connections. A client can be paused while it has locked a
+//! lock's row. The database ends its transaction after a second or two, except on SQLite. In that
+//! time no other lock loses its lease.
+//!
+//! # Notifications
+//! - **PostgreSQL.** The client that grants claims sends a NOTIFY to the client of each granted
+//!   claim, directly after the transaction. Without waiters, the client sends none, because NOTIFY
+//!   serializes commits including their flush. A client listens on one connection while one of its
+//!   claims is near the front of a queue. The same connection also serves calls
+//!   (`store/listening_connection.rs`). After a period of silence, the client checks that the
+//!   connection still works. Up to PostgreSQL 18, a notification wakes all listening sessions of
+//!   the database, and the server runs a transaction in each of them. Clients far from the front
+//!   therefore do not listen and poll their positions (`store/positions.rs`).
+//! - **MySQL.** The granting client ends the sleep of the waiting client's session, also directly
+//!   after the transaction (`store/wake.rs`).
+//! - **SQLite.** The granting client writes to the waiting client's notification FIFO next to the
+//!   database file (`store/notify_fifo.rs`). Each client also polls occasionally for grants that
+//!   were not notified (`store/listen.rs`).
+//! - **Otherwise** one task of the client polls for all its waiters with one statement. This
+//!   applies to PostgreSQL behind a pooler and to SQLite where no file can be created. It also
+//!   applies when the server has no room for a connection that listens or sleeps.
+//! - **Evictions** of holders are notified on SQLite only, through all FIFOs. On servers, each
+//!   client that holds a lock would need a session for this. There, a holder finds out at its next
+//!   renewal.
+//!
+//! Heartbeats are the fallback for all these notifications. A waiter keeps no transaction open, and
+//! occupies no connection that other calls need. A client with waiters can work with a single
+//! connection.
 //!
 //! # Dropped and repeated calls
-//! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a renewal,
-//! which may be stopped anywhere), or is ended there if it was begun in its caller's. What the database undid
-//! for others' sake (deadlock, serialization, busy) is tried again with the same claim, as long as somebody
-//! waits for it; a broken connection is replaced, and the call repeated. A join that ends after its claim was
-//! given up leaves again (`store/joins.rs`). A leave that is said again while it is only slow is sent once
-//! (`store/leaves.rs`).
+//! Each call runs in a task on the client's own thread, and dropping the caller's future does not
+//! stop the call. A call that began in the caller's task is completed on the client's thread. Only
+//! a renewal is stopped with its caller, which is safe at any point.
 //!
-//! # Whose clock
-//! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
-//! `SYSDATE(6)`, on SQLite the machine's. Never the time at which a transaction began.
+//! A call that the database rolled back because of other transactions (deadlock, serialization,
+//! busy) is retried with the same claim, as long as the caller waits for it. A broken connection is
+//! replaced and the call is repeated. If a join completes after its claim was given up, the claim
+//! leaves again (`store/in_flight_joins.rs`). If a `leave` is requested again while the first
+//! request is only slow, it is sent once (`store/in_flight_leaves.rs`). An eviction is sent once,
+//! because repeating it could evict the next holder.
+//!
+//! # The clock
+//! All times come from the database, in microseconds since 1970: PostgreSQL's `clock_timestamp()`,
+//! MySQL's `SYSDATE(6)`, and the machine's clock on SQLite. The time at which a transaction began
+//! is never used.
 
 #![cfg_attr(
     not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
@@ -96,43 +120,45 @@
     )
 )]
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-mod addresses;
 mod background;
-mod beat;
 #[cfg(feature = "postgres")]
 mod borrowed;
 mod call;
 mod callers;
 mod callers_pool;
-mod contended;
+mod contention_hints;
 mod doctor;
-mod ear;
 #[cfg(feature = "postgres")]
 mod elsewhere;
+mod fast_path;
 mod fault;
-mod here;
+#[cfg(feature = "postgres")]
+mod hosts;
 mod identity;
+mod in_flight_joins;
+mod in_flight_leaves;
+mod inline_then_spawn;
 mod join;
-mod joins;
-mod known;
-mod leaves;
 mod limits;
-mod loaded;
+mod listening_connection;
 mod message;
 #[cfg(feature = "postgres")]
 mod place;
 mod plain;
 mod plain_words;
 mod pool;
+#[cfg(feature = "postgres")]
+mod positions;
 mod procedure;
 mod procedures;
 mod promises;
-mod quick;
+mod queue_snapshot;
 mod renew;
+mod renew_unlocked;
 mod rows;
 mod schema;
 mod section;
+mod seen_names;
 mod session;
 mod shared;
 mod statements;
@@ -141,13 +167,13 @@ mod version;
 mod wire;
 
 #[cfg(feature = "sqlite")]
-mod doorbell;
-#[cfg(feature = "sqlite")]
 mod listen;
 #[cfg(feature = "sqlite")]
 mod located;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(feature = "sqlite")]
+mod notify_fifo;
 #[cfg(feature = "mysql")]
 mod plain_mysql;
 #[cfg(feature = "postgres")]
@@ -170,18 +196,18 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 #[cfg(feature = "postgres")]
-use self::borrowed::Lender;
-use self::call::{Answer, Call, Told, out_of_step};
+use self::borrowed::BorrowedPool;
+use self::call::{Answer, Call, ReleaseHint, out_of_step};
 use self::callers::CallersPool;
 pub use self::callers_pool::PoolExt;
-use self::contended::Contended;
+use self::contention_hints::ContentionHints;
 use self::fault::{closed, no_answer};
-use self::here::Here;
-use self::joins::Joins;
-use self::known::Known;
-use self::leaves::{First, Leave};
+use self::in_flight_joins::InFlightJoins;
+use self::in_flight_leaves::{FirstLeave, Leave};
+use self::inline_then_spawn::InlineThenSpawn;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
+use self::seen_names::SeenNames;
 use self::shared::Shared;
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl, is_file};
@@ -193,21 +219,21 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, ClaimId, Name, Result, Token};
 
-/// How many connections there are for renewals and heartbeats.
-const BEATS: usize = 2;
+/// The number of connections for renewals and heartbeats.
+const RENEWAL_CONNECTIONS: usize = 2;
 /// Returns the statements that create the tables of the store at `url`, for your migrations.
 ///
 /// # Errors
-/// [`Config`](leasehold_core::ErrorKind::Config) if the URL does not name a SQL store of this
-/// build.
+/// [`Config`](leasehold_core::ErrorKind::Config): the URL does not name a SQL store that this build
+/// supports.
 pub fn schema(url: &str) -> Result<String> {
     Ok(schema::printed(&SqlUrl::parse(url)?))
 }
 
-/// Locks in a SQL database. See the module's documentation.
+/// A store for locks in a SQL database; see the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
-    /// Has the password: not to be shown.
+    /// The parsed URL, which contains the password and must not be displayed.
     parsed: SqlUrl,
     info: StoreInfo,
     runtime: Handle,
@@ -215,7 +241,8 @@ pub struct SqlStore {
 }
 
 impl SqlStore {
-    /// Opens the store of this URL and creates its tables if necessary. Its tasks run on `runtime`.
+    /// Opens the store at `url` and creates its tables if necessary. The store's tasks run on
+    /// `runtime`.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing. The tables may have been created.
@@ -255,15 +282,15 @@ impl SqlStore {
             }
         };
         #[cfg(feature = "sqlite")]
-        let doorbells = match url.dialect {
-            Dialect::Sqlite => sqlite::doorbells(&url).ok().map(Arc::new),
+        let notify_fifos = match url.dialect {
+            Dialect::Sqlite => sqlite::notify_fifos(&url).ok().map(Arc::new),
             #[cfg(any(feature = "postgres", feature = "mysql"))]
             _ => None,
         };
-        // What its clients are called says how they are told.
+        // The prefix of a session's name shows how the client is notified.
         let (pushes, called) = match url.dialect {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => (doorbells.is_some(), session::ASKS),
+            Dialect::Sqlite => (notify_fifos.is_some(), session::ASKS),
             #[cfg(feature = "postgres")]
             Dialect::Postgres if !url.pooler => (true, session::LISTENS),
             #[cfg(feature = "postgres")]
@@ -281,13 +308,13 @@ impl SqlStore {
                     let begin = place.ok_or(sqlx::Error::PoolTimedOut)?.begin(true);
                     Ok(postgres::borrowed(borrowed, begin.into()))
                 };
-                Some(Arc::new(Lender::new(pool.clone(), runtime.clone(), Box::new(speak))))
+                Some(Arc::new(BorrowedPool::new(pool.clone(), runtime.clone(), Box::new(speak))))
             }
             _ => None,
         };
-        // Beside what may be borrowed, there is one of ours.
+        // The client has one connection of its own in addition to those that it may borrow.
         let calls = url.pool + usize::from(lender.is_some());
-        let (pool, beats) = Pool::pair(connect.clone(), lender, calls, BEATS);
+        let (pool, renewal_pool) = Pool::pair(connect.clone(), lender, calls, RENEWAL_CONNECTIONS);
         #[cfg(feature = "postgres")]
         let url = match &postgres {
             Some(postgres) => resolved(url, postgres, &pool).await?,
@@ -298,22 +325,24 @@ impl SqlStore {
             dialect: url.dialect,
             sql: Statements::of(&url),
             pool,
-            beats,
+            renewal_pool,
             settling: Mutex::default(),
             waiters: Arc::default(),
-            joins: Joins::default(),
+            joins: InFlightJoins::default(),
+            #[cfg(feature = "postgres")]
+            positions: positions::Positions::default(),
             leaves: Arc::default(),
-            contended: Contended::default(),
-            known: Known::default(),
+            contention_hints: ContentionHints::default(),
+            seen_names: SeenNames::default(),
             joining: Semaphore::new(calls.saturating_sub(1).max(1)),
-            waiting: Semaphore::new(BEATS - 1),
+            waiting: Semaphore::new(RENEWAL_CONNECTIONS - 1),
             most_bytes: std::sync::atomic::AtomicUsize::new(renew::MOST_BYTES),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),
             pushes,
             #[cfg(feature = "sqlite")]
-            doorbells: doorbells.clone(),
+            notify_fifos: notify_fifos.clone(),
             ears: Ears::default(),
-            hears: watch::Sender::default(),
+            wants_evictions: watch::Sender::default(),
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
         let (guarantees, sweep_is_due) = match prepared {
@@ -339,8 +368,8 @@ impl SqlStore {
             tasks.push(runtime.spawn(wake::sleep(connect, shared.clone())).abort_handle());
         }
         #[cfg(feature = "sqlite")]
-        if let Some(doorbells) = doorbells {
-            tasks.push(runtime.spawn(shared.clone().listen(doorbells)).abort_handle());
+        if let Some(notify_fifos) = notify_fifos {
+            tasks.push(runtime.spawn(shared.clone().listen(notify_fifos)).abort_handle());
         }
         if !is_file(url.dialect) {
             tasks.push(runtime.spawn(shared.clone().trim()).abort_handle());
@@ -351,25 +380,25 @@ impl SqlStore {
         Ok(Self { shared, parsed: url, info, runtime, tasks })
     }
 
-    /// Takes a lock that is free where that costs nobody a switch between threads. `None`: it is not to
-    /// be had that way.
+    /// Acquires a free lock in the caller's task, without a switch between threads. Returns `None`
+    /// if the lock cannot be acquired this way.
     async fn take_here(&self, claim: &Claim) -> Option<Result<Joined>> {
         let (shared, claim) = (self.shared.clone(), claim.clone());
-        if shared.contended.lately(&claim.name) {
+        if shared.contention_hints.lately(&claim.name) {
             return None;
         }
         shared.leaves.forget(claim.id);
         shared.joins.begin(claim.id);
-        Here::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
+        InlineThenSpawn::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
     }
 
-    /// Runs a call where its caller's drop does not stop it.
+    /// Runs a call in a task that continues if the caller's future is dropped.
     async fn call(&self, call: Call) -> Result<Answer> {
         let (caller, answer) = oneshot::channel();
         let shared = self.shared.clone();
         drop(self.runtime.spawn(async move {
             let done = shared.call(call, &|| caller.is_closed()).await;
-            // Perhaps nobody is left to be told.
+            // Sending fails if the caller has gone, which is harmless.
             let _ = caller.send(done);
         }));
         answer.await.unwrap_or_else(|_| Err(closed()))
@@ -379,52 +408,55 @@ impl SqlStore {
         match self.call(call).await {
             Ok(Answer::Read(read)) => Ok(read),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(name).at(&self.info.url)),
+            Err(error) => Err(error.with_lock(name).with_store(&self.info.url)),
         }
     }
 
-    /// A leave, or the answer to one that is under way. It is owed, whether anybody waits for it or not.
+    /// Removes this claim from the queue, or waits for the reply if another call is already
+    /// removing it. The removal completes even if every caller stops waiting for it.
     async fn leave_once(
         &self,
         claim: &Claim,
         keep: Option<Duration>,
-        told: Told,
+        hint: ReleaseHint,
     ) -> Result<Answer> {
         loop {
             match self.shared.leaves.begin(claim.id) {
                 Leave::Again(mut answer) => {
-                    // Of one that failed nothing is told: it is for us then.
+                    // The other call failed and left no reply, so this caller sends the request.
                     if let Ok(Some(left)) = answer.wait_for(Option::is_some).await.map(|left| *left)
                     {
                         return Ok(Answer::Left(left));
                     }
                 }
-                Leave::First(first) => return self.leave_first(claim, keep, told, first).await,
+                Leave::First(first) => return self.leave_first(claim, keep, hint, first).await,
             }
         }
     }
 
-    /// In the caller's task, if it may be one statement.
+    /// Removes the claim in the caller's task if one statement may be enough, and on the client's
+    /// thread otherwise.
     async fn leave_first(
         &self,
         claim: &Claim,
         keep: Option<Duration>,
-        told: Told,
-        first: First,
+        hint: ReleaseHint,
+        first: FirstLeave,
     ) -> Result<Answer> {
         let (shared, claim) = (self.shared.clone(), claim.clone());
-        let may_be_free = told == Told::Whatever && !shared.is_contended(&claim, told);
+        let may_be_free = hint == ReleaseHint::OtherReply && !shared.is_contended(&claim, hint);
         if may_be_free && keep.is_none_or(|keep| keep.is_zero()) {
-            return Here::new(&self.runtime, shared.release_or_leave(claim, keep, first)).await;
+            let work = shared.release_or_leave(claim, keep, first);
+            return InlineThenSpawn::new(&self.runtime, work).await;
         }
         let leaving = self
             .runtime
-            .spawn(async move { shared.leave_first(claim, keep, told, false, &first).await });
+            .spawn(async move { shared.leave_first(claim, keep, hint, false, &first).await });
         leaving.await.unwrap_or_else(|_| Err(closed())).map(Answer::Left)
     }
 }
 
-/// The URL with the schema that the tables are in, or are to be made in.
+/// Returns the URL with the schema that contains the tables, or in which they will be created.
 #[cfg(feature = "postgres")]
 async fn resolved(url: SqlUrl, postgres: &postgres::Postgres, pool: &Pool) -> Result<SqlUrl> {
     let connected = tokio::time::timeout(LIMIT, promises::first(pool)).await;
@@ -447,8 +479,8 @@ impl fmt::Debug for SqlStore {
     }
 }
 
-/// A renewal under way. Its caller asks again if there is no answer in time, and there are few
-/// connections for renewals: what has not come after a moment may never come.
+/// A renewal in progress. A caller that gets no reply in time calls again. There are few
+/// connections for renewals, so a renewal without a reply after [`SLOW`] is stopped.
 struct Renewing {
     task: JoinHandle<Result<Vec<Renewal>>>,
     runtime: Handle,
@@ -461,7 +493,8 @@ impl Drop for Renewing {
             return;
         }
         let (task, until) = (self.task.abort_handle(), self.began + SLOW);
-        // Not at once: on a slow server all that it has done so far would be done again, for ever.
+        // The task is not stopped immediately, because a slow server would have to repeat all work
+        // that it has already done, and might never complete it.
         drop(self.runtime.spawn(async move {
             tokio::time::sleep_until(until).await;
             task.abort();
@@ -489,20 +522,20 @@ impl Store for SqlStore {
     async fn disconnect(&self) {
         let shared = self.shared.clone();
         let gone = async move {
-            shared.hears.send_replace(false);
+            shared.wants_evictions.send_replace(false);
             #[cfg(feature = "sqlite")]
-            if let Some(doorbells) = &shared.doorbells {
-                doorbells.take_down(&shared.session);
+            if let Some(notify_fifos) = &shared.notify_fifos {
+                notify_fifos.remove(&shared.session);
             }
-            tokio::join!(shared.pool.disconnect(), shared.beats.disconnect());
-            shared.pool.ear().close().await;
+            tokio::join!(shared.pool.disconnect(), shared.renewal_pool.disconnect());
+            shared.pool.listening().close().await;
         };
         let _ = self.runtime.spawn(gone).await;
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         if let Some(joined) = self.take_here(claim).await {
-            return joined.map_err(|e| e.on(&claim.name).at(&self.info.url));
+            return joined.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url));
         }
         let (caller, answer) = oneshot::channel();
         let (shared, mine) = (self.shared.clone(), claim.clone());
@@ -510,14 +543,14 @@ impl Store for SqlStore {
         shared.joins.begin(claim.id);
         drop(self.runtime.spawn(async move {
             let done = shared.join_or_leave(mine, mode, &|| caller.is_closed()).await;
-            // Perhaps nobody is left to be told.
+            // Sending fails if the caller has gone, which is harmless.
             let _ = caller.send(done);
         }));
         match answer.await.unwrap_or_else(|_| Err(closed())) {
             Ok(Answer::Joined(joined)) => Ok(joined),
-            Ok(Answer::Refused(error)) => Err(error.at(&self.info.url)),
+            Ok(Answer::Refused(error)) => Err(error.with_store(&self.info.url)),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
+            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
         }
     }
 
@@ -529,23 +562,23 @@ impl Store for SqlStore {
             began: Instant::now(),
         };
         let renewed = (&mut renewing.task).await.unwrap_or_else(|_| Err(closed()));
-        renewed.map_err(|e| e.at(&self.info.url))
+        renewed.map_err(|e| e.with_store(&self.info.url))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        // A join that nobody waits for any more, of a claim that another was answered for.
+        // True if a join of this claim is still in progress although no caller waits for it.
         let in_doubt = self.shared.joins.give_up(claim.id);
-        let told = match self.shared.waiters.has(claim.id) {
-            true => Told::Waits,
-            false if in_doubt => Told::Nothing,
-            false => Told::Whatever,
+        let hint = match self.shared.waiters.has(claim.id) {
+            true => ReleaseHint::Waiting,
+            false if in_doubt => ReleaseHint::JoinInProgress,
+            false => ReleaseHint::OtherReply,
         };
         self.shared.waiters.dismiss(claim.id);
-        let left = self.leave_once(claim, keep, told).await;
+        let left = self.leave_once(claim, keep, hint).await;
         match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
+            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
         }
     }
 
@@ -553,7 +586,7 @@ impl Store for SqlStore {
         match self.call(Call::Reweigh(claim.clone())).await {
             Ok(Answer::Reweighed(reweighed)) => Ok(reweighed),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
+            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
         }
     }
 
@@ -573,22 +606,23 @@ impl Store for SqlStore {
         match self.call(Call::List(prefix.to_owned())).await {
             Ok(Answer::Listed(listed)) => Ok(listed),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.at(&self.info.url)),
+            Err(error) => Err(error.with_store(&self.info.url)),
         }
     }
 
     fn hear(&self, ear: Weak<dyn Ear>) {
         self.shared.ears.add(ear);
-        self.shared.hears.send_replace(true);
+        self.shared.wants_evictions.send_replace(true);
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        // It is sent once: what was closed while it lay idle is found out by a question.
+        // An eviction is sent only once, so this read first finds out whether the idle connection
+        // was closed.
         self.read(name).await?;
         match self.call(Call::Evict(name.clone(), which)).await {
             Ok(Answer::Evicted(evicted)) => Ok(evicted),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(name).at(&self.info.url)),
+            Err(error) => Err(error.with_lock(name).with_store(&self.info.url)),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Optimistic locking: compare-and-set on a version column of your own table.
 //!
 //! No lock is held between reading and writing. You read a row with its version, and the write
-//! succeeds only if the row still has this version: `UPDATE … SET version = version + 1 WHERE id =
-//! ? AND version = ?`. The database checks and writes in one step. If several writers start from
+//! succeeds only if the row still has this version. The database checks and writes in one step:
+//! `UPDATE … SET version = version + 1 WHERE id = ? AND version = ?`. If several writers start from
 //! the same version, exactly one succeeds. The others get [`ErrorKind::StaleVersion`] with both
 //! numbers, and read again ([`retry`]).
 //!
@@ -53,7 +53,7 @@ impl Versioned {
     /// Names the table, its unique key column and its version column (an integer, NOT NULL).
     ///
     /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
-    /// in the database. The first use rejects other names.
+    /// in the database. Other names are rejected at the first use.
     pub fn new(
         table: impl Into<String>,
         key: impl Into<String>,
@@ -96,14 +96,14 @@ impl Versioned {
         session: &mut S,
         key: impl Into<Value>,
     ) -> Result<Option<i64>> {
-        self.look(session, key.into()).await.map_err(|e| e.during("version"))
+        self.look(session, key.into()).await.map_err(|e| e.with_operation("version"))
     }
 
     /// Sets columns of one row if its version is still `expected`, and returns the new version,
     /// `expected + 1`.
     ///
-    /// It is one statement. Without columns it only claims the row: until the commit, no other
-    /// transaction can update it with [`Versioned`].
+    /// The update is one statement. Without columns, it only increments the version. Until the
+    /// commit, no other transaction can update the row with [`Versioned`].
     ///
     /// # Cancel safety
     /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
@@ -119,7 +119,7 @@ impl Versioned {
         expected: i64,
         columns: &[(&str, Value)],
     ) -> Result<i64> {
-        self.set(tx, key.into(), expected, columns).await.map_err(|e| e.during("update"))
+        self.set(tx, key.into(), expected, columns).await.map_err(|e| e.with_operation("update"))
     }
 
     async fn set<T: Transaction + ?Sized>(
@@ -169,7 +169,7 @@ impl Versioned {
 
 /// Returns the write as SQL text, for programs in other languages.
 ///
-/// Its parameters are `:value`, `:id` and `:expected`.
+/// The parameters are `:value`, `:id` and `:expected`.
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -192,7 +192,7 @@ pub fn text(dialect: Dialect) -> String {
     )
 }
 
-/// How often [`retry`] tries, and how long it pauses in between.
+/// The number of tries of [`retry`], and the pauses between them.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -222,7 +222,7 @@ pub struct Retry {
 }
 
 impl Default for Retry {
-    /// 10 tries, with pauses that double from 2 ms to 200 ms.
+    /// Returns 10 tries, with pauses that double from 2 ms to 200 ms.
     fn default() -> Self {
         Self { tries: 10, first: Duration::from_millis(2), longest: Duration::from_millis(200) }
     }
@@ -242,7 +242,7 @@ impl Retry {
         self
     }
 
-    /// Up to this long, before the try after `failed` failures.
+    /// Returns the longest pause before the next try after `failed` failures.
     fn pause(&self, failed: u32) -> Duration {
         self.first.saturating_mul(1 << failed.saturating_sub(1).min(20)).min(self.longest)
     }
@@ -289,7 +289,8 @@ where
     }
 }
 
-/// Somewhere between nothing and `d`: contenders that failed together do not come back together.
+/// Returns a random duration up to `d`, so that contenders that failed together do not retry
+/// together.
 pub(crate) fn jittered(d: Duration) -> Duration {
     let mut random = [0; 4];
     match getrandom::fill(&mut random) {

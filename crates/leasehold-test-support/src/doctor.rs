@@ -1,11 +1,11 @@
-//! The findings of the doctor, as the tests of each store compare them.
+//! The doctor's findings, in the form that the tests of each store compare.
 
 use leasehold::doctor::{Finding, Severity};
 
 /// Returns all findings for this store.
 ///
 /// # Panics
-/// If the store cannot be connected to or diagnosed, or a finding is malformed.
+/// If connecting to the store or diagnosing it fails, or if a finding is malformed.
 pub async fn findings(url: &str) -> Vec<Finding> {
     try_findings(url).await.unwrap()
 }
@@ -13,13 +13,17 @@ pub async fn findings(url: &str) -> Vec<Finding> {
 /// Returns all findings, or the error of the connection.
 ///
 /// # Errors
-/// As the connection or the diagnosis fails.
+/// The errors of the connection or the diagnosis.
 ///
 /// # Panics
-/// If a finding is malformed: findings come worst first, on one line each, with a fix and without a password.
+/// If the findings are not sorted by severity, worst first, or if one is malformed. A finding has
+/// one line, a fix if it is worse than a note, and no password.
 pub async fn try_findings(url: &str) -> leasehold::Result<Vec<Finding>> {
     let found = leasehold::connect(url).await?.diagnose().await?;
-    assert!(found.is_sorted_by(|a, b| a.severity >= b.severity), "worst first: {found:?}");
+    assert!(
+        found.is_sorted_by(|a, b| a.severity >= b.severity),
+        "the findings are not sorted by severity: {found:?}"
+    );
     for finding in &found {
         let worse = finding.severity > Severity::Note;
         assert!(worse != finding.fix.is_empty(), "{finding:?}");
@@ -30,13 +34,13 @@ pub async fn try_findings(url: &str) -> leasehold::Result<Vec<Finding>> {
     Ok(found)
 }
 
-/// The id and severity of a finding.
+/// The ID and severity of a finding.
 pub type Trouble = (&'static str, Severity);
 
 /// Returns the findings that are worse than a note.
 ///
 /// # Panics
-/// As [`findings`].
+/// See [`findings`].
 pub async fn troubles(url: &str) -> Vec<Trouble> {
     try_troubles(url).await.unwrap()
 }
@@ -44,7 +48,7 @@ pub async fn troubles(url: &str) -> Vec<Trouble> {
 /// Returns the findings that are worse than a note, or the error of the connection.
 ///
 /// # Errors
-/// As [`try_findings`].
+/// See [`try_findings`].
 pub async fn try_troubles(url: &str) -> leasehold::Result<Vec<Trouble>> {
     let found = try_findings(url).await?.into_iter().filter(|f| f.severity > Severity::Note);
     let mut ids: Vec<_> = found.map(|f| (f.id, f.severity)).collect();
@@ -52,7 +56,8 @@ pub async fn try_troubles(url: &str) -> leasehold::Result<Vec<Trouble>> {
     Ok(ids)
 }
 
-/// Waits until the doctor finds exactly these: a server that does not answer in time counts as down.
+/// Waits until the doctor finds exactly these problems. It retries, because a server that does not
+/// answer in time is reported as down.
 ///
 /// # Panics
 /// If that takes longer than a minute.
@@ -75,7 +80,7 @@ pub async fn until_troubles(url: &str, expected: &[Trouble]) {
 pub async fn until(mut so: impl AsyncFnMut() -> bool) {
     let start = std::time::Instant::now();
     while !so().await {
-        assert!(start.elapsed().as_secs() < 60, "never");
+        assert!(start.elapsed().as_secs() < 60, "the condition never became true");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }

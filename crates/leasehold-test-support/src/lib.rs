@@ -1,5 +1,5 @@
-//! What the tests of the stores share: time limits, clients, a witness of mutual exclusion, and checks that
-//! every store must pass.
+//! Helpers that the tests of the stores share: time limits, clients, a witness of mutual exclusion,
+//! and checks that every store must pass.
 
 pub mod doctor;
 mod pushes;
@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, ErrorKind, Guard, Leasehold};
+use leasehold::store::{Evict, Joined, Mode, Signal};
+use leasehold::{Claim, Client, Error, ErrorKind, Hold, Kind, MutexGuard, Name};
+use tokio::task::JoinHandle;
 
 pub use pushes::pushes_agree;
 
-/// How long what must happen is waited for.
+/// Time limit for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs a case; a hanging one fails. (Starting its servers is a part of it.)
+/// Runs a case, including the start of its servers. A case that hangs fails.
 pub fn run(case: impl Future<Output = ()>) {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
@@ -24,13 +26,14 @@ pub fn run(case: impl Future<Output = ()>) {
     });
 }
 
-/// A client of this store.
-pub async fn connect(url: &str) -> Leasehold {
+/// Connects to this store.
+pub async fn connect(url: &str) -> Client {
     leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The same where sentinels or nodes must answer soon: on a busy machine they are asked again.
-pub async fn connect_patiently(url: &str) -> Leasehold {
+/// Connects like [`connect`], and retries while the store is unreachable. On a busy machine,
+/// sentinels and nodes may answer too late.
+pub async fn connect_patiently(url: &str) -> Client {
     let end = Instant::now() + PATIENCE;
     loop {
         match leasehold::connect(url).await {
@@ -42,7 +45,20 @@ pub async fn connect_patiently(url: &str) -> Leasehold {
     }
 }
 
-/// Sees that holders follow one another, with rising tokens.
+/// Waits for a lock in a task. Returns the guard, and whether `released` was set by then.
+pub fn lock_in_task(
+    locks: &Client,
+    name: &str,
+    released: &Arc<AtomicBool>,
+) -> JoinHandle<(MutexGuard, bool)> {
+    let (lock, released) = (locks.mutex(name), released.clone());
+    tokio::spawn(async move {
+        let guard = lock.lock().await.expect("cannot acquire the lock");
+        (guard, released.load(Ordering::SeqCst))
+    })
+}
+
+/// Checks that holders follow one another, with increasing tokens.
 #[derive(Debug, Default)]
 pub struct Witness {
     inside: AtomicBool,
@@ -51,18 +67,18 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Records that this guard begins to hold.
-    pub fn enter(&self, guard: &Guard) {
-        assert!(!self.inside.swap(true, Ordering::SeqCst), "two hold at once");
+    /// Records that this guard has acquired the lock.
+    pub fn enter(&self, guard: &MutexGuard) {
+        assert!(!self.inside.swap(true, Ordering::SeqCst), "two clients hold the lock");
         let token = guard.token().get();
         let before = self.last.swap(token, Ordering::SeqCst);
         assert!(before < token, "token {token} after {before}");
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that the holder is about to release.
+    /// Records that the holder is about to release the lock.
     pub fn leave(&self) {
-        assert!(self.inside.swap(false, Ordering::SeqCst), "somebody else has left");
+        assert!(self.inside.swap(false, Ordering::SeqCst), "another client has already released");
     }
 
     /// Returns how many holds there were.
@@ -71,22 +87,23 @@ impl Witness {
     }
 }
 
-/// Gives the lock back. The server may be away: then the client goes on with it in the background.
-pub async fn release(guard: Guard) {
-    match guard.release().await {
+/// Releases the lock. If the server is unreachable, the client continues with the release in the
+/// background.
+pub async fn release(hold: impl Into<Hold>) {
+    match hold.into().release().await {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
     }
 }
 
-/// `tasks` tasks on each client take the mutex `rounds` times each; in the end the number of
-/// holders must be exact.
-pub async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, rounds: u64) -> Arc<Witness> {
+/// Runs `tasks` tasks on each client, each of which acquires the mutex `rounds` times. Checks that
+/// the number of holds is exact.
+pub async fn hammer(clients: &[Client], name: &str, tasks: usize, rounds: u64) -> Arc<Witness> {
     let witness = Arc::<Witness>::default();
     let mut running = tokio::task::JoinSet::new();
     for client in clients {
         for _ in 0..tasks {
-            // A store that is away for less than a lease is waited for.
+            // The lease outlasts an outage of the store.
             let mutex = client.mutex(name).lease(Duration::from_secs(60));
             let witness = witness.clone();
             running.spawn(async move {
@@ -101,15 +118,16 @@ pub async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, rounds: u64
         }
     }
     while let Some(done) = running.join_next().await {
-        done.expect("no task panics");
+        done.expect("a task panicked");
     }
     assert_eq!(witness.count(), (clients.len() * tasks) as u64 * rounds);
     witness
 }
 
-/// Hammers in rounds until `breaking` is over, so that it cannot miss.
+/// Runs [`hammer`] repeatedly until `breaking` has returned, so that some runs certainly overlap
+/// with it.
 pub async fn hammer_while(
-    clients: &[Leasehold],
+    clients: &[Client],
     name: &str,
     tasks: usize,
     rounds: u64,
@@ -125,11 +143,16 @@ pub async fn hammer_while(
     breaking.await.unwrap();
 }
 
-/// One line of this kind, without the secret in any of its forms.
+/// Checks that the error has this kind and one line, and that it does not contain the secret in any
+/// form.
 #[track_caller]
 pub fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
     assert_eq!(error.kind(), kind, "{error}");
-    assert_eq!(format!("{error:#}").lines().count(), 1, "not one line: {error}");
+    assert_eq!(
+        format!("{error:#}").lines().count(),
+        1,
+        "the error has more than one line: {error}"
+    );
     let mut all = format!("{error:#}\n{error:?}");
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -139,13 +162,13 @@ pub fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
     assert!(!all.contains(secret), "the password is shown: {all}");
 }
 
-/// S06: `ours` takes and releases through the proxy, which loses the replies from the first on, from the
-/// second on, and so on; whatever was done is found to be done once, and `witness`, which sees all, comes
-/// after it.
-pub async fn lost_replies_are_recognised(
+/// S06: `ours` acquires and releases the lock through the proxy, which drops all replies: first
+/// from the first one on, then from the second one on, and so on. Each operation must still be
+/// executed exactly once. `witness` connects without the proxy, and acquires the lock afterwards.
+pub async fn lost_replies_are_recognized(
     proxy: &testbed::Proxy,
-    ours: &Leasehold,
-    witness: &Leasehold,
+    ours: &Client,
+    witness: &Client,
     most: usize,
 ) {
     let name = "s06-replies";
@@ -162,7 +185,7 @@ pub async fn lost_replies_are_recognised(
         let guard = taking.await.unwrap().unwrap();
         assert!(guard.token().get() > last);
         last = guard.token().get();
-        let shown = witness.read(name).await.unwrap().unwrap();
+        let shown = witness.inspect(name).await.unwrap().unwrap();
         assert_eq!(shown.claims.len(), 1, "{shown:?}");
         proxy.drop_replies_after(0);
         let releasing = tokio::spawn(guard.release());
@@ -177,9 +200,47 @@ pub async fn lost_replies_are_recognised(
     }
 }
 
-/// Each of 32 clients takes the same lock again and again: nobody is kept out, and all get about as much. What happens
-/// while they all come at once is over after `warm`; then it goes on for `time` at least, and for so many turns that
-/// each is a small part, however few of them a busy machine has in a second.
+/// Evicts a waiter of `ours`, which uses the proxy, while the proxy refuses connections. Then the
+/// holder releases the lock, and the next waiter acquires it. The evicted waiter must not be
+/// granted the lock as well.
+pub async fn evicted_waiter_is_never_granted(
+    proxy: &testbed::Proxy,
+    ours: &Client,
+    others: &Client,
+) {
+    for round in 0..8 {
+        let name = Name::new(format!("evicted-while-cut-{round}")).unwrap();
+        let [holder, evicted, next] = [(); 3].map(|()| {
+            let mut claim = Claim::new(name.clone(), Kind::Mutex, 1, 1).unwrap();
+            (claim.lease, claim.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
+            claim
+        });
+        let joined = others.store().join(&holder, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        let joined = ours.store().join(&evicted, Mode::Wait).await.unwrap();
+        let Joined::Waiting(place) = joined else { panic!("{joined:?}") };
+        let token = place.token.expect("the store does not assign tokens when claims join");
+        let joined = others.store().join(&next, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        proxy.refuse(true);
+        assert_eq!(others.store().evict(&name, Evict::Token(token)).await.unwrap(), 1);
+        assert!(others.store().leave(&holder, None).await.unwrap());
+        let joined = others.store().join(&next, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        proxy.refuse(false);
+        let told = tokio::time::timeout(PATIENCE, ours.store().changed(&evicted)).await;
+        assert!(
+            matches!(told, Ok(Ok(Signal::Ask))),
+            "notified with {told:?} while another client holds the lock"
+        );
+        assert!(others.store().leave(&next, None).await.unwrap());
+    }
+}
+
+/// Lets 32 clients acquire the same lock repeatedly, and checks that each gets about the same
+/// share. Holds during `warm` do not count, because all clients arrive at once. Then the test runs
+/// for at least `time`, and for a fixed number of holds, so that each hold is a small part even on
+/// a busy machine. A server on such a machine may not reply in time. The client then tries again.
 pub async fn thirty_two_get_on(url: &str, warm: Duration, time: Duration) {
     const CLIENTS: usize = 32;
     const TURNS: u64 = 12 * CLIENTS as u64;
@@ -194,14 +255,23 @@ pub async fn thirty_two_get_on(url: &str, warm: Duration, time: Duration) {
             let mut turns = 0_u32;
             let begin = Instant::now() + warm;
             while begin.elapsed() < time || all.load(Ordering::SeqCst) < TURNS {
-                let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
-                assert!(!inside.swap(true, Ordering::SeqCst), "two hold");
+                let guard = match locks.mutex("r10").lock_timeout(PATIENCE).await {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                        assert!(begin.elapsed() < PATIENCE * 2, "the server remains unreachable");
+                        continue;
+                    }
+                };
+                assert!(!inside.swap(true, Ordering::SeqCst), "two clients hold the lock");
                 if Instant::now() > begin {
                     turns += 1;
                     all.fetch_add(1, Ordering::SeqCst);
                 }
                 inside.store(false, Ordering::SeqCst);
-                guard.release().await.unwrap();
+                if let Err(error) = guard.release().await {
+                    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                }
             }
             f64::from(turns)
         }));
@@ -217,12 +287,13 @@ pub async fn thirty_two_get_on(url: &str, warm: Duration, time: Duration) {
     assert!(all_had_some && jain >= 0.95, "{sum}, Jain {jain:.3}: {turns:?}");
 }
 
-/// Locks of these names are listed beside what somebody else has put there. They are held by what is returned.
+/// Acquires the locks with these names, and checks that they are listed together with the `foreign`
+/// ones. Returns the guards.
 pub async fn names_are_listed_beside(
-    locks: &Leasehold,
+    locks: &Client,
     names: &[&str],
     foreign: &[&str],
-) -> Vec<Guard> {
+) -> Vec<MutexGuard> {
     let mut guards = Vec::new();
     for name in names {
         guards.push(locks.mutex(*name).try_lock().await.unwrap());

@@ -1,5 +1,5 @@
-//! What waiters are told unasked, beside what the queue says: nobody is told of a grant too early
-//! (P1), and everybody in the end, without a single heartbeat (P6).
+//! Compares the notifications of waiters with a model of the queue. No waiter is notified of a
+//! grant too early (P1), and every one is eventually notified without a heartbeat (P6).
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, Kind, Leasehold, Name, Token};
+use leasehold::{Claim, Client, Kind, Name, Token};
 use testbed::Dice;
 
-/// Shorter than any of the leases, so that nobody is told because one has ended.
+/// Time limit for a notification. It is shorter than all leases, so that an expired lease cannot be
+/// the cause.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One that stands in the queue.
+/// A claim in the queue.
 struct Stander {
     claim: Claim,
     store: Arc<dyn Store>,
@@ -23,7 +24,7 @@ struct Stander {
     told: bool,
 }
 
-/// A lock, the claims on it, and what they should be told.
+/// A lock, the claims on it, and the notifications that they should get.
 struct Case {
     what: String,
     queue: Queue,
@@ -31,8 +32,8 @@ struct Case {
     all: Vec<Stander>,
 }
 
-/// Random calls by these clients on locks of all kinds.
-pub async fn pushes_agree(clients: &[Leasehold]) {
+/// Makes random calls by these clients on locks of all kinds.
+pub async fn pushes_agree(clients: &[Client]) {
     let stores: Vec<_> = clients.iter().map(|locks| locks.store().clone()).collect();
     let kinds = [(Kind::Mutex, 1), (Kind::Semaphore, 3), (Kind::RwLock, 1 << 20)];
     let all = (1..).zip(kinds.into_iter().cycle().take(12));
@@ -46,7 +47,7 @@ pub async fn pushes_agree(clients: &[Leasehold]) {
     }
 }
 
-/// `steps` random calls by these clients on one lock.
+/// Makes `steps` random calls by these clients on one lock.
 async fn agree_on(
     clients: &[Arc<dyn Store>],
     (kind, capacity): (Kind, u32),
@@ -89,7 +90,7 @@ async fn agree_on(
                 assert!(!gone.store.leave(&gone.claim, None).await.unwrap(), "{}", case.what);
             }
             _ if !case.all.is_empty() => {
-                // Holders more often: something is to happen.
+                // Holders leave more often than waiters, so that there are many hand-overs.
                 let first = dice.index(case.all.len());
                 let second = dice.index(case.all.len());
                 let one = if case.holds(first) { first } else { second };
@@ -148,11 +149,11 @@ impl Case {
             [Renewal::Waiting(place)] if !holds => {
                 assert_eq!(Some(place.ahead), self.queue.position(claim.id), "{}", self.what);
             }
-            other => panic!("{}: {other:?}, and it holds: {holds}", self.what),
+            other => panic!("{}: {other:?}, while it holds: {holds}", self.what),
         }
     }
 
-    /// Who holds by now is told, and nobody else is.
+    /// Checks that all current holders are notified, and no waiters.
     async fn check(&mut self) {
         for one in 0..self.all.len() {
             let holds = self.holds(one);
@@ -176,7 +177,9 @@ impl Case {
                         self.all[one].told = true;
                     }
                     Some(Signal::Ask) if Instant::now() < end => self.renew(one).await,
-                    other => panic!("{}: told {other:?}, and it holds: {holds}", self.what),
+                    other => {
+                        panic!("{}: notified with {other:?}, while it holds: {holds}", self.what)
+                    }
                 }
             }
         }

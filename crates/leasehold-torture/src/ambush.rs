@@ -1,13 +1,13 @@
-//! A fault that waits for a worker to come into its critical section.
+//! A fault that is injected when a worker enters its critical section.
 
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
 use super::history::{Time, WorkerId};
 
-/// A fault that waits for a worker to come into its critical section.
+/// A fault that is injected when a worker enters its critical section.
 pub(super) struct Ambush {
     pub(super) signal: Signal,
-    /// Who was hit, and when.
+    /// Receives the worker that was hit, and when.
     pub(super) hit: oneshot::Sender<(WorkerId, Time)>,
 }

@@ -1,7 +1,8 @@
-//! A history in a file: a run is written down, and judged again when it is over or elsewhere.
+//! Reads and writes a history as a file, so that a run can be checked again later or on another
+//! machine.
 //!
-//! What is read may be anybody's, so nothing of it is believed: the checker is given only what it
-//! would be given by a run of ours, and the first line that is no such thing is named.
+//! A file may come from anyone, so the reader trusts nothing in it. The checker receives only what
+//! a run of this program could produce. The first line that violates this is named in the error.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufRead};
@@ -10,17 +11,17 @@ use super::checker::{Property, Terms};
 use super::history::{
     Event, Fault, Final, History, LockSpec, OpId, Resource, Trouble, What, Write,
 };
-use super::record::{FORMAT, Header, Locks, Preamble, Record, Told, VERSION, clean};
+use super::record::{Content, FORMAT, Header, Locks, Preamble, Record, VERSION, clean};
 use super::trial::Trial;
 use super::wire::line;
 
-/// How many locks a history may have: each costs time whether or not anything is told of it.
+/// Maximum number of locks in a history. Each lock costs time even if it has no events.
 const MOST_LOCKS: usize = 1_000;
 
-/// Writes what was tried and what happened.
+/// Writes the trial and its history.
 ///
 /// # Errors
-/// Those of `out`.
+/// Any error of `out`.
 pub(super) fn write(trial: &Trial, history: &History, out: &mut impl io::Write) -> io::Result<()> {
     let header = Header {
         preamble: Preamble { format: FORMAT.into(), version: VERSION },
@@ -49,10 +50,10 @@ pub(super) fn write(trial: &Trial, history: &History, out: &mut impl io::Write) 
     put(Record::End { at: history.ended })
 }
 
-/// Reads what was written, or what somebody else wrote.
+/// Reads a history that this program or another program wrote.
 ///
 /// # Errors
-/// In one line, which of its lines is not part of a history, and why.
+/// One line that names the first invalid line of the input and the reason.
 pub(super) fn read(input: impl BufRead) -> Result<(Trial, History), String> {
     let mut reader: Option<Reader> = None;
     for (number, line) in (1_u64..).zip(input.split(b'\n')) {
@@ -72,10 +73,10 @@ struct Reader {
     trial: Trial,
     history: History,
     finals: BTreeMap<(usize, bool), Final>,
-    /// Where something was written, by lock and whether it is the fenced one.
+    /// Resources that were written to, by lock and whether the resource is the fenced one.
     written: BTreeSet<(usize, bool)>,
     lock_of: HashMap<OpId, usize>,
-    /// Whether something has no token.
+    /// Whether any grant has no token.
     tokenless: bool,
     ended: bool,
 }
@@ -100,7 +101,7 @@ impl Reader {
         trial.terms = serde_json::from_slice(line).map_err(bad)?;
         let Locks { mut locks } = serde_json::from_slice(line).map_err(bad)?;
         if locks.len() > MOST_LOCKS {
-            return Err(format!("too many locks: {}, the maximum is {MOST_LOCKS}", locks.len()));
+            return Err(format!("too many locks: {} (maximum: {MOST_LOCKS})", locks.len()));
         }
         for LockSpec { name, capacity, .. } in &mut locks {
             *name = clean(name);
@@ -134,23 +135,23 @@ impl Reader {
         }
         let record: Record = serde_json::from_slice(line).map_err(|e| e.to_string())?;
         match record.into() {
-            Told::Event(event) => self.event(event)?,
-            Told::Write(write) => self.write(write)?,
-            Told::Trouble(trouble) => self.trouble(trouble)?,
-            Told::Killed(worker, at) => {
+            Content::Event(event) => self.event(event)?,
+            Content::Write(write) => self.write(write)?,
+            Content::Trouble(trouble) => self.trouble(trouble)?,
+            Content::Killed(worker, at) => {
                 if self.history.deaths.insert(worker, at).is_some() {
                     return Err(format!("worker {worker} was killed twice"));
                 }
             }
-            Told::Crashed(what) => self.history.crashes.push(what),
-            Told::Residue(what) => self.history.residue.push(what),
-            Told::Final(lock, resource, end) => {
+            Content::Crashed(what) => self.history.crashes.push(what),
+            Content::Residue(what) => self.history.residue.push(what),
+            Content::Final(lock, resource, end) => {
                 self.lock(lock)?;
                 if self.finals.insert((lock, resource == Resource::Fenced), end).is_some() {
                     return Err(format!("duplicate final state for this resource of lock {lock}"));
                 }
             }
-            Told::End(at) => (self.history.ended, self.ended) = (at, true),
+            Content::End(at) => (self.history.ended, self.ended) = (at, true),
         }
         Ok(())
     }
@@ -218,7 +219,7 @@ impl Reader {
         let finals = &mut self.finals;
         for lock in 0..self.history.locks.len() {
             let mut end = |fenced| match finals.remove(&(lock, fenced)) {
-                // What was never written to is as it was.
+                // A resource that was never written to is unchanged.
                 None if !self.written.contains(&(lock, fenced)) => Ok(Final::default()),
                 None => {
                     let which = if fenced { "fenced" } else { "plain" };
@@ -246,4 +247,4 @@ impl Reader {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,4 +1,4 @@
-//! What the user asks for.
+//! Command-line arguments.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -139,13 +139,10 @@ enum FenceArg {
     Store,
 }
 
-/// How long to run, in whole seconds.
-/// The store's URL, with the passwords from the files that it names: servers are relayed, and
-/// workers reach them by it.
-fn store(text: &str) -> Result<String> {
-    let url = store_url(text);
-    let url = if url.is_empty() { "file:" } else { &url };
-    Ok(with_passwords(url)?.into_owned())
+/// Returns the store's URL with the passwords from the files that it names. The workers need them
+/// in the URL, because relays replace its servers.
+fn store(text: &str) -> std::result::Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    Ok(with_passwords(&store_url(text)?)?.into_owned())
 }
 
 fn time(text: &str) -> std::result::Result<u32, String> {
@@ -156,7 +153,7 @@ fn time(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// A lease that is short enough to run out often, and long enough to be renewed in time.
+/// Parses a lease that is short enough to expire often and long enough to be renewed in time.
 fn lease(text: &str) -> std::result::Result<Duration, String> {
     let lease = duration(text)?;
     match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lease) {
@@ -165,7 +162,7 @@ fn lease(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// A time between faults that leaves the parent some for its work.
+/// Parses a time between faults that leaves the parent enough time for its own work.
 fn fault_every(text: &str) -> std::result::Result<Duration, String> {
     let every = duration(text)?;
     match (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&every) {
@@ -174,24 +171,24 @@ fn fault_every(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// The arguments, made sense of.
+/// The validated arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) store: String,
-    /// As it was asked for; see [`Plan::time`].
+    /// The requested duration in seconds. See [`Plan::time`].
     seconds: Option<u32>,
     pub(super) clients: u32,
-    /// How many locks of each kind.
+    /// Number of locks of each kind.
     pub(super) locks: u32,
-    /// How often a fault begins, if somebody said so.
+    /// Time between faults, if the user gave one.
     fault_every: Option<Duration>,
     pub(super) lease: Duration,
     pub(super) seed: u64,
-    /// What is started as a worker: ourselves.
+    /// Program that is started as a worker, which is this program.
     pub(super) program: PathBuf,
     /// Whether the fenced resource is in the store itself.
     pub(super) fence_in_store: bool,
-    /// What is done to the servers.
+    /// Command that disturbs the store's servers.
     pub(super) command: Vec<OsString>,
     kinds: Vec<Kind>,
     faults: Vec<Fault>,
@@ -228,7 +225,7 @@ impl Plan {
             lease: args.lease.unwrap_or_else(|| shortest_lease(&args.store)),
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
-            // A store that lives in this process has its resources here already.
+            // A store in this process already has its resources here.
             command: args.command.clone(),
             fence_in_store: args.fence == FenceArg::Store && !is_served(&args.store),
             kinds: all.into_iter().filter(wanted).collect(),
@@ -259,8 +256,8 @@ impl FaultArg {
 }
 
 impl Plan {
-    /// For how long: so that what a pause does, and what makes up for it, comes a few times. The
-    /// store has done with a client that is stopped or dead after `recovery` at the latest.
+    /// Returns how long to run. The default is long enough for several pauses and recoveries. After
+    /// `recovery` at most, the store has removed a client that is paused or has crashed.
     pub(super) fn time(&self, recovery: Duration) -> Duration {
         match self.seconds {
             Some(seconds) => Duration::from_secs(seconds.into()),
@@ -268,10 +265,10 @@ impl Plan {
         }
     }
 
-    /// How many faults of workers are under way at once, at most, and how long after the beginning of one the
-    /// same loop begins the next, on the average.
+    /// Returns the maximum number of concurrent worker faults, and the average time from the start
+    /// of one fault to the next in the same loop.
     pub(super) fn pace(&self) -> (u32, Option<Duration>) {
-        // At most half of the workers are in trouble at a time.
+        // At most half of the workers have a fault at the same time.
         let half = self.clients / 2;
         match self.fault_every {
             None => (half.min(16), None),
@@ -279,7 +276,8 @@ impl Plan {
         }
     }
 
-    /// The words that do the same again, on the store of this URL, which shows no credentials.
+    /// Returns the command line that repeats this run on the store with this URL. The URL shows no
+    /// credentials.
     pub(super) fn command_again(&self, store: &str, time: Duration) -> Vec<String> {
         let kind = |kind: &Kind| match kind {
             Kind::Mutex => "mutex",
@@ -312,10 +310,10 @@ impl Plan {
         words
     }
 
-    /// The kinds of lock to use.
+    /// Returns the kinds of lock to use.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for one that was named and that the store does not keep.
+    /// [`ErrorKind::Unsupported`] if the user named a kind that the store does not support.
     pub(super) fn kinds(&self, promises: &Guarantees) -> Result<Vec<Kind>> {
         let missing = self.kinds.iter().find(|k| !promises.keeps(**k));
         match missing {
@@ -328,7 +326,7 @@ impl Plan {
         }
     }
 
-    /// Whether the store can keep the fenced resource, if it is to.
+    /// Checks that the store can keep the fenced resource, if it was requested there.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with the reason.
@@ -336,10 +334,11 @@ impl Plan {
         if self.fence_in_store { ledger::supported(&self.store) } else { Ok(()) }
     }
 
-    /// The faults to inject.
+    /// Returns the faults to inject.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for one that cannot be done to this store's clients.
+    /// [`ErrorKind::Unsupported`] if the user named a fault that cannot be injected into this
+    /// store's clients.
     pub(super) fn faults(&self) -> Result<Vec<Fault>> {
         let possible = applicable(&self.store);
         match self.faults.iter().find(|f| !possible.contains(f)) {
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_all_kinds_and_all_faults_that_can_be() {
+    fn defaults_are_all_kinds_and_all_supported_faults() {
         let memory = plan("--store memory:").unwrap();
         assert_eq!(memory.faults().unwrap(), [Fault::Pause, Fault::Kill, Fault::Cut]);
         assert_eq!(memory.kinds.len(), 3);
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_again_is_the_same_plan() {
+    fn repeat_command_gives_the_same_plan() {
         for line in [
             "--store memory: --seed 7",
             "--store memory: --fault none --kind mutex,semaphore --lease 2500ms --seed 1",
@@ -397,11 +396,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_in_one_line() {
+    fn impossible_arguments_are_rejected_in_one_line() {
         let error = plan("--store file: --fault cut").unwrap().faults().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.to_string().lines().count(), 1);
         for bad in [
+            "--store=",
             "--lease 0s",
             "--lease 61",
             "--lease soon",
@@ -419,8 +419,9 @@ mod tests {
         assert_eq!(plan("--store memory: --lease 2s").unwrap().lease, Duration::from_secs(2));
     }
 
+    // F52
     #[test]
-    fn f52_the_defaults_leave_a_slow_store_its_time() {
+    fn defaults_allow_more_time_for_a_slow_store() {
         let seconds = Duration::from_secs;
         let memory = plan("--store memory:").unwrap();
         assert_eq!(memory.lease, Duration::from_millis(500));

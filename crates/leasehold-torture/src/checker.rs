@@ -1,19 +1,23 @@
-//! Judges a history: which of the store's promises were broken, and by which events.
+//! Checks a history and reports which of the store's promises were broken, and by which events.
 //!
 //! # How
-//! Tokens are unique, so no search over possible orders is needed: every property is a sort and
-//! one pass, O(n log n) in the number of operations (times the number of distinct weights, which
-//! is a handful).
+//! Tokens are unique, so no search over possible orders is needed. Every property is checked by a
+//! sort and one pass. That is O(n log n) in the number of operations, times the small number of
+//! distinct weights.
 //!
 //! # No false alarms
-//! Each event carries a time that was read on the known side of what it tells, and every property
-//! is judged on what *must* have been true. A hold counts from the moment after the call returned
-//! to the earliest of: the moment before its release, its worker's death, and the moment until
-//! which its guard last promised to hold; and only if the guard said "held" at least once. Order
-//! is claimed only between grants that could not have been held together, or where one call had
-//! returned before the other was made. A waiter that was paused, killed or cut off, or whose
-//! process did not get to run, has no claim to its turn; nor has anybody while the store took its time
-//! over a lock of the parent's own that nobody else wants.
+//! Each event carries a time that was read on the known side of what it reports. Every property is
+//! checked only against what *must* have been true.
+//!
+//! - A hold counts only if its guard reported "held" at least once. It starts after the call
+//!   returned. It ends at the earliest of three times: before its release, its worker's death, and
+//!   the last time until which its guard promised to hold.
+//! - Order is checked only between grants that cannot have been held together, or if one call
+//!   returned before the other was made.
+//! - A waiter is not entitled to its turn if it was paused, killed or disconnected, or if its
+//!   process was not scheduled.
+//! - No waiter is entitled to its turn while the store was slow. The parent measures that with a
+//!   lock that no other client uses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -24,32 +28,32 @@ use serde::{Deserialize, Serialize};
 use super::history::{Ask, Fault, History, OpId, Resource, Time, Trouble, WorkerId, Write, merged};
 use super::op::Op;
 
-/// What is checked. P1 to P9 are the library's promises, R the rows of its requirements.
+/// The checked properties. P1 to P9 are the library's promises, and R numbers are its requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Property {
-    /// P1: while a guard may say that it is held, no conflicting one is.
+    /// P1: while a guard may report that it is held, no conflicting guard is held.
     Exclusion,
     /// P3: a later grant has a greater token.
     TokenOrder,
     /// P8: no token is granted twice.
     TokenUnique,
-    /// P2: the fenced resource never takes a token after it took a greater one.
+    /// P2: the fenced resource never accepts a token after it accepted a greater one.
     Effect,
     /// No update that the fenced resource acknowledged is lost.
     Updates,
     /// No update that the unfenced resource acknowledged is lost (stores without leases only).
     Unfenced,
-    /// P4: first come, first served among live, acknowledged waiters.
+    /// P4: live, acknowledged waiters are served in the order in which they arrived.
     Fifo,
-    /// P5: a dead holder's lock is free within the promised time.
+    /// P5: a crashed holder's lock is free within the promised time.
     Recovery,
-    /// P6: every live waiter is granted in the end.
+    /// P6: every live waiter is eventually granted the lock.
     Wakeup,
-    /// R5: the lease does not run out under a holder that lives and reaches the store, and ends
-    /// for nobody before its time.
+    /// R5: the lease does not expire while its holder lives and reaches the store. No lease ends
+    /// early.
     Renewal,
-    /// P9: when everybody is gone, nothing is left.
+    /// P9: when all clients are gone, the store has no leftovers.
     Residue,
     /// Every call ends in a grant or in an error that has a cause.
     Outcome,
@@ -91,66 +95,66 @@ impl fmt::Display for Property {
     }
 }
 
-/// What the store promised for the faults that were injected.
+/// The store's promises under the faults that were injected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
     #[serde(rename = "promises")]
     pub(super) claimed: BTreeSet<Property>,
-    /// A dead holder's lock is free after so many milliseconds.
+    /// Time in milliseconds after which a crashed holder's lock is free.
     pub(super) recovery_ms: Option<u64>,
-    /// Whoever is stopped may stop others for so long that it costs them their places.
+    /// Whether a paused client may block others for long enough that they lose their places.
     #[serde(default)]
     pub(super) shared_stalls: bool,
 }
 
-/// A promise that was not kept.
+/// A broken promise.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Violation {
     pub(super) property: Property,
-    /// The offending events, in one line.
+    /// The events that broke it, in one line.
     pub(super) what: String,
     #[serde(skip)]
     pub(super) place: Place,
 }
 
-/// Where in a history to look.
+/// A location in a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Nowhere,
     Lock(usize),
-    /// The operations that were in each other's way.
+    /// The operations that conflict with each other.
     Ops(Vec<OpId>),
 }
 
-/// What the checker found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
-    /// Of claimed properties only.
+    /// Violations of claimed properties only.
     pub(super) violations: Vec<Violation>,
     pub(super) operations: usize,
     pub(super) grants: usize,
-    /// Grants per lock.
+    /// Number of grants per lock.
     pub(super) grants_by_lock: Vec<usize>,
-    /// Holds that ended by loss.
+    /// Number of holds that ended because they were lost.
     pub(super) lost_holds: usize,
-    /// Acknowledged updates of the unfenced resources that are gone.
+    /// Acknowledged updates of the unfenced resources that are lost.
     pub(super) plain_lost: Vec<OpId>,
-    /// Writes that the unfenced resources took although a greater token had written before.
+    /// Writes that the unfenced resources accepted after a write with a greater token.
     pub(super) plain_late: Vec<OpId>,
-    /// Writes that the fenced resources refused.
+    /// Number of writes that the fenced resources refused.
     pub(super) fenced_refused: usize,
-    /// Acknowledged updates of the fenced resources.
+    /// Number of acknowledged updates of the fenced resources.
     pub(super) fenced_kept: usize,
-    /// Waiters that had a claim to their turn.
+    /// Number of waiters that were entitled to their turn.
     pub(super) fair_waiters: usize,
-    /// How long the locks of killed holders stayed taken while somebody waited.
+    /// Times for which the locks of killed holders stayed unavailable while another client waited.
     pub(super) recoveries: Vec<Duration>,
-    /// Calls that the store did not answer in time though nothing was done to anybody: honest
-    /// errors, and a sign of a slow store or a busy machine.
+    /// Number of calls that the store did not answer in time although no fault was active. These
+    /// errors are correct, and indicate a slow store or a busy machine.
     pub(super) unanswered: usize,
 }
 
-/// Judges `history` by what the store promised.
+/// Checks `history` against the store's promises.
 pub(super) fn check(history: &History, terms: &Terms) -> Findings {
     let ops = Op::fold(&history.events);
     let mut check = Check {
@@ -189,7 +193,7 @@ pub(super) fn check(history: &History, terms: &Terms) -> Findings {
     check.findings
 }
 
-/// The time in which an operation held beyond doubt.
+/// The time in which an operation certainly held.
 #[derive(Clone, Copy)]
 struct Hold<'a> {
     op: &'a Op,
@@ -198,13 +202,13 @@ struct Hold<'a> {
     to: Time,
 }
 
-/// When which worker was in trouble, to be asked fast.
+/// The times of trouble per worker, indexed for fast lookups.
 struct Troubles {
-    /// Per worker: disjoint, in order; those of the parent are everybody's.
+    /// Intervals per worker, disjoint and in order. Trouble of the parent counts for all workers.
     by_worker: HashMap<WorkerId, Vec<(Time, Time)>>,
     everybody: Vec<(Time, Time)>,
     anybody: Vec<(Time, Time)>,
-    /// In which something was done to the servers.
+    /// Times in which the servers were disturbed.
     servers: Vec<(Time, Time)>,
 }
 
@@ -257,7 +261,7 @@ impl Check<'_> {
         }
     }
 
-    /// A moment as the report shows it: milliseconds since the run began.
+    /// Formats a time for the report, as milliseconds since the run began.
     fn ms(&self, at: Time) -> String {
         let micros = at.saturating_sub(self.start) / 1_000;
         format!("{}.{:03}", micros / 1_000, micros % 1_000)
@@ -276,7 +280,7 @@ impl Check<'_> {
         format!("{} ({token}held {from} to {to} ms)", hold.op.id)
     }
 
-    /// In order of their beginning.
+    /// Returns the holds in the order in which they began.
     fn holds<'o>(&self, ops: &[&'o Op]) -> Vec<Hold<'o>> {
         let hold = |op: &&'o Op| {
             let (_, token) = op.acquired?;
@@ -290,7 +294,7 @@ impl Check<'_> {
 
     fn exclusion(&mut self, lock: usize, holds: &[Hold<'_>]) {
         let capacity = u64::from(self.history.locks[lock].capacity);
-        // At the same moment ends come before beginnings.
+        // At the same time, ends sort before beginnings.
         let begins = holds.iter().enumerate().map(|(i, h)| (h.from, true, i));
         let ends = holds.iter().enumerate().map(|(i, h)| (h.to, false, i));
         let mut edges: Vec<(Time, bool, usize)> = begins.chain(ends).collect();
@@ -316,16 +320,22 @@ impl Check<'_> {
         }
     }
 
-    /// Two that could not have been held together were granted in the order in which they held.
+    /// Checks that conflicting locks were granted in the order in which they were held. This
+    /// applies only if the store promises exclusion. Otherwise the reply to the earlier grant may
+    /// have arrived after the later one's.
     fn tokens_of_conflicting(&mut self, lock: usize, holds: &[Hold<'_>]) {
+        if !self.terms.claimed.contains(&Property::Exclusion) {
+            return;
+        }
         let capacity = self.history.locks[lock].capacity;
         let mut greatest: BTreeMap<u32, Hold<'_>> = BTreeMap::new();
-        for hold in holds {
-            let conflicting = greatest
-                .range(capacity.saturating_sub(hold.op.weight).saturating_add(1)..)
-                .map(|(_, h)| h)
-                .max_by_key(|h| h.token);
-            if let Some(before) = conflicting.filter(|h| h.token > hold.token) {
+        for simultaneous in holds.chunk_by(|a, b| a.from == b.from) {
+            for hold in simultaneous {
+                let conflicting = greatest
+                    .range(capacity.saturating_sub(hold.op.weight).saturating_add(1)..)
+                    .map(|(_, h)| h)
+                    .max_by_key(|h| h.token);
+                let Some(before) = conflicting.filter(|h| h.token > hold.token) else { continue };
                 let place = Place::Ops(vec![hold.op.id, before.op.id]);
                 let (before, now) = (self.shown(before), self.shown(hold));
                 let what = format!(
@@ -334,15 +344,17 @@ impl Check<'_> {
                 );
                 self.violated(Property::TokenOrder, place, what);
             }
-            let max = greatest.entry(hold.op.weight).or_insert(*hold);
-            if hold.token > max.token {
-                *max = *hold;
+            for hold in simultaneous {
+                let max = greatest.entry(hold.op.weight).or_insert(*hold);
+                if hold.token > max.token {
+                    *max = *hold;
+                }
             }
         }
     }
 
-    /// What was granted before another call was made has the smaller token: true of every kind,
-    /// and of grants that were lost on the way as well.
+    /// Checks that a grant that returned before another call was made has the smaller token. This
+    /// applies to every kind, and also to grants whose reply was lost.
     fn tokens_of_successive(&mut self, ops: &[&Op]) {
         let mut granted: Vec<(Time, u64, OpId)> =
             ops.iter().filter_map(|op| op.acquired.map(|(at, token)| (at, token, op.id))).collect();
@@ -358,7 +370,7 @@ impl Check<'_> {
             let token = op.acquired.map_or(u64::MAX, |(_, token)| token);
             if let Some((max, id)) = greatest.filter(|(max, _)| *max > token) {
                 let what = format!(
-                    "{}: {} requested at {} ms and got token {token}, but {id} already had token {max}",
+                    "{}: {} requested the lock at {} ms and got token {token}, but {id} already had token {max}",
                     self.name(op.lock),
                     op.id,
                     self.ms(op.invoked),
@@ -381,30 +393,34 @@ impl Check<'_> {
         }
     }
 
-    /// Whether trouble of its own, or of others where that is everybody's, met this worker.
+    /// Returns whether this worker had trouble of its own, or was affected by the trouble of
+    /// others.
     fn is_hit(&self, worker: WorkerId, from: Time, to: Time) -> bool {
         let others = self.terms.shared_stalls && self.troubles.hit_anybody(from, to);
         others || self.troubles.hit(worker, from, to)
     }
 
-    /// Whether servers were disturbed meanwhile that do not promise to remember who holds.
+    /// Returns whether servers that do not promise to remember holders were disturbed in this time.
     fn is_forgotten(&self, from: Time, to: Time) -> bool {
         let may_forget = !self.terms.claimed.contains(&Property::Exclusion);
         may_forget && overlaps(&self.troubles.servers, from, to)
     }
 
-    /// From the last grant to the first: of those granted later, who waited first?
+    /// Checks the order of grants. It goes from the last grant to the first, and looks for an
+    /// earlier waiter among the grants that came later.
     fn fifo(&mut self, lock: usize, holds: &[Hold<'_>]) {
         let capacity = self.history.locks[lock].capacity;
         let mut first: BTreeMap<u32, (Time, Hold<'_>)> = BTreeMap::new();
-        for hold in holds.iter().rev() {
-            let conflicting = first
-                .range(capacity.saturating_sub(hold.op.weight).saturating_add(1)..)
-                .map(|(_, waiter)| *waiter)
-                .min_by_key(|(since, _)| *since);
-            if let Some((since, waiter)) = conflicting.filter(|(s, _)| *s < hold.op.invoked) {
+        for simultaneous in holds.chunk_by(|a, b| a.from == b.from).rev() {
+            for hold in simultaneous {
+                let conflicting = first
+                    .range(capacity.saturating_sub(hold.op.weight).saturating_add(1)..)
+                    .map(|(_, waiter)| *waiter)
+                    .min_by_key(|(since, _)| *since);
+                let overtaken = conflicting.filter(|(since, _)| *since < hold.op.invoked);
+                let Some((since, waiter)) = overtaken else { continue };
                 let what = format!(
-                    "{}: {} requested at {} ms and was served before {}, which was in the queue at {} ms",
+                    "{}: {} requested the lock at {} ms and was served before {}, which was already in the queue at {} ms",
                     self.name(lock),
                     self.shown(hold),
                     self.ms(hold.op.invoked),
@@ -414,27 +430,31 @@ impl Check<'_> {
                 let place = Place::Ops(vec![hold.op.id, waiter.op.id]);
                 self.violated(Property::Fifo, place, what);
             }
-            let op = hold.op;
-            let Some(since) = op.waiting else { continue };
-            if self.is_hit(op.id.worker, op.invoked, hold.from) {
-                continue;
-            }
-            self.findings.fair_waiters += 1;
-            let min = first.entry(op.weight).or_insert((since, *hold));
-            if since < min.0 {
-                *min = (since, *hold);
+            for hold in simultaneous {
+                let op = hold.op;
+                let Some(since) = op.waiting else { continue };
+                if self.is_hit(op.id.worker, op.invoked, hold.from) {
+                    continue;
+                }
+                self.findings.fair_waiters += 1;
+                let min = first.entry(op.weight).or_insert((since, *hold));
+                if since < min.0 {
+                    *min = (since, *hold);
+                }
             }
         }
     }
 
-    /// A killed holder's lock, while somebody waited for it and nobody else was in trouble.
+    /// Checks how long a killed holder's lock stays unavailable while a client without trouble
+    /// waits for it.
     fn recovery(&mut self, lock: usize, ops: &[&Op], holds: &[Hold<'_>]) {
         let capacity = self.history.locks[lock].capacity;
         let mut deaths: Vec<Time> = self.history.deaths.values().copied().collect();
         deaths.sort_unstable();
         let mut granted: Vec<(Time, &&Op)> =
             ops.iter().filter_map(|op| op.acquired.map(|(at, _)| (at, op))).collect();
-        granted.sort_unstable_by_key(|(at, _)| *at);
+        // Of simultaneous grants, the longest waiter's comes first.
+        granted.sort_unstable_by_key(|(at, op)| (*at, op.waiting.unwrap_or(Time::MAX)));
         for hold in holds.iter().filter(|h| h.op.weight == capacity) {
             let died = hold.to;
             if self.history.deaths.get(&hold.op.id.worker) != Some(&died) {
@@ -446,7 +466,7 @@ impl Check<'_> {
             if !waited || self.troubles.hit_anybody(died, *at) {
                 continue;
             }
-            // Those that died meanwhile have their own time to be forgotten.
+            // Holders that died in between have their own recovery time.
             let last_death = deaths[deaths.partition_point(|d| d < at) - 1];
             let taken = Duration::from_nanos(at - last_death);
             if last_death == died {
@@ -531,7 +551,7 @@ impl Check<'_> {
         }
     }
 
-    /// How calls ended, and how holds did.
+    /// Checks how calls and holds ended.
     fn outcomes(&mut self, ops: &[Op]) {
         for crash in &self.history.crashes {
             self.violated(Property::Outcome, Place::Nowhere, crash.clone());
@@ -539,7 +559,7 @@ impl Check<'_> {
         for op in ops {
             if !op.is_over() && !self.history.deaths.contains_key(&op.id.worker) {
                 let what = format!(
-                    "{}: {} requested at {} ms and never finished",
+                    "{}: {} requested the lock at {} ms, and the request never finished",
                     self.name(op.lock),
                     op.id,
                     self.ms(op.invoked)
@@ -555,8 +575,8 @@ impl Check<'_> {
             let Some((at, expired, reason)) = &op.lost else { continue };
             self.findings.lost_holds += 1;
             let since = op.acquired.map_or(op.invoked, |(at, _)| at);
-            // Nobody evicts: whatever the trouble, the store keeps what it promised until then, if it
-            // has not forgotten.
+            // No client evicts in this test. Whatever the trouble, the store keeps a lease until
+            // the promised time, unless it has forgotten it.
             let too_early = !expired && *at < op.until && !self.is_forgotten(since, *at);
             if too_early || !self.is_hit(op.id.worker, since, *at) {
                 let what = format!(
@@ -580,8 +600,8 @@ impl Check<'_> {
             "timeout" => op.ask == Ask::Timeout,
             "lost" => self.is_hit(op.id.worker, op.invoked, at),
             "at_risk" | "unreachable" => {
-                // Somebody else's trouble is a cause as well: who is stopped inside a store of
-                // files bars the others.
+                // The trouble of another worker is a cause as well. In a file store, a paused
+                // client can block the others.
                 if !self.troubles.hit_anybody(op.invoked, at) {
                     self.findings.unanswered += 1;
                 }
@@ -598,12 +618,14 @@ impl Check<'_> {
     }
 }
 
-/// The terms of a store that promises everything.
+/// Returns the terms of a store that promises everything.
 #[cfg(test)]
 pub(super) fn strict(recovery: Duration) -> Terms {
     let recovery_ms = u64::try_from(recovery.as_millis()).ok();
     Terms { claimed: Property::ALL.into_iter().collect(), recovery_ms, shared_stalls: false }
 }
 
+#[cfg(test)]
+mod second;
 #[cfg(test)]
 pub(super) mod tests;

@@ -1,9 +1,10 @@
-//! What is done to the workers: stopped, killed, cut off; and to the servers, by a program of the
-//! user's.
+//! Injects faults into the workers (pause, kill, cut), and into the servers through the user's
+//! program.
 //!
-//! Some pauses and kills come at any time; most wait for a worker to read a
-//! resource under its lock, and hit it before it learns the answer: between its check and its
-//! write. Several loops inject at once, each one fault at a time and never two into one worker.
+//! Some pauses and kills come at any time. Most wait until a worker reads a resource under its
+//! lock, and hit it before it receives the answer, which is between its check and its write.
+//! Several loops inject concurrently. Each injects one fault at a time, and two loops never hit the
+//! same worker.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -21,8 +22,8 @@ use super::history::{Fault, Time, Trouble, WorkerId, now};
 use super::line::Line;
 use super::parent::Parent;
 
-/// Injects `faults` until `end`: one `every` so often, on the average, or when the last has had the time to
-/// show what it does.
+/// Injects `faults` until `end`. Faults begin once per `every` on average, or when the effects of
+/// the last one have had time to show.
 pub(super) async fn inject(
     parent: Arc<Parent>,
     faults: Vec<Fault>,
@@ -31,13 +32,13 @@ pub(super) async fn inject(
     mut rng: Rng,
 ) {
     let lease = parent.lease;
-    // The first comes late enough for the workers to have begun.
+    // The first fault comes late enough for the workers to have begun.
     sleep(lease.min(Duration::from_millis(300)).mul_f64(0.5 + rng.f64())).await;
     let mut first = faults.clone();
     rng.shuffle(&mut first);
     while Instant::now() < end {
         let began = Instant::now();
-        // Each once; from then on half of them are pauses, which do the most harm.
+        // Each fault comes once. After that, half of them are pauses, which do the most harm.
         let pauses = faults.contains(&Fault::Pause) && rng.bool();
         let any = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
         let fault = first.pop().or(any);
@@ -49,7 +50,7 @@ pub(super) async fn inject(
         }
         let quiet = match every {
             None => pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()),
-            // Nor at once, where there was nobody to do something to.
+            // Without a minimum, the loop would retry immediately if there are only busy workers.
             Some(every) => {
                 let next = every.mul_f64(0.5 + rng.f64());
                 next.saturating_sub(began.elapsed()).max(Duration::from_millis(1))
@@ -59,7 +60,7 @@ pub(super) async fn inject(
     }
 }
 
-/// How long a fault goes on to have effects: as long as a lease, where there are leases.
+/// Returns how long a fault has effects. In a store with leases, that is one lease.
 fn pace(parent: &Parent) -> Duration {
     match parent.leases {
         true => parent.lease,
@@ -67,25 +68,25 @@ fn pace(parent: &Parent) -> Duration {
     }
 }
 
-/// Sleeps, but not beyond the end.
+/// Sleeps for `d`, but not beyond `end`.
 async fn rest(d: Duration, end: Instant) {
     sleep_until((Instant::now() + d).min(end)).await;
 }
 
-/// From a fifth of a lease to three.
+/// Returns a random time between a fifth of a lease and three leases.
 fn some_leases(lease: Duration, rng: &mut Rng) -> Duration {
     lease.mul_f64(0.2 + 2.8 * rng.f64())
 }
 
-/// Strikes the next worker that comes into its critical section. Nobody comes if everybody waits
-/// for one that is stopped or dead.
+/// Hits the next worker that enters its critical section. No worker enters while all of them wait
+/// for one that is paused or dead.
 async fn ambush(parent: &Parent, signal: Signal, end: Instant) -> Option<(WorkerId, Time)> {
     let (sender, hit) = oneshot::channel();
     parent.state().ambushes.push(Ambush { signal, hit: sender });
     timeout_at((Instant::now() + parent.lease * 2).min(end), hit).await.ok()?.ok()
 }
 
-/// Strikes a worker whatever it is doing.
+/// Hits a worker whatever it is doing.
 fn strike(parent: &Parent, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, Time)> {
     let mut state = parent.state();
     let worker = state.pick(rng)?;
@@ -101,11 +102,11 @@ async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
         false => ambush(parent, Signal::STOP, end).await,
     };
     let long = match parent.leases {
-        // In its critical section it is stopped for longer than its lease, and somebody else
-        // enters.
+        // A worker in its critical section is paused for longer than its lease, so that another
+        // client acquires the lock.
         true if !random => parent.runs_out.mul_f64(1.3 + 1.2 * rng.f64()),
         true => some_leases(parent.runs_out, rng),
-        // Nothing runs out, everybody just waits: then rather more often than longer.
+        // No lease expires, so the others only wait. Frequent pauses test more than long ones.
         false => some_leases(pace(parent) / 6, rng),
     };
     let Some((worker, from)) = hit else { return };
@@ -124,7 +125,8 @@ async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
         return;
     }
     parent.respawn();
-    // Its locks come back first: faster than that, and nobody would ever hold one.
+    // Its locks must become free first. If kills came faster than that, no worker would ever hold
+    // one.
     rest(pace(parent), end).await;
 }
 
@@ -139,11 +141,11 @@ async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
     parent.state().over(trouble(parent, Fault::Cut, worker, from));
 }
 
-/// Runs the user's program again and again, until `end`. While it runs, and for as long as the store
-/// may take to recover, everybody is in trouble.
+/// Runs the user's program repeatedly until `end`. All workers count as in trouble while it runs,
+/// and for as long as the store may take to recover.
 ///
 /// # Errors
-/// Why the program failed: then nobody knows what was done.
+/// The reason why the program failed, because then it is unknown what it did.
 pub(super) async fn disturb(
     parent: Arc<Parent>,
     command: Vec<OsString>,
@@ -167,14 +169,14 @@ pub(super) async fn disturb(
         }
         let trouble = Trouble::ends_now(Fault::Servers, None, from, recovery);
         parent.state().over(trouble);
-        // As long again without a fault of this kind: what is promised then must be seen to be kept.
+        // A pause of the same length without such faults shows that the promises are kept then.
         rest(recovery * 2, end).await;
     }
     Ok(())
 }
 
-/// What a trouble has kept waiting takes a moment to be made up for: calls whose answers were lost
-/// are repeated only after a third of the lease.
+/// Ends a trouble, with a grace period. Calls whose answers were lost are repeated only after a
+/// third of the lease.
 fn trouble(parent: &Parent, fault: Fault, worker: WorkerId, from: Time) -> Trouble {
     Trouble::ends_now(fault, Some(worker), from, parent.lease / 2)
 }

@@ -1,8 +1,9 @@
-//! What happened: the events that the workers tell and the parent writes down, and nothing judged.
+//! What happened: the events that the workers report and the parent records, without any judgement.
 //!
-//! All times are nanoseconds on CLOCK_BOOTTIME, which every process of one machine shares, so that
-//! events of different processes can be compared. Each event says on which side of what it tells
-//! its time was read; the [checker](super::checker) needs that to claim no more than was seen.
+//! All times are nanoseconds on CLOCK_BOOTTIME. All processes of one machine share that clock, so
+//! events of different processes can be compared. Each event documents whether its time was read
+//! before or after what it reports. The [checker](super::checker) needs that to claim no more than
+//! was observed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -15,21 +16,21 @@ use serde::{Deserialize, Serialize};
 /// Nanoseconds since the machine was switched on.
 pub(super) type Time = u64;
 
-/// The time now, for events.
+/// Returns the current time, for events.
 pub(super) fn now() -> Time {
     let now = Clock::default().now();
     nanos(now.since(now.minus(Duration::MAX)))
 }
 
-/// A duration in the unit of [`Time`].
+/// Converts a duration to the unit of [`Time`].
 pub(super) fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One worker process. A respawned worker is another one.
+/// One worker process. A respawned worker has a new ID.
 pub(super) type WorkerId = u32;
 
-/// One call of `lock`, `try_lock`, … and all that follows from it.
+/// One call of `lock`, `try_lock` and so on, with everything that follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct OpId {
     pub(super) worker: WorkerId,
@@ -42,7 +43,7 @@ impl fmt::Display for OpId {
     }
 }
 
-/// One of the locks that are fought for.
+/// One of the locks that the workers compete for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LockSpec {
     pub(super) name: String,
@@ -50,11 +51,11 @@ pub(super) struct LockSpec {
     pub(super) capacity: u32,
 }
 
-/// How the worker asks for the lock.
+/// How the worker requests the lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Ask {
-    /// Waits as long as it takes.
+    /// Waits without limit.
     #[default]
     Lock,
     /// Does not wait.
@@ -68,27 +69,27 @@ pub(super) enum Ask {
 /// What happened to an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum What {
-    /// Read before the call.
+    /// The call is about to be made. The time was read before the call.
     Invoked { lock: usize, weight: u32, ask: Ask },
-    /// The store said that it waits. Read after the answer.
+    /// The store answered that the claim waits. The time was read after the answer.
     Waiting { ahead: usize },
-    /// The call returned a guard. Read after it.
+    /// The call returned a guard. The time was read after the call.
     Acquired { token: u64 },
-    /// Read *before* `is_held()` said yes: it was held then, and by the guard's own word
-    /// (`remaining()`) may be until `until`.
+    /// `is_held()` returned true. The time was read *before* that call, so the lock was held then.
+    /// According to the guard (`remaining()`), it may be held until `until`.
     Held { until: Time },
-    /// `is_held()` said no. `expired`: because the lease ran out by the guard's own clock.
+    /// `is_held()` returned false. `expired` means that the lease expired on the guard's own clock.
     Lost { expired: bool, reason: String },
-    /// Answered by the resources, each with whether it took the write. `None`: no answer.
+    /// The resources answered, each with whether it accepted the write. `None`: no answer.
     Wrote { plain: bool, fenced: Option<bool> },
-    /// Read before the release or the drop.
+    /// The release or the drop is about to begin. The time was read before it.
     Releasing,
     /// The release was acknowledged.
     Released,
-    /// The call returned an error of this kind, as [`ErrorKind::as_str`](leasehold::ErrorKind)
-    /// has it.
+    /// The call returned an error of this kind, named as in
+    /// [`ErrorKind::as_str`](leasehold::ErrorKind).
     Failed { kind: String, error: String },
-    /// The future was dropped before it was ready. Read before the drop.
+    /// The future is dropped before it was ready. The time was read before the drop.
     Abandoned,
 }
 
@@ -100,17 +101,17 @@ pub(super) struct Event {
     pub(super) what: What,
 }
 
-/// What can be done to a worker, or to the servers.
+/// A fault of a worker or of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Fault {
-    /// Stopped (SIGSTOP) and continued.
+    /// The worker is paused (SIGSTOP) and continued.
     Pause,
-    /// Killed (SIGKILL), and another one started.
+    /// The worker is killed (SIGKILL), and another one is started.
     Kill,
-    /// Its connection to the store closed, or frozen with what is on the way.
+    /// The worker's connection to the store is closed, or frozen with the data in transit.
     Cut,
-    /// What the user's own command does to the servers.
+    /// The user's own command disturbs the servers.
     Servers,
 }
 
@@ -125,26 +126,26 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A time during which a worker (or, with `None`, the parent and with it everybody) could not do
-/// what it should.
+/// A time in which a worker could not work normally. `None` means the parent, and therefore all
+/// workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) worker: Option<WorkerId>,
-    /// What was injected; `None`: nothing, the machine was so busy that it did not run.
+    /// The injected fault. `None`: no fault, the machine was so busy that the process did not run.
     pub(super) fault: Option<Fault>,
     pub(super) from: Time,
     pub(super) to: Time,
-    /// What was kept waiting takes until then to be made up for.
+    /// Time until which delayed work is excused.
     pub(super) excuses_until: Time,
 }
 
 impl Trouble {
-    /// A process did not get to run.
+    /// Records that a process was not scheduled.
     pub(super) fn stall(worker: Option<WorkerId>, from: Time, to: Time) -> Self {
         Self { worker, fault: None, from, to, excuses_until: to }
     }
 
-    /// A fault that ends now, and needs so long to be made up for.
+    /// Records a fault that ends now, with `grace` for the work that it delayed.
     pub(super) fn ends_now(
         fault: Fault,
         worker: Option<WorkerId>,
@@ -157,33 +158,33 @@ impl Trouble {
     }
 }
 
-/// Which of the two resources under each lock.
+/// One of the two resources under each lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Resource {
-    /// Takes every write.
+    /// Accepts every write.
     Plain,
-    /// Takes no token below the highest that it has seen.
+    /// Refuses tokens below the highest token that it has seen.
     Fenced,
 }
 
-/// A write that a resource took, in its own order.
+/// A write that a resource accepted, in the resource's own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Write {
     pub(super) lock: usize,
     pub(super) resource: Resource,
     pub(super) op: OpId,
     pub(super) token: u64,
-    /// When, where the resource knows.
+    /// When it was accepted, if the resource knows.
     pub(super) at: Option<Time>,
 }
 
-/// What a resource holds in the end.
+/// The final contents of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Final {
-    /// The register: how often it was incremented.
+    /// The value of the register, which each update increments by one.
     pub(super) value: u64,
-    /// The set: every operation that added itself.
+    /// The set of all operations that added themselves.
     pub(super) set: Vec<OpId>,
 }
 
@@ -191,31 +192,31 @@ pub(super) struct Final {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) locks: Vec<LockSpec>,
-    /// In any order; those of one operation are in order.
+    /// Events in any order, except that the events of one operation are in order.
     pub(super) events: Vec<Event>,
-    /// When a worker was killed; read before the kill.
+    /// When each worker was killed. The time was read before the kill.
     pub(super) deaths: HashMap<WorkerId, Time>,
-    /// Workers that ended though nobody killed them, with how.
+    /// Workers that ended without being killed, and how they ended.
     pub(super) crashes: Vec<String>,
     pub(super) troubles: Vec<Trouble>,
     pub(super) writes: Vec<Write>,
-    /// Per lock: the plain resource, the fenced one.
+    /// Per lock: the final state of the plain resource and of the fenced resource.
     pub(super) finals: Vec<(Final, Final)>,
-    /// What still stood in the store when everybody was gone and the promised time had passed.
+    /// Leftovers in the store after all clients were gone and the promised time had passed.
     pub(super) residue: Vec<String>,
-    /// When the workers were all gone.
+    /// When all workers were gone.
     pub(super) ended: Time,
 }
 
 impl History {
-    /// For how long of this time nobody could do what he should.
+    /// Returns for how long of this time no worker could work normally.
     pub(super) fn stood_still(&self, from: Time, to: Time) -> Duration {
         let everybody = self.troubles.iter().filter(|t| t.worker.is_none());
         let spans = everybody.map(|t| (t.from.max(from), t.to.min(to))).filter(|s| s.0 < s.1);
         Duration::from_nanos(merged(spans.collect()).iter().map(|(from, to)| to - from).sum())
     }
 
-    /// What a worker is at: the last that it told of each operation of which it told no end.
+    /// Returns what a worker is doing: the last event of each of its operations that has not ended.
     pub(super) fn under_way(&self, worker: WorkerId) -> String {
         let mut open: BTreeMap<OpId, (usize, &Event)> = BTreeMap::new();
         for event in self.events.iter().filter(|event| event.op.worker == worker) {
@@ -239,7 +240,7 @@ impl History {
             let ago = Duration::from_nanos(now.saturating_sub(last.at));
             format!("{name}: {:?} {ago:.1?} ago", last.what)
         });
-        // Of what was dropped no end is told: so it is the last ones that matter.
+        // Dropped operations report no end, so only the last ones matter.
         let mut told: Vec<String> = told.collect();
         match told.split_off(told.len().saturating_sub(4)) {
             last if last.is_empty() => "closing its client".into(),
@@ -248,7 +249,7 @@ impl History {
     }
 }
 
-/// These spans of time, each moment in one of them only.
+/// Merges overlapping intervals, so that each time is in one interval only.
 pub(super) fn merged(mut spans: Vec<(Time, Time)>) -> Vec<(Time, Time)> {
     spans.sort_unstable();
     let mut out: Vec<(Time, Time)> = Vec::with_capacity(spans.len());
@@ -266,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_worker_is_at_is_what_it_told_no_end_of() {
+    fn unfinished_operations_of_a_worker_are_listed() {
         let mut history = History::default();
         let spec = |name: &str| LockSpec { name: name.into(), kind: Kind::Mutex, capacity: 1 };
         history.locks = vec![spec("a"), spec("b")];
@@ -288,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn standstill_is_counted_once_and_only_where_it_hit_everybody() {
+    fn only_stalls_of_all_workers_count_and_only_once() {
         let second = nanos(Duration::from_secs(1));
         let stall = |worker, from: u64, to: u64| Trouble::stall(worker, from * second, to * second);
         let troubles = vec![
             stall(None, 1, 4),
             stall(Some(3), 4, 9), // one worker's own
-            stall(None, 3, 5),    // told twice
-            stall(None, 8, 20),   // goes on
+            stall(None, 3, 5),    // reported twice
+            stall(None, 8, 20),   // lasts longer
         ];
         let history = History { troubles, ..History::default() };
         let between =

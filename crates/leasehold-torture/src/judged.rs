@@ -1,11 +1,11 @@
-//! A run and what the checker makes of it, together: what there is to be shown.
+//! A run together with the checker's findings, which is everything that can be shown.
 
 use super::checker::{self, Findings};
 use super::history::History;
 use super::report::Report;
 use super::trial::Trial;
 
-/// A run and what the checker makes of it.
+/// A run together with the checker's findings.
 pub(super) struct Judged {
     pub(super) trial: Trial,
     pub(super) history: History,
@@ -14,7 +14,7 @@ pub(super) struct Judged {
 }
 
 impl Judged {
-    /// The one way in which a history is judged, wherever it comes from.
+    /// Checks a history. All histories are checked here, from whatever source.
     pub(super) fn new(trial: Trial, history: History) -> Self {
         let findings = checker::check(&history, &trial.terms);
         let report = Report::new(&trial, &history, &findings);

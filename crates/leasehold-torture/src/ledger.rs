@@ -1,10 +1,11 @@
-//! The fenced resource in the store under test itself (`--fence store`): its own rows, keys or nodes,
-//! written by the workers over connections of their own and guarded by that store's fence.
+//! The fenced resource in the store under test itself (`--fence store`). It consists of its own
+//! rows, keys or nodes. The workers write them over their own connections, guarded by the store's
+//! fence.
 //!
-//! For each lock there is a list of entries that only grows. An entry says on which one it builds,
-//! as the versions of a [`Cell`] do; what the parent reads in the end is replayed into one. A worker
-//! shows what it got *with* the grant, and never asks its guard again: so a holder that was stopped
-//! sends its late write, and it is the store that must refuse it.
+//! Each lock has an append-only list of entries. An entry names the entry that it builds on, like
+//! the versions of a [`Cell`]. At the end the parent reads the entries and replays them into a
+//! cell. A worker shows the proof that it got *with* the grant, and never checks its guard again.
+//! So a paused holder sends its late write, and the store must refuse it.
 #![cfg_attr(
     not(all(feature = "sqlite", feature = "redis", feature = "etcd", feature = "zookeeper")),
     allow(dead_code, reason = "with fewer stores there is less to show")
@@ -21,7 +22,7 @@ mod sql;
 mod zookeeper;
 
 use async_trait::async_trait;
-use leasehold::{Error, ErrorKind, Guard, Result, Token};
+use leasehold::{Error, ErrorKind, FencingToken, Hold, Result};
 use serde::{Deserialize, Serialize};
 
 use super::history::OpId;
@@ -29,13 +30,13 @@ use super::resource::{Cell, Read};
 
 pub(super) use open::{open, supported};
 
-/// What a holder shows to the resource: taken from its guard at once, and good for as long as the
-/// resource takes it.
+/// A holder's proof for the resource. It is taken from the guard immediately, and is valid for as
+/// long as the resource accepts it.
 #[derive(Clone, Debug)]
 pub(super) enum Proof {
     /// The token.
-    Token(Token),
-    /// etcd: that the hold's key is there, as an encoded comparison.
+    Token(FencingToken),
+    /// etcd: an encoded comparison that requires the hold's key to exist.
     #[cfg(feature = "etcd")]
     Compare(Vec<u8>),
     /// ZooKeeper: the path of the hold's node.
@@ -43,7 +44,7 @@ pub(super) enum Proof {
     Node(String),
 }
 
-/// One write that was taken.
+/// One write that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     /// The [`Read::version`] that it builds on.
@@ -62,28 +63,30 @@ impl Entry {
 /// The lists of one run.
 #[async_trait]
 pub(super) trait Ledger: Send + Sync {
-    /// Taken from the guard, while it is fresh.
-    fn prove(&self, guard: &Guard) -> Result<Proof> {
-        Ok(Proof::Token(guard.token()))
+    /// Takes the proof from the guard, right after the grant.
+    fn prove(&self, guard: &Hold) -> Result<Proof> {
+        let token = guard.fencing_token();
+        let shared = || Error::new(ErrorKind::Unsupported, "other clients can hold this lock");
+        token.map(Proof::Token).ok_or_else(shared)
     }
 
-    /// The last entry of a lock's list, shown to its holder. `None`: the store refused the proof.
+    /// Returns the last entry of a lock's list to its holder. `None`: the store refused the proof.
     async fn read(&self, lock: usize, proof: &Proof) -> Result<Option<Read>>;
 
     /// Adds an entry. `false`: the store refused the proof.
     async fn write(&self, lock: usize, proof: &Proof, entry: Entry) -> Result<bool>;
 
-    /// All entries of a lock, each with the version it made, in their order.
+    /// Returns all entries of a lock in order, each with the version that it made.
     async fn entries(&self, lock: usize) -> Result<Vec<(usize, Entry)>>;
 
     /// Removes everything of this run.
     async fn remove(&self, locks: usize) -> Result<()>;
 }
 
-/// What the lists come to.
+/// Replays the entries into a cell.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] if an entry builds on one that is not there.
+/// [`ErrorKind::Corrupt`] if an entry builds on one that does not exist.
 pub(super) fn replay(entries: &[(usize, Entry)]) -> Result<Cell> {
     let mut cell = Cell::plain();
     for (_, entry) in entries {
@@ -101,17 +104,17 @@ pub(super) fn replay(entries: &[(usize, Entry)]) -> Result<Cell> {
     Ok(cell)
 }
 
-/// A proof of another store's kind.
+/// Returns the error for a proof of another store's kind.
 fn foreign(_: &Proof) -> Error {
     Error::new(ErrorKind::Config, "this proof is for another store")
 }
 
-/// A store that did not do what was asked.
+/// Returns the error for a store that did not execute a request.
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::Unreachable, "the fenced resource does not respond").because(error)
+    Error::new(ErrorKind::Unreachable, "the fenced resource does not respond").with_source(error)
 }
 
-/// What the drivers need of a store's URL: its servers, who asks, and what follows.
+/// The parts of a store's URL that the drivers need: the user, the servers and the path.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 struct Parts<'a> {
     user: Option<(&'a str, &'a str)>,
@@ -142,20 +145,20 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_replayed_by_what_each_entry_builds_on() {
+    fn each_entry_is_replayed_on_its_base_version() {
         let ops = |n: &[u32]| n.iter().map(|n| OpId { worker: 1, n: *n }).collect::<Vec<_>>();
         let chain = [(70, entry(0, 1, 1)), (75, entry(70, 2, 2)), (90, entry(75, 3, 3))];
         let end = replay(&chain).unwrap().end();
         assert_eq!((end.value, end.set), (3, ops(&[3, 2, 1])));
         let clobbered = [(70, entry(0, 1, 1)), (75, entry(70, 2, 2)), (90, entry(70, 2, 3))];
         let end = replay(&clobbered).unwrap().end();
-        assert_eq!((end.value, end.set), (2, ops(&[3, 1])), "the second update is gone");
+        assert_eq!((end.value, end.set), (2, ops(&[3, 1])), "the second update must be lost");
         assert_eq!(replay(&[(70, entry(5, 1, 1))]).unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
     #[cfg(feature = "redis")]
     #[test]
-    fn the_parts_of_a_url() {
+    fn url_is_split_into_its_parts() {
         let p = parts("redis://u:p@h:1,i/2?x=1").unwrap();
         assert_eq!((p.user, p.servers, p.path), (Some(("u", "p")), "h:1,i", "2"));
         assert!(parts("redis://u:%20@h").is_err());

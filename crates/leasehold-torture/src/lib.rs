@@ -87,24 +87,26 @@ fn failed(error: &Error) -> ExitCode {
     })
 }
 
-/// What was written down earlier, by us or by others.
+/// Reads a history from a file.
 fn from_file(file: &Path) -> leasehold::Result<(Trial, History)> {
     let refused = |why: String| Error::new(ErrorKind::Config, format!("{}: {why}", file.display()));
     let opened = std::fs::File::open(file).map_err(|e| refused(e.to_string()))?;
     archive::read(std::io::BufReader::new(opened)).map_err(refused)
 }
 
-/// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
+/// Runs the test. `None` means that it was interrupted. The end of the runtime then kills the
+/// workers, including paused ones.
 fn torture(args: &Args) -> leasehold::Result<Option<(Trial, History)>> {
     let failed = |e: std::io::Error| {
-        Error::new(ErrorKind::Config, "cannot start the stress test").because(e)
+        Error::new(ErrorKind::Config, "cannot start the stress test").with_source(e)
     };
-    // The runtime panics where it cannot have its own descriptors.
+    // The runtime panics if it cannot open its own descriptors.
     let spare = || std::fs::File::open("/dev/null");
     let spares: Result<Vec<_>, _> = std::iter::repeat_with(spare).take(8).collect();
     drop(spares.map_err(failed)?);
-    // One thread: so check and write at a resource are one step, and the workers' parent, whose
-    // end they watch for, is the thread that stays.
+    // The runtime has one thread, for two reasons. Check and write at a resource are then one step.
+    // And the workers watch for the end of the thread that started them, which must live as long as
+    // the run.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let program = std::env::current_exe().map_err(failed)?;
     let plan = args::Plan::new(args, program);
@@ -122,19 +124,20 @@ fn torture(args: &Args) -> leasehold::Result<Option<(Trial, History)>> {
     })
 }
 
-/// `leasehold torture-worker`: what [`main`] starts many of.
+/// Runs `leasehold torture-worker`, which [`main`] starts many times.
 pub fn worker_main() -> ExitCode {
     worker::main()
 }
 
-/// The report of a run on a store that the caller has opened, with these arguments of the command,
-/// as JSON; workers are started from `program`. For tests of the checker itself.
+/// Runs the test on a store that the caller has opened, and returns the report as JSON. `arguments`
+/// are those of the command. Workers are started from `program`. This is for tests of the checker
+/// itself.
 ///
 /// # Errors
-/// As the run fails.
+/// The errors of the run.
 #[doc(hidden)]
 pub fn report_on(
-    store: leasehold::Leasehold,
+    store: leasehold::Client,
     arguments: &str,
     program: PathBuf,
 ) -> leasehold::Result<serde_json::Value> {

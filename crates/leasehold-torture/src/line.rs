@@ -1,4 +1,4 @@
-//! How each worker's connection to the store is: what a cut changes.
+//! The state of each worker's connection to the store, which a cut changes.
 
 use leasehold::kit::locked;
 use std::collections::HashMap;
@@ -8,35 +8,35 @@ use tokio::sync::watch;
 
 use super::history::WorkerId;
 
-/// How a worker's connection is.
+/// The state of a worker's connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Line {
     #[default]
     Up,
-    /// Nothing passes; what is on the way arrives when it is up again.
+    /// Nothing passes. Data in transit arrives when the line is up again.
     Frozen,
-    /// Requests arrive and are done; their answers are lost.
+    /// Requests arrive and are executed, but their answers are lost.
     Deaf,
-    /// Closed, and closed again when it is opened.
+    /// The connection is closed, and closed again whenever it is opened.
     Closed,
 }
 
-/// The lines of all workers, each up at first.
+/// The lines of all workers. Each line is up at first.
 #[derive(Debug, Default)]
 pub(super) struct Lines(Mutex<HashMap<WorkerId, watch::Sender<Line>>>);
 
 impl Lines {
-    /// Cuts a worker's connection, or mends it.
+    /// Cuts or restores a worker's connection.
     pub(super) fn set(&self, worker: WorkerId, line: Line) {
         self.with(worker, |sender| sender.send_replace(line));
     }
 
-    /// Follows a worker's line, until it is [forgotten](Self::forget).
+    /// Subscribes to a worker's line, until it is [forgotten](Self::forget).
     pub(super) fn of(&self, worker: WorkerId) -> watch::Receiver<Line> {
         self.with(worker, watch::Sender::subscribe)
     }
 
-    /// The worker has ended: whoever follows its line learns so.
+    /// Removes a worker that has ended. The subscribers of its line are notified.
     pub(super) fn forget(&self, worker: WorkerId) {
         locked(&self.0).remove(&worker);
     }

@@ -1,10 +1,10 @@
-//! One operation: what its events come to, for whoever judges it or draws it.
+//! One operation, folded from its events, for the checker and the page.
 
 use std::collections::HashMap;
 
 use super::history::{Ask, Event, History, OpId, Time, What};
 
-/// One operation: its events, folded.
+/// One operation, folded from its events.
 #[derive(Clone, Debug)]
 pub(super) struct Op {
     pub(super) id: OpId,
@@ -15,27 +15,27 @@ pub(super) struct Op {
     /// When it first knew that it waits.
     pub(super) waiting: Option<Time>,
     pub(super) acquired: Option<(Time, u64)>,
-    /// The last moment at which the guard is known to have said "held".
+    /// The last time at which the guard is known to have reported "held".
     pub(super) held: Option<Time>,
-    /// Until when the guard promised to hold, as far as it was asked.
+    /// Until when the guard promised to hold, as far as it was checked.
     pub(super) until: Time,
-    /// When, whether by its own clock, and why.
+    /// When it was lost, whether by the guard's own clock, and why.
     pub(super) lost: Option<(Time, bool, String)>,
     pub(super) releasing: Option<Time>,
     pub(super) released: Option<Time>,
     pub(super) abandoned: Option<Time>,
-    /// When, with which kind of error, and what it said.
+    /// When it failed, with the kind of error and its message.
     pub(super) failed: Option<(Time, String, String)>,
     /// When the resources answered.
     pub(super) wrote: Option<Time>,
-    /// Whether the unfenced resource took its write.
+    /// Whether the unfenced resource accepted its write.
     pub(super) plain: Option<bool>,
-    /// Whether the fenced one did.
+    /// Whether the fenced resource accepted its write.
     pub(super) fenced: Option<bool>,
 }
 
 impl Op {
-    /// All operations, in the order in which they were invoked.
+    /// Returns all operations, in the order in which they were invoked.
     pub(super) fn fold(events: &[Event]) -> Vec<Self> {
         let mut at: HashMap<OpId, usize> = HashMap::new();
         let mut ops: Vec<Self> = Vec::new();
@@ -97,18 +97,19 @@ impl Op {
         }
     }
 
-    /// Whether its end is known.
+    /// Returns whether its end is known.
     pub(super) fn is_over(&self) -> bool {
         self.releasing.is_some() || self.abandoned.is_some() || self.failed.is_some()
     }
 
-    /// The time in which it held beyond doubt: from the moment after the grant to the earliest of
-    /// what may have ended it. `None`: its guard never said that it held.
+    /// Returns the period during which the operation certainly held the lock, from just after the
+    /// grant to the earliest possible end. Returns `None` if its guard never reported that it held
+    /// the lock.
     pub(super) fn held_beyond_doubt(&self, history: &History) -> Option<(Time, Time)> {
         let (from, _) = self.acquired?;
         let held = self.held?;
-        // Lost by its own clock is what the guard promised; lost in any other way came we
-        // do not know when after it last said "held".
+        // A loss by the guard's own clock happened at the promised time. Any other loss happened at
+        // an unknown time after the guard last reported "held".
         let lost = self.lost.as_ref();
         let lost = lost.map(|(at, expired, _)| if *expired { *at } else { held });
         let died = history.deaths.get(&self.id.worker).copied();

@@ -1,7 +1,7 @@
-//! The files that a run is written into.
+//! The files that a run is written to.
 //!
-//! They are opened before the run: whoever misspelt a path learns so at once, and not after an hour.
-//! What was in them stays until there is something to put in its place.
+//! They are opened before the run, so that a wrong path is reported immediately and not after an
+//! hour. The old contents stay until there are new ones.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -13,22 +13,26 @@ use super::args::Args;
 use super::judged::Judged;
 use super::{archive, page};
 
-/// The files that were asked for.
+/// The requested files.
 pub(super) struct Outputs {
     html: Option<Output>,
     history: Option<Output>,
 }
 
 impl Outputs {
+    /// Opens the files.
+    ///
     /// # Errors
-    /// [`ErrorKind::Config`] for one that cannot be written.
+    /// [`ErrorKind::Config`] if a file cannot be written.
     pub(super) fn open(args: &Args) -> Result<Self> {
         let open = |file: &Option<PathBuf>| file.as_deref().map(Output::open).transpose();
         Ok(Self { html: open(&args.html)?, history: open(&args.history)? })
     }
 
+    /// Writes the files.
+    ///
     /// # Errors
-    /// [`ErrorKind::Config`] for one that cannot be written to its end.
+    /// [`ErrorKind::Config`] if a file cannot be written completely.
     pub(super) fn save(self, judged: &Judged) -> Result<()> {
         if let Some(output) = self.history {
             output.write(|out| archive::write(&judged.trial, &judged.history, out))?;
@@ -57,7 +61,7 @@ impl Output {
         content: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
     ) -> Result<()> {
         let written = || {
-            // A pipe or a terminal has nothing in it to be taken away.
+            // A pipe or a terminal has no contents to truncate.
             if self.file.metadata()?.is_file() {
                 self.file.set_len(0)?;
             }

@@ -1,9 +1,9 @@
-//! The run as a page: one file, with no reference to anything elsewhere.
+//! Renders the run as one self-contained page.
 //!
-//! The page is the same for every run (`page/`): what differs is data, in a block of its own that no
-//! browser takes for anything else. Names come from outside, so in that block nothing can end it or
-//! begin a tag, and the page's program puts text into the document as text only. What a reader without
-//! the program sees, the report, is escaped.
+//! The page is the same for every run (`page/`), except for the data, which is in its own block
+//! that no browser interprets. Names are untrusted input, so they are encoded such that nothing in
+//! the block can end it or begin a tag, and the page's script inserts them only as text. The
+//! report, which is readable without JavaScript, is HTML-escaped.
 
 mod data;
 
@@ -11,7 +11,7 @@ use super::judged::Judged;
 
 const TEMPLATE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
-/// One program, each part of which uses those before.
+/// One program. Each part uses the parts before it.
 const PROGRAM: &str = concat!(
     include_str!("page/lanes.js"),
     include_str!("page/draw.js"),
@@ -20,7 +20,7 @@ const PROGRAM: &str = concat!(
     include_str!("page/page.js"),
 );
 
-/// The page of a run.
+/// Returns the page of a run.
 pub(super) fn page(judged: &Judged) -> String {
     let parts = [
         ("{{style}}", STYLE.to_owned()),
@@ -30,7 +30,8 @@ pub(super) fn page(judged: &Judged) -> String {
     ];
     let mut page = String::new();
     let mut rest = TEMPLATE;
-    // In their order in the template, so that nothing is looked for in what was put in.
+    // The marks are replaced in the order of the template, so that inserted text is not searched
+    // for marks.
     for (mark, part) in parts {
         let (before, behind) = rest.split_once(mark).unwrap_or((rest, ""));
         page.push_str(before);
@@ -40,14 +41,15 @@ pub(super) fn page(judged: &Judged) -> String {
     page + rest
 }
 
-/// Text as it stands between tags.
+/// Escapes text for use between tags.
 fn as_text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Data as it stands in a script element: the same data, without what could end that element.
+/// Escapes data for a script element. The data stays the same, without characters that could end
+/// the element.
 fn as_data(data: &data::Data) -> String {
-    // Numbers, strings and lists of them: there is nothing in these types that JSON lacks.
+    // These types consist of numbers, strings and lists, which JSON can always represent.
     let json = serde_json::to_string(data).unwrap_or_default();
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
@@ -63,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_from_outside_becomes_a_tag() {
+    fn untrusted_text_is_escaped_in_the_page() {
         let evil = "</script><img src=x onerror=alert(1)>{{program}}<!--";
         let header = serde_json::json!({
             "format": "leasehold-history", "version": 1, "promises": ["wakeup"],
@@ -74,8 +76,8 @@ mod tests {
         let asked = r#"{"event":"invoked","worker":0,"n":0,"at":1,"lock":0}"#;
         let page =
             page_of(&format!("{header}\n{asked}\n{crash}\n{{\"event\":\"end\",\"at\":2}}\n"));
-        assert!(page.contains("u003cimg src=x"), "the name is in the data");
-        assert!(page.contains("&lt;img src=x"), "and in the report");
+        assert!(page.contains("u003cimg src=x"), "the data does not contain the name");
+        assert!(page.contains("&lt;img src=x"), "the report does not contain the name");
         let own = page_of(
             "{\"format\":\"leasehold-history\",\"version\":1,\"promises\":[],\"store\":\"\",\"locks\":[]}\n\
              {\"event\":\"end\",\"at\":2}\n",
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_refers_to_nothing_elsewhere() {
+    fn page_has_no_external_references() {
         for part in [TEMPLATE, STYLE, PROGRAM] {
             for reference in ["http:", "https:", "src=", "href=\"/", "url(", "@import", "import("] {
                 assert!(!part.contains(reference), "{reference}");

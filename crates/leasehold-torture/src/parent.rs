@@ -1,5 +1,5 @@
-//! The parent: keeps the resources and the history, starts the workers, and lets them be
-//! tortured.
+//! The parent: keeps the resources and the history, starts the workers, and lets faults be injected
+//! into them.
 
 use leasehold::kit::locked;
 use std::collections::BTreeMap;
@@ -23,27 +23,27 @@ use super::reach::Reach;
 use super::resource::Cell;
 use super::wire::{FromWorker, Setup, ToWorker, WORKER, line};
 
-/// By how many times the patience that workers have to end is lengthened, where nothing runs: a store that
-/// never goes on does not keep us for ever.
+/// Maximum factor by which the time limit for workers to end is extended while nothing runs. It
+/// bounds the wait for a store that never recovers.
 const MOST_STANDSTILL: u32 = 10;
 
-/// What everything in the parent shares.
+/// The state that all tasks of the parent share.
 pub(super) struct Parent {
     pub(super) lease: Duration,
-    /// Whether holds run out.
+    /// Whether holds expire.
     pub(super) leases: bool,
-    /// After which a holder that is stopped has certainly lost: its lease, or the session that its
-    /// lease lives in.
+    /// Time after which a paused holder has certainly lost its hold. That is its lease, or the
+    /// session that its lease belongs to.
     pub(super) runs_out: Duration,
     /// How the workers reach the store.
     pub(super) reach: Reach,
-    /// What is started as a worker.
+    /// Program that is started as a worker.
     pub(super) program: PathBuf,
     pub(super) locks: Vec<LockSpec>,
-    /// What this run's fenced resource is called in the store, if it is there.
+    /// The name of this run's fenced resource in the store, if it is there.
     pub(super) ledger: Option<String>,
     pub(super) state: Mutex<State>,
-    /// A worker has ended.
+    /// Notified when a worker has ended.
     pub(super) ended: Notify,
 }
 
@@ -62,16 +62,16 @@ pub(super) struct State {
 pub(super) struct Worker {
     pid: Pid,
     outbox: mpsc::UnboundedSender<String>,
-    /// A fault is being injected.
+    /// Whether a fault is being injected.
     in_trouble: bool,
-    /// Killed by us. What it asks of the resources from then on comes from the grave: its
-    /// connection to them ended with it.
+    /// Whether the parent killed it. Its requests to the resources are ignored from then on,
+    /// because its connection to them ended with it.
     dead: bool,
     said_goodbye: bool,
 }
 
 impl State {
-    /// A worker that nothing is being done to.
+    /// Picks a worker that has no active fault.
     pub(super) fn pick(&mut self, rng: &mut Rng) -> Option<WorkerId> {
         let free = self.workers.iter().filter(|(_, w)| !w.in_trouble && !w.dead);
         let worker = rng.choice(free.map(|(id, _)| *id).collect::<Vec<_>>())?;
@@ -81,15 +81,15 @@ impl State {
         Some(worker)
     }
 
-    /// Sends a signal to a worker; it cannot be another process's, since it has not been waited
-    /// for.
+    /// Sends a signal to a worker. Its process ID cannot have been reused, because it has not been
+    /// waited for.
     pub(super) fn signal(&self, worker: WorkerId, signal: Signal) {
         if let Some(w) = self.workers.get(&worker) {
             let _ = kill_process(w.pid, signal);
         }
     }
 
-    /// Stops or kills a worker.
+    /// Pauses or kills a worker.
     pub(super) fn strike(&mut self, worker: WorkerId, signal: Signal, at: u64) {
         if let Some(w) = self.workers.get_mut(&worker) {
             w.in_trouble = true;
@@ -101,7 +101,7 @@ impl State {
         self.signal(worker, signal);
     }
 
-    /// Hits this worker. Returns false if nobody waits for that any more.
+    /// Hits this worker. Returns false if the fault is no longer wanted.
     fn spring(&mut self, ambush: Ambush, worker: WorkerId) -> bool {
         if ambush.hit.is_closed() {
             return false;
@@ -112,7 +112,7 @@ impl State {
         true
     }
 
-    /// A fault is over, and its worker may be given another.
+    /// Records that a fault is over, so that its worker can be given another.
     pub(super) fn over(&mut self, trouble: Trouble) {
         if let Some(w) = trouble.worker.and_then(|id| self.workers.get_mut(&id)) {
             w.in_trouble = false;
@@ -128,7 +128,7 @@ impl State {
 
     fn end_by_force(&mut self, patience: Duration) {
         for (id, worker) in &mut self.workers {
-            // Not a fault that was injected, so no death that excuses what is missing.
+            // This is not an injected fault, so the death does not excuse missing results.
             worker.dead = true;
             let at = self.history.under_way(*id);
             let what = format!(
@@ -198,7 +198,7 @@ impl Parent {
         locked(&self.state)
     }
 
-    /// Starts another worker in the place of a killed one.
+    /// Starts another worker in place of a killed one.
     pub(super) fn respawn(self: &Arc<Self>) {
         if let Err(why) = self.spawn() {
             self.state().history.crashes.push(format!("cannot start a worker: {why}"));
@@ -221,7 +221,7 @@ impl Parent {
         let mut state = self.state();
         let id = state.next_worker;
         state.next_worker += 1;
-        let store = self.reach.tell(id)?;
+        let store = self.reach.address(id)?;
         let worker = Worker { pid, outbox, in_trouble: false, dead: false, said_goodbye: false };
         state.workers.insert(id, worker);
         let seed = state.rng.u64(..);
@@ -240,11 +240,11 @@ impl Parent {
         Ok(())
     }
 
-    /// Listens to a worker until it ends.
+    /// Reads a worker's messages until it ends.
     async fn attend(self: Arc<Self>, id: WorkerId, mut child: Child, stdout: ChildStdout) {
         let mut lines = BufReader::new(stdout).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            // A killed worker's last line may be half a line.
+            // A killed worker's last line may be incomplete.
             if let Ok(message) = serde_json::from_str(&line) {
                 self.state().hear(id, message);
             }
@@ -266,7 +266,7 @@ impl Parent {
         self.ended.notify_one();
     }
 
-    /// Notes when this process did not get to run: then nobody got answers in time.
+    /// Records when this process was not scheduled, because then no worker got answers in time.
     pub(super) async fn note_stalls(self: Arc<Self>) {
         let tick = self.lease / 20;
         loop {
@@ -276,8 +276,8 @@ impl Parent {
         }
     }
 
-    /// Notes when the store took its time over a lock that nobody else wants: it stood still, or what it
-    /// stands on did, and then nobody got answers in time.
+    /// Records when the store was slow on a lock that no other client uses. Then the store or its
+    /// machine was paused, and no worker got answers in time.
     pub(super) async fn note_slow_store(self: Arc<Self>, probe: leasehold::Mutex) {
         loop {
             sleep(self.lease / 20).await;
@@ -289,7 +289,8 @@ impl Parent {
         }
     }
 
-    /// Notes everybody's trouble since `from`, if that is much longer ago than it should be.
+    /// Records a stall of all workers since `from`, if much more time than `usual` has passed since
+    /// then.
     fn note_if_late(&self, from: Time, usual: Duration) {
         let to = now();
         if to - from > nanos(usual + self.lease / 10) {
@@ -297,7 +298,8 @@ impl Parent {
         }
     }
 
-    /// Asks everybody to end, and kills who does not. Time in which nothing ran is nobody's.
+    /// Requests all workers to end, and kills the others after `patience`. Time in which nothing
+    /// ran does not count.
     pub(super) async fn end_workers(&self, patience: Duration) {
         self.state().ask_to_end();
         if !self.all_ended(patience).await {
@@ -324,7 +326,7 @@ impl Parent {
     }
 }
 
-/// Tells a worker what is sent to it, until it or we end.
+/// Sends lines to a worker, until it or the parent ends.
 async fn write_to(mut stdin: ChildStdin, mut lines: mpsc::UnboundedReceiver<String>) {
     while let Some(line) = lines.recv().await {
         if stdin.write_all(line.as_bytes()).await.is_err() {

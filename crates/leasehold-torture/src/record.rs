@@ -1,7 +1,7 @@
-//! One line of a history in a file: the format that docs/reference/history-format.md documents.
+//! One line of a history file, in the format that docs/reference/history-format.md documents.
 //!
-//! A line is flat and says all of itself, so that a program of forty lines can write it. What is in
-//! memory may change; this may not, but by another [`VERSION`].
+//! A line is flat and self-contained, so that a short program can write it. The types in memory may
+//! change. This format may change only with another [`VERSION`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,20 +11,20 @@ use super::history::{
 };
 use super::trial::Trial;
 
-/// What a file of ours says of itself.
+/// The name of the format in a file's first line.
 pub(super) const FORMAT: &str = "leasehold-history";
 /// The version of the format that is written, and the only one that is read.
 pub(super) const VERSION: u32 = 1;
 
-/// What the first line begins with, whatever its version.
+/// The beginning of the first line, in every version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Preamble {
     pub(super) format: String,
     pub(super) version: u32,
 }
 
-/// The first line, as it is written. It is read a part at a time, each of which passes over what the others
-/// have.
+/// The first line, for writing. It is read in parts, and each part ignores the fields of the
+/// others.
 #[derive(Debug, Serialize)]
 pub(super) struct Header<'a> {
     #[serde(flatten)]
@@ -42,7 +42,7 @@ pub(super) struct Locks {
     pub(super) locks: Vec<LockSpec>,
 }
 
-/// Each line but the first.
+/// Every line except the first.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(super) enum Record {
@@ -160,12 +160,13 @@ fn one() -> u32 {
     1
 }
 
-/// In memory, what has no token has 0, which no store of ours grants.
+/// Returns the token, or `None` for 0. In memory, 0 means no token, because no leasehold store
+/// grants it.
 fn token(told: u64) -> Option<u64> {
     (told != 0).then_some(told)
 }
 
-/// In memory, what has no end of its own has the last moment there is.
+/// Returns the end, or `None` for `Time::MAX`. In memory, `Time::MAX` means no end.
 fn until(told: Time) -> Option<Time> {
     (told != Time::MAX).then_some(told)
 }
@@ -209,8 +210,8 @@ impl From<&Trouble> for Record {
     }
 }
 
-/// What a line tells, as it is kept in memory.
-pub(super) enum Told {
+/// The contents of a line, as they are kept in memory.
+pub(super) enum Content {
     Event(Event),
     Write(Write),
     Trouble(Trouble),
@@ -221,7 +222,7 @@ pub(super) enum Told {
     End(Time),
 }
 
-impl From<Record> for Told {
+impl From<Record> for Content {
     fn from(record: Record) -> Self {
         let event = |worker, n, at, what| Self::Event(Event { op: OpId { worker, n }, at, what });
         match record {
@@ -270,7 +271,7 @@ impl From<Record> for Told {
     }
 }
 
-/// Text from outside, for a terminal: nothing in it moves the cursor or begins a line of its own.
+/// Makes text from outside safe for a terminal: it cannot move the cursor or begin a new line.
 pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

@@ -1,11 +1,12 @@
-//! A cuttable line to a store that is a server: each worker reaches it through relays of its own
-//! in the parent, one for each server in the store's URL.
+//! Connections to a store's servers that can be cut. Each worker reaches the store through its own
+//! relays in the parent, one for each server in the store's URL.
 //!
-//! A relay copies bytes and knows no protocol. So answers that were lost leave a connection that
-//! makes no sense any more: it is closed as soon as its line is mended.
+//! A relay copies bytes and does not interpret the protocol. After lost answers a connection is
+//! unusable, so it is closed as soon as its line is up again.
 //!
-//! Not for servers that tell their clients other addresses to go to (Redis Sentinel and Cluster),
-//! and not for TLS, whose certificate names the server and not us.
+//! Relays cannot be used for servers that redirect their clients to other addresses (Redis Sentinel
+//! and Cluster). They cannot be used with TLS either, because the certificate names the server and
+//! not the relay.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,8 +20,9 @@ use tokio::sync::watch;
 use super::history::WorkerId;
 use super::line::{Line, Lines};
 
-/// The schemes whose clients go where the URL says and nowhere else, and their servers' port.
-const PORTS: [(&str, u16); 10] = [
+/// The schemes whose clients connect only to the servers in the URL, with the servers' default
+/// port.
+const PORTS: [(&str, u16); 11] = [
     ("redis", 6379),
     ("redlock", 6379),
     ("postgres", 5432),
@@ -31,14 +33,15 @@ const PORTS: [(&str, u16); 10] = [
     ("etcd", 2379),
     ("memcached", 11211),
     ("nats", 4222),
+    ("http", 8484),
 ];
 
-/// The schemes whose URLs name the server in `endpoint=`, if it is not the provider's.
+/// The schemes whose URLs name the server in `endpoint=`, unless it is the provider's.
 const BY_ENDPOINT: [&str; 3] = ["s3", "gs", "az"];
 const ENDPOINT: &str = "endpoint=http://";
 
-/// A lease that the store of this URL keeps as it is, and no longer: etcd keeps none shorter than
-/// two seconds, and a pause that is made to outlast a shorter one would not.
+/// Returns the shortest lease that the store of this URL grants exactly. etcd extends shorter
+/// leases to two seconds, and then a pause that should outlast the lease would not.
 pub(super) fn shortest_lease(url: &str) -> Duration {
     match url.split(':').next() {
         Some("etcd" | "etcds") => Duration::from_secs(2),
@@ -46,17 +49,17 @@ pub(super) fn shortest_lease(url: &str) -> Duration {
     }
 }
 
-/// A store's URL whose servers can be put behind relays.
+/// A store's URL whose servers can be replaced by relays.
 #[derive(Debug)]
 pub(super) struct Relays {
-    /// The URL up to its servers, and what follows them.
+    /// The part of the URL before its servers, and the part after them.
     around: (String, String),
     servers: Vec<String>,
     pub(super) lines: Lines,
 }
 
 impl Relays {
-    /// `None`: this store's clients cannot be led through a relay.
+    /// Parses a URL. `None`: this store's clients cannot use a relay.
     pub(super) fn of(url: &str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
         if BY_ENDPOINT.contains(&scheme) {
@@ -87,7 +90,7 @@ impl Relays {
         })
     }
 
-    /// Starts a worker's relays, which run until its line is forgotten, and tells the store's URL
+    /// Starts a worker's relays, which run until its line is forgotten. Returns the store's URL
     /// through them. Must be called in a tokio runtime, which does the work.
     pub(super) fn start(&self, worker: WorkerId) -> io::Result<String> {
         let relayed: Vec<String> = self
@@ -121,7 +124,7 @@ async fn accept(listener: TcpListener, server: String, mut line: watch::Receiver
                 Ok((client, _)) => {
                     drop(tokio::spawn(relay(client, server.clone(), connections.clone())));
                 }
-                // Out of descriptors: some will be closed soon.
+                // No descriptors are left. Some will be closed soon.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             }
         }
@@ -132,7 +135,7 @@ async fn accept(listener: TcpListener, server: String, mut line: watch::Receiver
     }
 }
 
-/// One connection, until either side or the line closes it.
+/// Relays one connection, until either side or the line closes it.
 async fn relay(client: TcpStream, server: String, mut line: watch::Receiver<Line>) {
     match line.wait_for(|l| *l != Line::Frozen).await {
         Ok(state) if *state != Line::Closed => {}
@@ -148,7 +151,7 @@ async fn relay(client: TcpStream, server: String, mut line: watch::Receiver<Line
     }
 }
 
-/// One direction.
+/// Copies one direction.
 async fn copy(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -166,7 +169,7 @@ async fn copy(
         if read == 0 {
             return;
         }
-        // What was read while it is frozen has not arrived.
+        // Data that was read while the line is frozen has not arrived yet.
         let Ok(state) = line.wait_for(|l| *l != Line::Frozen).await.map(|l| *l) else { return };
         match state {
             Line::Deaf if answers => lost = true,
@@ -187,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_follows_its_url_is_led_through_relays() {
+    fn only_stores_that_follow_their_url_are_relayed() {
         let url = "postgres://u:p@h,b:1,[::1]:7/db?x=1";
         let relays = Relays::of(url).unwrap();
         assert_eq!(relays.servers, ["h:5432", "b:1", "[::1]:7"]);
@@ -212,7 +215,7 @@ mod tests {
         }
     }
 
-    /// A server that answers every byte with the next higher one.
+    /// Starts a server that answers every byte with the next higher one.
     async fn server() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -239,24 +242,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_is_frozen_deafened_closed_and_mended() {
+    async fn line_can_be_frozen_deafened_closed_and_restored() {
         let relays = Relays::of(&server().await).unwrap();
         let (one, two) = (relays.start(1).unwrap(), relays.start(2).unwrap());
         let (mut a, mut b) = (connect(&one).await, connect(&two).await);
         assert_eq!(ask(&mut a, 1).await.unwrap(), 2);
 
         relays.lines.set(1, Line::Frozen);
-        assert_eq!(ask(&mut b, 1).await.unwrap(), 2, "only one line is cut");
+        assert_eq!(ask(&mut b, 1).await.unwrap(), 2, "a fault of one line affects another line");
         let waiting = tokio::time::timeout(Duration::from_millis(50), ask(&mut a, 3)).await;
-        assert!(waiting.is_err(), "nothing passes");
+        assert!(waiting.is_err(), "a frozen line passed data");
         relays.lines.set(1, Line::Up);
-        assert_eq!(a.read_u8().await.unwrap(), 4, "nothing is lost");
+        assert_eq!(a.read_u8().await.unwrap(), 4, "a frozen line lost data");
 
         relays.lines.set(1, Line::Deaf);
         let waiting = tokio::time::timeout(Duration::from_millis(500), ask(&mut a, 5)).await;
-        assert!(waiting.is_err(), "no answer");
+        assert!(waiting.is_err(), "a line that drops replies passed one");
         relays.lines.set(1, Line::Up);
-        assert!(a.read_u8().await.is_err(), "and nothing more on a connection that lost one");
+        assert!(a.read_u8().await.is_err(), "a connection passed data after a dropped reply");
 
         relays.lines.set(1, Line::Closed);
         let mut closed = connect(&one).await;

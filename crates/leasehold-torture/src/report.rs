@@ -1,4 +1,4 @@
-//! What the run showed, for people and for programs.
+//! The results of a run, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use super::checker::{Findings, Property, Violation};
 use super::history::{Fault, History};
 use super::trial::{Fence, Trial};
 
-/// How many violations of one property are shown; all are counted.
+/// Maximum number of violations shown per property. All are counted.
 const SHOWN: usize = 3;
-/// With fewer grants of a kind of lock, nothing was shown.
+/// Minimum number of grants of a kind of lock. With fewer, the run is inconclusive.
 const LEAST_GRANTS: usize = 10;
 
 /// The outcome in one word.
@@ -25,14 +25,15 @@ pub(super) enum Verdict {
     Fine,
     /// A promise was broken.
     Violated,
-    /// No violation, but the run was too gentle to show anything.
+    /// No violation, but the run is inconclusive.
     Void,
 }
 
-/// How the unfenced resources fared where they must lose.
+/// How the unfenced resources fared in runs in which they must lose updates.
 #[derive(Clone, Debug, Serialize)]
 struct NegativeControl {
-    /// Whether the unfenced resources must lose updates: leases, pauses, and a lock that excludes.
+    /// Whether the unfenced resources must lose updates. That needs leases, pauses and a lock that
+    /// excludes.
     required: bool,
     acknowledged_updates_lost: usize,
     late_writes_taken: usize,
@@ -45,7 +46,7 @@ struct Line {
     name: String,
     claimed: bool,
     violations: usize,
-    /// How many cases there were, where that is known: with none, nothing was shown.
+    /// Number of cases, if known. With none, the run is inconclusive.
     cases: Option<usize>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Report {
     verdict: Verdict,
     /// The verdict in a sentence.
     summary: String,
-    /// Why the run is void, if it is.
+    /// Why the run is inconclusive, if it is.
     void: Vec<String>,
     store: String,
     seconds: Option<u64>,
@@ -70,12 +71,12 @@ pub(super) struct Report {
     grants_by_kind: BTreeMap<String, usize>,
     lost_holds: usize,
     faults: BTreeMap<Fault, usize>,
-    /// Calls that the store did not answer in time though nothing was done to anybody.
+    /// Number of calls that the store did not answer in time although no fault was active.
     unanswered: usize,
     fenced_updates_kept: usize,
     fenced_writes_refused: usize,
     negative_control: NegativeControl,
-    /// Killed holders whose lock somebody waited for.
+    /// Number of killed holders whose lock another client waited for.
     recoveries: usize,
     median_recovery_ms: Option<u128>,
     longest_recovery_ms: Option<u128>,
@@ -196,17 +197,17 @@ impl Report {
         };
     }
 
-    /// The outcome in one word.
+    /// Returns the outcome in one word.
     pub(super) fn verdict(&self) -> Verdict {
         self.verdict
     }
 
-    /// The outcome in a sentence.
+    /// Returns the outcome in a sentence.
     pub(super) fn summary(&self) -> &str {
         &self.summary
     }
 
-    /// 0 fine, 1 a promise broken, 3 void.
+    /// Returns 0 if all promises were kept, 1 if one was broken, and 3 if the run is inconclusive.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.verdict {
             Verdict::Fine => 0,

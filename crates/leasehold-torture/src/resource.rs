@@ -1,31 +1,33 @@
-//! What the locks protect: a register and a set, written by read, think, write.
+//! The resources that the locks protect: a register and a set. Workers read them, think, and write
+//! them.
 //!
-//! Both live in the parent, as a database would live on another machine. A write says on which
-//! version it builds, so whatever was written since that read is overwritten: the lost update that
-//! a lock is there to prevent. The register is the number of versions below the last, the set is
-//! who wrote them.
+//! Both are in the parent, as a database would be on another machine. A write names the version
+//! that it builds on, so everything that was written since that read is overwritten. That is the
+//! lost update that a lock prevents. The register is the number of versions that the last one
+//! builds on, and the set contains the operations that wrote them.
 //!
-//! The *plain* resource takes every write. The *fenced* one keeps the highest token it has seen
-//! and refuses lower ones, checking and acting in one step. It looks at the token of *reads* too:
-//! otherwise a new holder could read, a late write with the old (not yet exceeded) token be taken,
-//! and the new holder overwrite it.
+//! The *plain* resource accepts every write. The *fenced* one stores the highest token seen and
+//! refuses lower ones, with check and write in one step. It checks the tokens of *reads* as well.
+//! Otherwise a new holder could read, then a late write with the old token would be accepted, and
+//! the new holder would overwrite it.
 
 use serde::{Deserialize, Serialize};
 
 use super::history::{Final, OpId};
 
-/// What a read tells, for the write that builds on it.
+/// The result of a read, for the write that builds on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Read {
     pub(super) version: usize,
-    /// What the register said.
+    /// Value of the register.
     pub(super) value: u64,
 }
 
 /// A register and a set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cell {
-    /// Each with the version it was built on, counted from 1; 0 is the empty beginning.
+    /// All versions, each with the version that it builds on. They count from 1, and 0 is the empty
+    /// state.
     versions: Vec<(usize, OpId)>,
     current: usize,
     value: u64,
@@ -33,12 +35,12 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// Takes every write.
+    /// Creates a resource that accepts every write.
     pub(super) fn plain() -> Self {
         Self::default()
     }
 
-    /// Refuses tokens below the highest that it has seen.
+    /// Creates a resource that refuses tokens below the highest token seen.
     pub(super) fn fenced() -> Self {
         Self { fence: Some(0), ..Self::default() }
     }
@@ -50,14 +52,14 @@ impl Cell {
         admitted
     }
 
-    /// What it holds, or `None` if the token is late.
+    /// Returns its contents, or `None` if the token is stale.
     pub(super) fn read(&mut self, token: u64) -> Option<Read> {
         let read = Read { version: self.current, value: self.value };
         self.admits(token).then_some(read)
     }
 
-    /// Increments the register and adds `op` to the set, as `read` saw them. Tells whether the
-    /// write was taken.
+    /// Increments the register and adds `op` to the set, both as `read` saw them. Returns whether
+    /// the write was accepted.
     pub(super) fn write(&mut self, token: u64, read: Read, op: OpId) -> bool {
         if !self.admits(token) || read.version > self.versions.len() {
             return false;
@@ -68,7 +70,7 @@ impl Cell {
         true
     }
 
-    /// The register and the set.
+    /// Returns the register and the set.
     pub(super) fn end(&self) -> Final {
         let mut set = Vec::new();
         let mut version = self.current;
@@ -88,8 +90,9 @@ mod tests {
         OpId { worker: 0, n }
     }
 
+    // R40
     #[test]
-    fn r40_a_late_write_clobbers_the_plain_resource_and_not_the_fenced_one() {
+    fn stale_write_clobbers_only_the_unfenced_resource() {
         let mut plain = Cell::plain();
         let mut fenced = Cell::fenced();
         let late = (plain.read(5).unwrap(), fenced.read(5).unwrap());
@@ -102,17 +105,20 @@ mod tests {
     }
 
     #[test]
-    fn a_read_with_a_newer_token_shuts_the_older_out() {
+    fn read_with_a_newer_token_fences_off_the_older_one() {
         let mut fenced = Cell::fenced();
         let late = fenced.read(5).unwrap();
         let next = fenced.read(6).unwrap();
-        assert!(!fenced.write(5, late, op(5)), "the new holder has read already");
+        assert!(
+            !fenced.write(5, late, op(5)),
+            "a stale write was accepted after the new holder's read"
+        );
         assert!(fenced.write(6, next, op(6)));
         assert_eq!(fenced.read(5), None);
     }
 
     #[test]
-    fn a_write_on_a_version_that_never_was_is_refused() {
+    fn write_on_an_unknown_version_is_rejected() {
         assert!(!Cell::plain().write(1, Read { version: 7, value: 7 }, op(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! One run, from the first worker to the last, and what the store had promised for it.
+//! One run, from the first worker to the last, and the store's promises for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold::store::{Guarantees, Survival};
-use leasehold::{ErrorKind, Kind, Leasehold, MAX_READERS};
+use leasehold::{Client, ErrorKind, Kind, MAX_READERS};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -21,13 +21,13 @@ use super::reach::Reach;
 use super::resource::Cell;
 use super::trial::{Fence, Trial};
 
-/// How many permits the semaphore has.
+/// Number of permits of the semaphore.
 const PERMITS: u32 = 3;
-/// What a busy machine may take besides what the store promises.
+/// Extra time for a busy machine, in addition to the store's promises.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The locks of one run, so many of each kind: while one is blocked by a fault, others go on. Their names are
-/// the run's own: nobody else's locks are touched.
+/// Returns the locks of one run, `of_each` of each kind. While a fault blocks one, the others stay
+/// in use. Their names are unique to the run, so other clients' locks are not touched.
 fn locks(run: u64, kinds: &[Kind], of_each: u32) -> Vec<LockSpec> {
     let spec = |(kind, n): (&Kind, u32)| {
         let (word, capacity) = match kind {
@@ -48,21 +48,22 @@ fn prefix(run: u64) -> String {
     format!("leasehold-torture-{}/", run_name(run))
 }
 
-/// A dead holder's lock is free after this.
+/// Returns the time after which a crashed holder's lock is free.
 fn recovery(promises: &Guarantees, lease: Duration) -> Duration {
     promises.recovery + lease * promises.recovery_leases + SLACK
 }
 
-/// After which a hold that nobody renews is over at the store.
-fn runs_out(store: &Leasehold, lease: Duration) -> Duration {
+/// Returns the time after which the store ends a hold that is not renewed.
+fn runs_out(store: &Client, lease: Duration) -> Duration {
     match store.guarantees().recovery_leases {
-        // A session's: what may be asked for is three quarters of it or more.
+        // The lease belongs to a session. The longest lease is at least three quarters of the
+        // session's timeout.
         0 => store.store().longest_lease().saturating_mul(4) / 3,
         _ => lease,
     }
 }
 
-/// The worse of two outcomes.
+/// Returns the worse of two outcomes.
 fn worse(one: Survival, other: Survival) -> Survival {
     match (one, other) {
         (Survival::Unsafe, _) | (_, Survival::Unsafe) => Survival::Unsafe,
@@ -71,12 +72,12 @@ fn worse(one: Survival, other: Survival) -> Survival {
     }
 }
 
-/// What the store promises under these faults.
+/// Returns the store's promises under these faults.
 fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
     let survives = |fault: &Fault| match fault {
         Fault::Pause => promises.on_pause,
         Fault::Cut => promises.on_partition,
-        // Nothing that is promised depends on how a client ends.
+        // No promise depends on how a client ends.
         Fault::Kill => Survival::Exclusive,
         Fault::Servers => worse(promises.on_store_crash, promises.on_failover),
     };
@@ -89,8 +90,8 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
     if promises.has_leases() || !faults.iter().all(exclusive) {
         claimed.remove(&Property::Unfenced);
     }
-    // A server that forgot a grant tells nobody, unlike a pause or a cut, which the holder's own clock
-    // finds out.
+    // A server that forgot a grant does not report it. A pause or a cut is different, because the
+    // holder's own clock detects it.
     if faults.contains(&Fault::Servers) && survives(&Fault::Servers) == Survival::Fenced {
         claimed.remove(&Property::Exclusion);
     }
@@ -100,26 +101,27 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
             claimed.remove(&property);
         }
     }
-    // Without leases nobody's place runs out, whatever stands still.
+    // Without leases no waiter loses its place, however long a client is paused.
     let shared_stalls = promises.has_leases() && promises.stall.longest() > lease / 3;
     let recovery_ms = u64::try_from(recovery(promises, lease).as_millis()).ok();
     Terms { claimed, recovery_ms, shared_stalls }
 }
 
-/// One run, from the first worker to the last: what was tried, and what happened.
+/// Runs the test from the first worker to the last. Returns what was tried and what happened.
 ///
 /// # Errors
-/// If the store cannot be reached, or no worker can begin.
+/// - The store cannot be reached.
+/// - No worker can begin.
 pub(super) async fn run(plan: Plan) -> leasehold::Result<(Trial, History)> {
-    // Refused before anything is made.
+    // Unsupported options are refused before anything is created.
     plan.faults()?;
     plan.fence()?;
     let store = leasehold::connect(&plan.store).await?;
     run_on(store, plan).await
 }
 
-/// As [`run`], on a store that is open already.
-pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<(Trial, History)> {
+/// Like [`run`], on a store that is already open.
+pub(super) async fn run_on(store: Client, plan: Plan) -> leasehold::Result<(Trial, History)> {
     let promises = store.guarantees().clone();
     let kinds = plan.kinds(&promises)?;
     let mut faults = plan.faults()?;
@@ -127,7 +129,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<(T
         faults.push(Fault::Servers);
     }
     let mut rng = Rng::with_seed(plan.seed);
-    // Not from the seed: a second run of one seed must not meet what the first left behind.
+    // This is not derived from the seed. A second run of one seed must not meet the leftovers of
+    // the first.
     let run = Rng::new().u64(..);
     let reach = Reach::new(&store, &plan.store)?;
     let locks = locks(run, &kinds, plan.locks);
@@ -196,7 +199,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<(T
     Ok((trial, history))
 }
 
-/// What each fenced resource in the store has come to, and what it took. Removes them.
+/// Returns the contents of each fenced resource in the store and the writes that it accepted.
+/// Removes the resources.
 async fn stored(ledger: &dyn Ledger, locks: usize) -> leasehold::Result<Vec<(Final, Vec<Write>)>> {
     let mut all = Vec::new();
     for lock in 0..locks {
@@ -255,7 +259,8 @@ async fn torture(
     for injector in injectors {
         let _ = injector.await;
     }
-    // The servers are left as the program leaves them.
+    // The program's last run must complete, so that the servers are in the state in which it leaves
+    // them.
     match disturbed {
         Some(_) => Ok(()),
         None => disturbs
@@ -264,9 +269,9 @@ async fn torture(
     }
 }
 
-/// What stands in the store after the promised time.
+/// Returns what is left in the store after the promised time.
 async fn residue(
-    store: &Leasehold,
+    store: &Client,
     prefix: &str,
     patience: Duration,
 ) -> leasehold::Result<Vec<String>> {

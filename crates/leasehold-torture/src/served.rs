@@ -1,10 +1,10 @@
-//! A store that lives in the parent, served to the workers over a Unix socket: what makes a
-//! `memory:` store a remote one, with a connection that can be cut.
+//! Serves a store in the parent to the workers over a Unix socket. This makes a `memory:` store a
+//! remote one, with a connection that can be cut.
 //!
-//! One JSON object a line: requests with a number, answers with the same number in any order.
-//! [`Served`] is the workers' side, a [`Store`] like any other. It connects when it is first
-//! needed and whenever the connection is gone; what was under way then is
-//! [`Unreachable`](ErrorKind::Unreachable), and whether it was done is unknown, as on any network.
+//! The protocol is one JSON object per line: numbered requests, and answers with the same number in
+//! any order. [`Served`] is the workers' side, a [`Store`] like any other. It connects on the first
+//! call and whenever the connection is gone. Calls in flight then fail with
+//! [`Unreachable`](ErrorKind::Unreachable), and their outcome is unknown, as on any network.
 
 use leasehold::kit::locked;
 use std::collections::HashMap;
@@ -31,7 +31,8 @@ use super::history::WorkerId;
 use super::line::{Line, Lines};
 use super::wire::line;
 
-/// Whether the store of this URL lives in one process, so that it must be served to the others.
+/// Returns whether the store of this URL lives in one process, so that it must be served to the
+/// workers.
 pub(super) fn is_served(url: &str) -> bool {
     url.split(':').next() == Some("memory")
 }
@@ -67,25 +68,25 @@ struct Hello {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Asked {
+struct NumberedRequest {
     n: u64,
     request: Request,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Answered {
+struct NumberedAnswer {
     n: u64,
     answer: Result<Answer, Refusal>,
 }
 
-/// An error on its way.
+/// An error in transit.
 #[derive(Debug, Serialize, Deserialize)]
 struct Refusal {
     kind: String,
     message: String,
 }
 
-/// The kinds of error that a store in a process can answer with.
+/// The kinds of error that an in-process store can return.
 const KINDS: [ErrorKind; 4] =
     [ErrorKind::Mismatch, ErrorKind::Unsupported, ErrorKind::Config, ErrorKind::Full];
 
@@ -115,14 +116,14 @@ pub(super) struct Served {
 #[derive(Debug)]
 struct Connection {
     stream: Mutex<UnixStream>,
-    /// `None` when the connection is gone.
+    /// Calls in flight. `None` when the connection is gone.
     pending: Mutex<Option<Pending>>,
 }
 
 type Pending = HashMap<u64, oneshot::Sender<Result<Answer, Refusal>>>;
 
 impl Served {
-    /// The store that is served on `socket`; nothing is sent yet.
+    /// Creates a client for the store that is served on `socket`. Nothing is sent yet.
     pub(super) fn new(socket: PathBuf, worker: WorkerId) -> Self {
         Self {
             socket,
@@ -139,7 +140,8 @@ impl Served {
             return Ok(connection.clone());
         }
         let mut stream = UnixStream::connect(&self.socket)?;
-        // Nobody reads while the connection is frozen; a full buffer is then a dead connection.
+        // The parent does not read while the connection is frozen. A full buffer then counts as a
+        // dead connection.
         stream.set_write_timeout(Some(Duration::from_millis(100)))?;
         stream.write_all(line(&Hello { worker: self.worker }).as_bytes())?;
         let answers = BufReader::new(stream.try_clone()?);
@@ -156,7 +158,7 @@ impl Served {
     async fn call(&self, request: Request) -> Result<Answer> {
         let n = self.next.fetch_add(1, Ordering::SeqCst);
         let connection = self.connection().map_err(unreachable)?;
-        let answer = connection.send(Asked { n, request })?;
+        let answer = connection.send(NumberedRequest { n, request })?;
         let _forgets = Forgets { connection: &connection, n };
         match answer.await {
             Ok(answer) => answer.map_err(Error::from),
@@ -166,15 +168,15 @@ impl Served {
 }
 
 fn unreachable(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::Unreachable, "the served store does not respond").because(why)
+    Error::new(ErrorKind::Unreachable, "the served store does not respond").with_source(why)
 }
 
-/// Answers of a kind that was not asked for.
+/// Returns the error for an answer of an unexpected kind.
 fn confused<T>() -> Result<T> {
     Err(Error::new(ErrorKind::Corrupt, "the served store sent an unexpected reply"))
 }
 
-/// A call that is dropped waits for no answer.
+/// Removes a call's entry when the call is dropped.
 struct Forgets<'a> {
     connection: &'a Connection,
     n: u64,
@@ -189,15 +191,15 @@ impl Drop for Forgets<'_> {
 }
 
 impl Connection {
-    fn send(&self, asked: Asked) -> Result<oneshot::Receiver<Result<Answer, Refusal>>> {
+    fn send(&self, request: NumberedRequest) -> Result<oneshot::Receiver<Result<Answer, Refusal>>> {
         let (sender, answer) = oneshot::channel();
         match locked(&self.pending).as_mut() {
-            Some(pending) => pending.insert(asked.n, sender),
+            Some(pending) => pending.insert(request.n, sender),
             None => return Err(unreachable("the connection was cut")),
         };
-        let written = locked(&self.stream).write_all(line(&asked).as_bytes());
+        let written = locked(&self.stream).write_all(line(&request).as_bytes());
         if let Err(e) = written {
-            // Half a line may be out: nothing sensible can follow it.
+            // The line may be partially written, so nothing can follow it.
             self.end();
             return Err(unreachable(e));
         }
@@ -206,8 +208,8 @@ impl Connection {
 
     fn read_answers(&self, answers: BufReader<UnixStream>) {
         for line in answers.lines() {
-            let answered = line.ok().and_then(|l| serde_json::from_str::<Answered>(&l).ok());
-            let Some(Answered { n, answer }) = answered else { break };
+            let answered = line.ok().and_then(|l| serde_json::from_str::<NumberedAnswer>(&l).ok());
+            let Some(NumberedAnswer { n, answer }) = answered else { break };
             let waiting = locked(&self.pending).as_mut().and_then(|p| p.remove(&n));
             if let Some(waiting) = waiting {
                 let _ = waiting.send(answer);
@@ -217,7 +219,7 @@ impl Connection {
     }
 
     fn end(&self) {
-        // Their senders are dropped: whoever waits for an answer learns that none comes.
+        // This drops the senders, so all pending calls fail.
         locked(&self.pending).take();
         let _ = locked(&self.stream).shutdown(std::net::Shutdown::Both);
     }
@@ -300,22 +302,23 @@ pub(super) struct Server {
     store: Arc<dyn Store>,
     directory: PathBuf,
     pub(super) lines: Lines,
-    /// Who waits for which claim's change. A claim has one listener: the last that asked.
+    /// The task that waits for a change of each claim. A claim has one listener, the last one that
+    /// subscribed.
     listeners: Mutex<HashMap<ClaimId, AbortHandle>>,
 }
 
 impl Server {
-    /// Serves `store` on a socket in a directory that only this user can enter. Must be called in
-    /// a tokio runtime, which does the work.
+    /// Serves `store` on a socket in a directory that only this user can enter. Must be called in a
+    /// tokio runtime, which does the work.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if there is no place for the socket.
+    /// [`ErrorKind::Config`] if the socket cannot be created.
     pub(super) fn start(store: Arc<dyn Store>) -> Result<Arc<Self>> {
         let name = format!("leasehold-torture-{}", ClaimId::random()?.to_hex());
         let directory = std::env::temp_dir().join(name);
         let failed = |e: std::io::Error| {
             let what = format!("cannot create a socket in {} (set TMPDIR)", directory.display());
-            Error::new(ErrorKind::Config, what).because(e)
+            Error::new(ErrorKind::Config, what).with_source(e)
         };
         std::fs::DirBuilder::new().mode(0o700).create(&directory).map_err(failed)?;
         let bound = UnixListener::bind(directory.join("store")).map_err(failed);
@@ -326,7 +329,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where the workers find it.
+    /// Returns the path of the socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.directory.join("store")
     }
@@ -335,7 +338,7 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => drop(tokio::spawn(self.clone().serve(stream))),
-                // Out of descriptors: some will be closed soon.
+                // No descriptors are left. Some will be closed soon.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -348,7 +351,7 @@ impl Server {
         let Ok(Hello { worker }) = serde_json::from_str(&hello) else { return };
         let mut line = self.lines.of(worker);
         let (answers, outbox) = mpsc::unbounded_channel();
-        // Dropped with us, and with it all that is under way.
+        // Dropping the set aborts all calls in flight.
         let mut tasks = JoinSet::new();
         tasks.spawn(answer_all(to, outbox, line.clone()));
         loop {
@@ -362,20 +365,20 @@ impl Server {
                 _ = line.changed() => continue,
             };
             let Ok(Some(request)) = next else { return };
-            let Ok(asked) = serde_json::from_str(&request) else { return };
-            // What comes while it is frozen has not arrived.
+            let Ok(request) = serde_json::from_str(&request) else { return };
+            // Data that was read while the line is frozen has not arrived yet.
             if line.wait_for(|l| *l != Line::Frozen).await.is_err() {
                 return;
             }
             while tasks.try_join_next().is_some() {}
-            self.answer(asked, &answers, &mut tasks).await;
+            self.answer(request, &answers, &mut tasks).await;
         }
     }
 
     async fn answer(
         self: &Arc<Self>,
-        Asked { n, request }: Asked,
-        answers: &mpsc::UnboundedSender<Answered>,
+        NumberedRequest { n, request }: NumberedRequest,
+        answers: &mpsc::UnboundedSender<NumberedAnswer>,
         tasks: &mut JoinSet<()>,
     ) {
         let store = &self.store;
@@ -394,20 +397,20 @@ impl Server {
             Request::List(prefix) => store.list(&prefix).await.map(Answer::Listed),
             Request::Evict(name, which) => store.evict(&name, which).await.map(Answer::Evicted),
         };
-        let _ = answers.send(Answered { n, answer: answer.map_err(Refusal::from) });
+        let _ = answers.send(NumberedAnswer { n, answer: answer.map_err(Refusal::from) });
     }
 
     fn listen(
         self: &Arc<Self>,
         n: u64,
         claim: Claim,
-        answers: mpsc::UnboundedSender<Answered>,
+        answers: mpsc::UnboundedSender<NumberedAnswer>,
         tasks: &mut JoinSet<()>,
     ) {
         let (store, id) = (self.store.clone(), claim.id);
         let listener = tasks.spawn(async move {
             let answer = store.changed(&claim).await.map(Answer::Changed);
-            let _ = answers.send(Answered { n, answer: answer.map_err(Refusal::from) });
+            let _ = answers.send(NumberedAnswer { n, answer: answer.map_err(Refusal::from) });
         });
         if let Some(before) = locked(&self.listeners).insert(id, listener) {
             before.abort();
@@ -415,10 +418,10 @@ impl Server {
     }
 }
 
-/// Sends answers as far as the line lets them pass.
+/// Sends answers as far as the state of the line allows.
 async fn answer_all(
     mut to: tokio::net::unix::OwnedWriteHalf,
-    mut outbox: mpsc::UnboundedReceiver<Answered>,
+    mut outbox: mpsc::UnboundedReceiver<NumberedAnswer>,
     mut line: watch::Receiver<Line>,
 ) {
     while let Some(answered) = outbox.recv().await {
@@ -440,7 +443,7 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::{Kind, Leasehold};
+    use leasehold::{Client, Kind};
 
     use super::*;
 
@@ -448,20 +451,20 @@ mod tests {
         Server::start(Arc::new(MemoryStore::new())).unwrap()
     }
 
-    fn client(server: &Server, worker: WorkerId) -> Leasehold {
+    fn client(server: &Server, worker: WorkerId) -> Client {
         leasehold::builder().store(Arc::new(Served::new(server.socket(), worker))).unwrap()
     }
 
     const LEASE: Duration = Duration::from_millis(900);
 
     #[tokio::test]
-    async fn clients_meet_in_the_served_store() {
+    async fn clients_share_the_served_store() {
         let server = start();
         let (a, b) = (client(&server, 1), client(&server, 2));
         let held = a.mutex("m").lock().await.unwrap();
         let busy = b.mutex("m").try_lock().await.unwrap_err();
         assert_eq!(busy.kind(), ErrorKind::Contended);
-        assert_eq!(busy.holders()[0].token, held.token());
+        assert_eq!(busy.holders()[0].token, held.grant());
         let (sender, waits) = oneshot::channel();
         let sender = Mutex::new(Some(sender));
         let told = move |_| {
@@ -479,11 +482,11 @@ mod tests {
         let other = a.semaphore("m", 3).try_acquire().await.unwrap_err();
         assert_eq!(other.kind(), ErrorKind::Mismatch);
         assert_eq!(a.evict("m", Evict::Holders).await.unwrap(), 1);
-        assert!(a.read("m").await.unwrap().is_none());
+        assert!(a.inspect("m").await.unwrap().is_none());
     }
 
     #[tokio::test]
-    async fn a_cut_connection_is_an_unknown_outcome_and_is_made_anew() {
+    async fn cut_connection_leaves_the_outcome_unknown_and_is_reopened() {
         let server = start();
         let store = Served::new(server.socket(), 1);
         let claim = Claim::new(Name::new("m").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -493,14 +496,17 @@ mod tests {
         let error = store.leave(&claim, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         let other = Served::new(server.socket(), 2);
-        assert!(other.read(&claim.name).await.unwrap().is_some(), "only one line is cut");
+        assert!(
+            other.read(&claim.name).await.unwrap().is_some(),
+            "a fault of one line affects another line"
+        );
         server.lines.set(1, Line::Up);
         store.leave(&claim, None).await.unwrap();
         assert!(other.read(&claim.name).await.unwrap().is_none());
     }
 
     #[tokio::test]
-    async fn frozen_answers_arrive_late_and_deaf_ones_never() {
+    async fn frozen_line_delays_replies_and_deaf_line_drops_them() {
         let server = start();
         let store = Arc::new(Served::new(server.socket(), 1));
         let claim = Claim::new(Name::new("m").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -510,19 +516,19 @@ mod tests {
         let (late, c) = (store.clone(), claim.clone());
         let mut join = tokio::spawn(async move { late.join(&c, Mode::Try).await });
         let wait = tokio::time::timeout(Duration::from_millis(50), &mut join).await;
-        assert!(wait.is_err(), "nothing passes");
+        assert!(wait.is_err(), "a frozen line passed data");
         server.lines.set(1, Line::Up);
         assert!(matches!(join.await.unwrap().unwrap(), Joined::Holding { .. }));
 
         server.lines.set(1, Line::Deaf);
         let wait = tokio::time::timeout(Duration::from_millis(50), store.leave(&claim, None)).await;
-        assert!(wait.is_err(), "no answer");
+        assert!(wait.is_err(), "a line that drops replies passed one");
         server.lines.set(1, Line::Up);
-        assert!(store.read(&claim.name).await.unwrap().is_none(), "but it was done");
+        assert!(store.read(&claim.name).await.unwrap().is_none(), "the request was not executed");
     }
 
     #[tokio::test]
-    async fn leases_are_kept_over_a_short_cut_and_end_in_a_long_one() {
+    async fn lease_survives_a_short_cut_and_expires_in_a_long_one() {
         let server = start();
         let (a, b) = (client(&server, 1), client(&server, 2));
         let lease = LEASE * 6;
@@ -531,7 +537,7 @@ mod tests {
         assert_eq!(a.list("").await.unwrap_err().kind(), ErrorKind::Unreachable);
         server.lines.set(1, Line::Up);
         let lost = tokio::time::timeout(lease * 3 / 2, held.lost()).await;
-        assert!(lost.is_err(), "renewed over a new connection");
+        assert!(lost.is_err(), "the lock was not renewed over a new connection");
         server.lines.set(1, Line::Closed);
         let next = b.mutex("m").lease(lease).lock().await.unwrap();
         assert!(!held.is_held());
@@ -540,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_private_and_goes_away() {
+    fn socket_is_private_and_removed_on_drop() {
         use std::os::unix::fs::PermissionsExt;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = runtime.block_on(async { start() });

@@ -1,7 +1,7 @@
-//! What was tried: on which store, how to do it again, and what the store had promised.
+//! What was tried: on which store, how to repeat it, and what the store had promised.
 //!
-//! With the [history](super::history) of what happened it is all that a judgement needs, so a run
-//! that ended long ago, or was never ours, is judged as one of now is.
+//! Together with the [history](super::history) this is everything that the checker needs. So an old
+//! run, or one of another program, is checked like a current one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::history::{Fault, History, Trouble};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Fence {
-    /// With whoever wrote the history.
+    /// In the program that wrote the history.
     #[default]
     Process,
     /// In the store itself.
@@ -24,9 +24,9 @@ pub(super) enum Fence {
 /// What was tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trial {
-    /// The store, without its credentials.
+    /// The store's URL, without its credentials.
     pub(super) store: String,
-    /// The words that do it again; none where nobody said them.
+    /// The command line that repeats it. Empty if unknown.
     #[serde(default)]
     pub(super) command: Vec<String>,
     pub(super) seed: Option<u64>,
@@ -35,10 +35,10 @@ pub(super) struct Trial {
     pub(super) lease_ms: Option<u64>,
     #[serde(default)]
     pub(super) fence: Fence,
-    /// Whether holds run out.
+    /// Whether holds expire.
     #[serde(default)]
     pub(super) leases: bool,
-    /// What was to be done, whether or not it came to that.
+    /// The requested faults, whether or not they were injected.
     #[serde(default)]
     pub(super) faults: BTreeSet<Fault>,
     /// What the store had promised.
@@ -47,7 +47,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// How often each fault was injected.
+    /// Returns how often each fault was injected.
     pub(super) fn injected(&self, history: &History) -> BTreeMap<Fault, usize> {
         let mut times: BTreeMap<Fault, usize> = self.faults.iter().map(|f| (*f, 0)).collect();
         let ended = history.troubles.iter().filter_map(|trouble: &Trouble| trouble.fault);
@@ -58,7 +58,7 @@ impl Trial {
         times
     }
 
-    /// The command as a line for a shell, or nothing.
+    /// Returns the command as a line for a shell, or an empty string.
     pub(super) fn command_line(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
         words.join(" ")
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_comes_back_out_of_a_shell_as_it_was() {
+    fn quoted_words_pass_through_a_shell_unchanged() {
         for word in ["plain:/a,b", "", "two words", "it's", "$HOME", "a\"b", "*", "#x", "ü"] {
             let script = format!("printf %s {}", quoted(word));
             let out = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();

@@ -1,4 +1,4 @@
-//! What the parent and a worker say to each other: one JSON object a line, over the worker's
+//! The protocol between the parent and a worker: one JSON object per line, over the worker's
 //! standard input and output.
 
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ use super::resource::Read;
 /// The hidden subcommand of a worker process.
 pub const WORKER: &str = "torture-worker";
 
-/// What a worker needs to begin. Told on its standard input and not on its command line, where
-/// other people would see the credentials of a store's URL.
+/// The parameters of a worker. They are sent on its standard input and not on its command line,
+/// where other users could see the credentials of a store's URL.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     pub(super) worker: WorkerId,
     pub(super) store: Where,
     pub(super) locks: Vec<LockSpec>,
     pub(super) lease_ms: u64,
-    /// The run whose fenced resource is in the store itself, if it is.
+    /// The name of the run, if its fenced resource is in the store itself.
     pub(super) ledger: Option<String>,
     pub(super) seed: u64,
 }
@@ -27,43 +27,44 @@ pub(super) struct Setup {
 /// How a worker reaches the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Where {
-    /// As any user would.
+    /// Directly, like any other client.
     Url(String),
-    /// The store lives in the parent, which serves it on this socket.
+    /// The store is in the parent, which serves it on this socket.
     Served(PathBuf),
 }
 
-/// From the parent to a worker.
+/// A message from the parent to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum ToWorker {
     Setup(Setup),
-    /// What both resources hold; `None`: the fenced one refused the token.
+    /// The contents of both resources. `None`: the fenced one refused the token.
     Read {
         op: OpId,
         plain: Read,
         fenced: Option<Read>,
     },
-    /// Whether each resource took the write.
+    /// Whether each resource accepted the write.
     Wrote {
         op: OpId,
         plain: bool,
         fenced: bool,
     },
-    /// No new operations; say goodbye when those under way have ended.
+    /// Requests that the worker begins no new operations and sends `Bye` when the current ones have
+    /// ended.
     Stop,
 }
 
-/// From a worker to the parent.
+/// A message from a worker to the parent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum FromWorker {
     Event(Event),
-    /// Asks both resources of a lock for what they hold.
+    /// Requests the contents of both resources of a lock.
     Read {
         op: OpId,
         lock: usize,
         token: u64,
     },
-    /// Writes what was read, incremented and with `op` added, back to both.
+    /// Writes to both resources what was read, incremented and with `op` added.
     Write {
         op: OpId,
         lock: usize,
@@ -71,20 +72,20 @@ pub(super) enum FromWorker {
         plain: Read,
         fenced: Option<Read>,
     },
-    /// The process did not get to run.
+    /// The process was not scheduled.
     Stalled {
         from: Time,
         to: Time,
     },
-    /// It cannot begin, and why.
+    /// The worker cannot begin, with the reason.
     Unable(String),
-    /// It has ended all it began.
+    /// The worker has ended everything that it began.
     Bye,
 }
 
-/// One line.
+/// Formats a message as one line.
 pub(super) fn line(message: &impl Serialize) -> String {
-    // Numbers, strings and lists of them: there is nothing in these types that JSON lacks.
+    // These types consist of numbers, strings and lists, which JSON can always represent.
     let mut line = serde_json::to_string(message).unwrap_or_default();
     line.push('\n');
     line
@@ -98,7 +99,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn what_a_worker_says_is_read_as_it_was_said_or_refused(text in testbed::texts(&[
+        fn worker_messages_round_trip_or_are_rejected(text in testbed::texts(&[
             "{\"Write\":{\"op\":{\"worker\":{\"slot\":1,\"life\":0},\"n\":4},\"lock\":0,\"token\":9,\"plain\":{\"value\":1,\"set\":[]},\"fenced\":null}}",
             "{\"Stalled\":{\"from\":1,\"to\":2}}", "\"Bye\"", "{\"Unable\":\"x\"}",
         ])) {

@@ -1,10 +1,10 @@
-//! A worker: takes the locks in every way that the library offers, works under them, and tells
-//! the parent each step.
+//! A worker: acquires the locks in every way that the library offers, works under them, and reports
+//! each step to the parent.
 //!
-//! Each worker is a process of its own with four lanes, so that claims of one client meet as well
-//! as claims of several. Under an exclusive lock it reads both resources, thinks, and writes them.
-//! Before it begins it asks the guard whether it holds; before it writes, mostly not, as most
-//! programs do not. That is the gap into which pauses are put.
+//! Each worker is a process of its own with four lanes, so that claims of one client compete as
+//! well as claims of several. Under an exclusive lock it reads both resources, thinks, and writes
+//! them. Before it begins, it checks that its guard is held. Before it writes it mostly does not,
+//! like most programs. The faults hit this gap.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use leasehold::{
-    Error, ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, Released, RwLock, Semaphore, State,
+    Client, Error, ErrorKind, Hold, Kind, LostReason, Mutex, Released, RwLock, Semaphore, State,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -29,16 +29,17 @@ use super::resource::Read;
 use super::served::Served;
 use super::wire::{FromWorker, Setup, ToWorker, Where, line};
 
-/// How many operations one worker has under way.
+/// Number of concurrent operations of one worker.
 const LANES: u64 = 4;
-/// For how long a store that is away is tried as a worker begins: the servers may just be failing over.
+/// Time limit for an unreachable store when a worker begins. The servers may just be failing over.
 const AWAY_AT_FIRST: Duration = Duration::from_secs(60);
-/// And as it ends. Less than the parent waits for its workers' end.
+/// Time limit for an unreachable store when a worker ends. It is shorter than the parent's wait for
+/// its workers.
 const AWAY_AT_LAST: Duration = Duration::from_secs(8);
 
-/// The whole life of a worker process.
+/// Runs a worker process.
 pub(super) fn main() -> ExitCode {
-    // A worker that outlives the parent would stay in the queues, or stopped for ever.
+    // A worker that outlives the parent would stay in the queues, or stay paused forever.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime.map_err(|e| e.to_string()).and_then(|r| {
@@ -48,14 +49,14 @@ pub(super) fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            tell(&FromWorker::Unable(why));
+            send(&FromWorker::Unable(why));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Tells the parent; ends the process if there is none.
-fn tell(message: &FromWorker) {
+/// Sends a message to the parent. Ends the process if the parent is gone.
+fn send(message: &FromWorker) {
     if std::io::stdout().lock().write_all(line(message).as_bytes()).is_err() {
         std::process::exit(1);
     }
@@ -67,20 +68,20 @@ async fn work() -> Result<(), String> {
     let mut rng = Rng::with_seed(setup.seed);
     let lanes: Vec<_> =
         (0..LANES).map(|_| tokio::task::spawn_local(worker.clone().lane(rng.fork()))).collect();
-    let ticker = tokio::task::spawn_local(tell_stalls(worker.lease));
+    let ticker = tokio::task::spawn_local(report_stalls(worker.lease));
     for lane in lanes {
         lane.await.map_err(|e| e.to_string())?;
     }
-    // What is owed to a slow or cut-off store is waited for: it is no fault of the worker's.
+    // Pending releases may wait for a slow or cut-off store, which is not a failure of the worker.
     let closed = patiently(AWAY_AT_LAST, || worker.locks.clone().close());
     closed.await.map_err(|e| e.to_string())?;
     ticker.abort();
-    tell(&FromWorker::Bye);
+    send(&FromWorker::Bye);
     Ok(())
 }
 
-/// Does it again while the store cannot be reached: faults come at any time, also when a worker
-/// begins or ends, and the machine may be busy.
+/// Retries while the store cannot be reached. Faults come at any time, also when a worker begins or
+/// ends, and the machine may be busy.
 async fn patiently<T, F: Future<Output = leasehold::Result<T>>>(
     patience: Duration,
     work: impl Fn() -> F,
@@ -96,29 +97,29 @@ async fn patiently<T, F: Future<Output = leasehold::Result<T>>>(
     }
 }
 
-/// Tells when this process did not get to run: nobody can hold it to its turn then.
-async fn tell_stalls(lease: Duration) {
+/// Reports when this process was not scheduled, because then it is not entitled to its turn.
+async fn report_stalls(lease: Duration) {
     let (tick, late) = (lease / 20, lease / 10);
     loop {
         let from = now();
         tokio::time::sleep(tick).await;
         let to = now();
         if to - from > nanos(tick + late) {
-            tell(&FromWorker::Stalled { from, to });
+            send(&FromWorker::Stalled { from, to });
         }
     }
 }
 
 struct Worker {
     id: u32,
-    locks: Leasehold,
+    locks: Client,
     specs: Vec<LockSpec>,
     lease: Duration,
     next: Cell<u32>,
     stopping: watch::Sender<bool>,
-    /// The fenced resource, if it is in the store itself and not with the parent.
+    /// The fenced resource, if it is in the store itself and not in the parent.
     ledger: Option<Box<dyn Ledger>>,
-    /// What waits for the resources' answers.
+    /// Operations that wait for the resources' answers.
     answers: RefCell<HashMap<OpId, oneshot::Sender<ToWorker>>>,
 }
 
@@ -176,8 +177,8 @@ impl Worker {
         Ok((setup, worker))
     }
 
-    /// Has connections for all lanes before anything has to be in time: six workers that begin at once
-    /// can keep a database busy for longer than the leases that they fight for last.
+    /// Opens connections for all lanes before timing matters. Six workers that begin at once can
+    /// keep a database busy for longer than their leases last.
     async fn connect_lanes(self: &Rc<Self>) {
         let connect = |n: u64| {
             let worker = self.clone();
@@ -185,7 +186,7 @@ impl Worker {
                 let run = worker.specs.first().and_then(|spec| spec.name.split_once('/'));
                 let name = format!("{}/begin-{}-{n}", run.map_or("", |(run, _)| run), worker.id);
                 let lock = worker.locks.mutex(name).lease(worker.lease);
-                // What is wrong with the store, the lanes will tell.
+                // Problems of the store are reported by the lanes.
                 let _ = patiently(AWAY_AT_FIRST, async || lock.lock().await?.release().await).await;
             })
         };
@@ -209,7 +210,7 @@ impl Worker {
     async fn ask(&self, op: OpId, message: FromWorker) -> Option<ToWorker> {
         let (sender, answer) = oneshot::channel();
         self.answers.borrow_mut().insert(op, sender);
-        tell(&message);
+        send(&message);
         answer.await.ok()
     }
 
@@ -222,7 +223,7 @@ impl Worker {
     }
 
     fn event(&self, op: OpId, at: Time, what: What) {
-        tell(&FromWorker::Event(Event { op, at, what }));
+        send(&FromWorker::Event(Event { op, at, what }));
     }
 
     async fn operation(&self, rng: &mut Rng) {
@@ -248,7 +249,7 @@ impl Worker {
         self.let_go(op, guard, rng).await;
     }
 
-    /// A time from nothing to about a lease, mostly short.
+    /// Returns a random time between zero and about a lease, mostly short.
     fn short(&self, rng: &mut Rng) -> Duration {
         let scale = match rng.u32(..250) {
             0..=219 => 0.004,
@@ -266,7 +267,7 @@ impl Worker {
         weight: u32,
         ask: Ask,
         patience: Duration,
-    ) -> Option<Guard> {
+    ) -> Option<Hold> {
         let handle = self.handle(op, lock);
         let mut taking = pin!(handle.take(weight, ask, patience));
         self.event(op, now(), What::Invoked { lock, weight, ask });
@@ -274,7 +275,7 @@ impl Worker {
             tokio::select! {
                 taken = &mut taking => taken,
                 () = tokio::time::sleep(patience) => {
-                    // Before `taking` is dropped, at the end of this function.
+                    // The time is read before `taking` is dropped, at the end of this function.
                     self.event(op, now(), What::Abandoned);
                     return None;
                 }
@@ -284,7 +285,7 @@ impl Worker {
         };
         match taken {
             Ok(guard) => {
-                self.event(op, now(), What::Acquired { token: guard.token().get() });
+                self.event(op, now(), What::Acquired { token: guard.grant().get() });
                 Some(guard)
             }
             Err(error) => {
@@ -305,7 +306,7 @@ impl Worker {
         let waits = move |place: leasehold::store::Place| {
             if !told.swap(true, Ordering::SeqCst) {
                 let what = What::Waiting { ahead: place.ahead };
-                tell(&FromWorker::Event(Event { op, at: now(), what }));
+                send(&FromWorker::Event(Event { op, at: now(), what }));
             }
         };
         let lease = self.lease;
@@ -319,8 +320,8 @@ impl Worker {
         }
     }
 
-    /// Asks the guard; what it says is told with the time *before* it was asked.
-    fn is_held(&self, op: OpId, guard: &Guard) -> bool {
+    /// Checks the guard. The report contains the time *before* the check.
+    fn is_held(&self, op: OpId, guard: &Hold) -> bool {
         let at = now();
         let left = guard.remaining();
         if guard.is_held() && !left.is_zero() {
@@ -337,7 +338,7 @@ impl Worker {
         false
     }
 
-    async fn hold(&self, op: OpId, lock: usize, guard: &Guard, exclusive: bool, rng: &mut Rng) {
+    async fn hold(&self, op: OpId, lock: usize, guard: &Hold, exclusive: bool, rng: &mut Rng) {
         if !self.is_held(op, guard) {
             return;
         }
@@ -347,7 +348,7 @@ impl Worker {
             self.is_held(op, guard);
             return;
         }
-        let token = guard.token().get();
+        let token = guard.grant().get();
         let stored = self.read_stored(lock, guard).await;
         let read = self.ask(op, FromWorker::Read { op, lock, token }).await;
         let Some(ToWorker::Read { plain, fenced, .. }) = read else { return };
@@ -367,16 +368,16 @@ impl Worker {
         self.is_held(op, guard);
     }
 
-    /// What the resource in the store holds, and what to show it with the write. `None`: there is no
-    /// such resource, it refused us, or it did not answer.
-    async fn read_stored(&self, lock: usize, guard: &Guard) -> Option<(Read, Proof)> {
+    /// Returns the contents of the resource in the store and the proof for the write. `None`: the
+    /// resource is not in the store, it refused the read, or it did not answer.
+    async fn read_stored(&self, lock: usize, guard: &Hold) -> Option<(Read, Proof)> {
         let ledger = self.ledger.as_ref()?;
         let proof = ledger.prove(guard).ok()?;
         let read = self.soon(ledger.read(lock, &proof)).await?;
         Some((read?, proof))
     }
 
-    /// Whether the resource in the store took the write. `None`: nobody knows.
+    /// Returns whether the resource in the store accepted the write. `None`: unknown.
     async fn write_stored(
         &self,
         op: OpId,
@@ -389,14 +390,14 @@ impl Worker {
         self.soon(ledger.write(lock, &proof, Entry::new(read, token, op))).await
     }
 
-    /// An answer, if it comes: the way to the store may be cut.
+    /// Returns an answer if it arrives in time. The connection to the store may be cut.
     async fn soon<T>(&self, answer: impl Future<Output = leasehold::Result<T>>) -> Option<T> {
         let patience = (self.lease * 2).max(Duration::from_secs(1));
         tokio::time::timeout(patience, answer).await.ok()?.ok()
     }
 
     /// Holds for a while, or until the lock is lost or the run is over.
-    async fn stay(&self, guard: &Guard, think: Duration) {
+    async fn stay(&self, guard: &Hold, think: Duration) {
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
             _ = stopping.wait_for(|stop| *stop) => {}
@@ -405,19 +406,19 @@ impl Worker {
         }
     }
 
-    async fn let_go(&self, op: OpId, guard: Guard, rng: &mut Rng) {
+    async fn let_go(&self, op: OpId, guard: Hold, rng: &mut Rng) {
         let lost = matches!(guard.state(), State::Lost(_));
         self.event(op, now(), What::Releasing);
         if rng.u32(..5) == 0 {
             return drop(guard);
         }
         match guard.release().await {
-            Ok(Released::Owed) => {
+            Ok(Released::Pending) => {
                 let error = Error::new(ErrorKind::Unreachable, "the release is pending");
                 self.failed(op, &error);
             }
             Ok(_) => self.event(op, now(), What::Released),
-            // It was told as lost, or is told as such by this very error.
+            // The loss was reported before, or is reported by this error.
             Err(error) if lost => drop(error),
             Err(error) => self.failed(op, &error),
         }
@@ -432,20 +433,26 @@ enum Handle {
 }
 
 impl Handle {
-    async fn take(&self, weight: u32, ask: Ask, patience: Duration) -> leasehold::Result<Guard> {
+    async fn take(&self, weight: u32, ask: Ask, patience: Duration) -> leasehold::Result<Hold> {
         match self {
-            Self::Mutex(m) => {
-                by(ask, || m.lock(), || m.try_lock(), || m.lock_timeout(patience)).await
-            }
+            Self::Mutex(m) => by(ask, || m.lock(), || m.try_lock(), || m.lock_timeout(patience))
+                .await
+                .map(Hold::from),
             Self::RwLock(l) if weight == 1 => {
-                by(ask, || l.read(), || l.try_read(), || l.read_timeout(patience)).await
+                by(ask, || l.read(), || l.try_read(), || l.read_timeout(patience))
+                    .await
+                    .map(Hold::from)
             }
             Self::RwLock(l) => {
-                by(ask, || l.write(), || l.try_write(), || l.write_timeout(patience)).await
+                by(ask, || l.write(), || l.try_write(), || l.write_timeout(patience))
+                    .await
+                    .map(Hold::from)
             }
             Self::Semaphore(s) => {
                 let limited = || s.acquire_many_timeout(weight, patience);
-                by(ask, || s.acquire_many(weight), || s.try_acquire_many(weight), limited).await
+                by(ask, || s.acquire_many(weight), || s.try_acquire_many(weight), limited)
+                    .await
+                    .map(Hold::from)
             }
         }
     }

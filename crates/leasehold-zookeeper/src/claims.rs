@@ -1,11 +1,12 @@
-//! The claims of this client: where each stands, how long it may stand unrenewed, and what it was
-//! told.
+//! The claims of this client: the node of each, when it expires without renewal, and its
+//! notifications.
 //!
-//! Calls about one claim go one after the other (its *gate*): a `leave` that follows a dropped `join`
-//! waits until that one is done, and finds what it made. What expires is given up at once, for all
-//! that is told of it, but its node is deleted in its turn too: two calls that did not wait for each
-//! other could make two nodes of one claim. What a claim is told is kept until it
-//! leaves, so that nothing is lost between the answer "waiting" and `changed`.
+//! Calls about the same claim run one after the other, because each enters the claim's *gate*. A
+//! `leave` that follows a dropped `join` waits until the `join` is done, and finds the node that
+//! the `join` created. A claim that expires counts as ended immediately, but the deletion of its
+//! node also waits for the gate. Without the gate, two calls could create two nodes for one claim.
+//! The notifications of a claim are kept until it is removed, so that none is lost between the
+//! result "waiting" and `changed`.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -19,80 +20,83 @@ use super::watch::OwnWatch;
 use leasehold_core::store::{Mode, Place, Signal};
 use leasehold_core::{Claim, ClaimId, Moment, Token};
 
-/// Where a claim's node is.
+/// The node of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// The session that made the node, and with which it goes.
+pub(super) struct ClaimNode {
+    /// The session that created the node. The node is deleted when the session ends.
     pub(super) session: i64,
     /// The lock's node.
     pub(super) lock: String,
-    /// The name of its own node there.
+    /// The name of the claim's own node below the lock's node.
     pub(super) node: String,
     pub(super) token: Token,
     pub(super) sequence: i64,
 }
 
-impl Standing {
-    /// The whole path of its node.
+impl ClaimNode {
+    /// Returns the full path of the claim's node.
     pub(super) fn path(&self) -> String {
         format!("{}/{}", self.lock, self.node)
     }
 }
 
-/// The task that notifies a waiting claim of its turn. It ends when this is dropped.
+/// Handle of the task that notifies a waiting claim of its turn. Dropping the handle aborts the
+/// task.
 #[derive(Debug)]
-pub(super) struct Listening(pub(super) AbortHandle);
+pub(super) struct WatchTask(pub(super) AbortHandle);
 
-impl Listening {
+impl WatchTask {
     fn is_open(&self) -> bool {
         !self.0.is_finished()
     }
 }
 
-impl Drop for Listening {
+impl Drop for WatchTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// What is known of a claim.
+/// The state of a claim.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// Nothing was sent for it.
+    /// No request was sent for the claim.
     New,
-    /// Its node was asked for under this lock's node, and may be there.
-    Asked { lock: String },
-    /// It has a node.
-    Standing(Standing),
+    /// The creation of the claim's node below the node `lock` was requested, so the claim's node
+    /// may exist.
+    Requested { lock: String },
+    /// The claim has a node.
+    Created(ClaimNode),
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ClaimRecord {
     gate: Arc<tokio::sync::Mutex<()>>,
     stage: Stage,
-    /// Unless it is renewed, its node is deleted then.
+    /// When the claim's node is deleted, unless the claim is renewed.
     expires: Moment,
-    /// It has expired, and its node is to be deleted.
+    /// Whether the claim has expired and its node is to be deleted.
     given_up: bool,
-    /// It was to hold at once or not at all.
+    /// Whether the claim must be granted immediately or not at all.
     trying: bool,
     holding: bool,
-    /// How many were before it when that was last looked at.
+    /// How many claims were ahead of this one at the last read.
     ahead: usize,
-    /// What the lock's node was when a heartbeat listed its queue last: when it was made, and how
-    /// often its children had changed.
+    /// The version of the lock's node when a heartbeat last listed its queue: when the node was
+    /// created, and how often its children had changed.
     listed: Option<(i64, i32)>,
-    /// For how long it was last known to wait: what a pushed grant is taken for.
+    /// When the waiter lease since the last heartbeat ends. A pushed grant counts as valid until
+    /// then.
     waits_until: Moment,
-    told: Option<Signal>,
+    signal: Option<Signal>,
     wake: Arc<Notify>,
-    /// Listens for what stands in its way.
-    listening: Option<Listening>,
+    /// The task that watches the claims that block this one.
+    watch_task: Option<WatchTask>,
     /// A holder's watch on its own child.
     own_watch: Option<OwnWatch>,
 }
 
-impl Default for Kept {
+impl Default for ClaimRecord {
     fn default() -> Self {
         Self {
             gate: Arc::default(),
@@ -104,30 +108,31 @@ impl Default for Kept {
             ahead: 0,
             listed: None,
             waits_until: Moment::from_nanos(0),
-            told: None,
+            signal: None,
             wake: Arc::default(),
-            listening: None,
+            watch_task: None,
             own_watch: None,
         }
     }
 }
 
-impl Kept {
+impl ClaimRecord {
     fn give_up(&mut self) {
         self.expires = Moment::NEVER;
         self.given_up = true;
-        self.listening = None;
-        self.told = Some(Signal::Ask);
+        self.watch_task = None;
+        self.signal = Some(Signal::Ask);
         self.wake.notify_one();
     }
 
-    /// It was granted; `certain` is how long its session lives. It is told so if that covers what a
-    /// pushed grant is taken for, a waiter's lease from the last answer; else it is told to ask.
+    /// Records a grant. `certain` is the time until which the session certainly lives. If that
+    /// covers the time for which a pushed grant counts as valid (`waits_until`), the grant is
+    /// reported. Otherwise the claim is notified to poll.
     fn grant(&mut self, certain: Moment) {
         self.holding = true;
-        if let Stage::Standing(standing) = &self.stage {
-            self.told = Some(match self.waits_until <= certain {
-                true => Signal::Granted(standing.token),
+        if let Stage::Created(claim_node) = &self.stage {
+            self.signal = Some(match self.waits_until <= certain {
+                true => Signal::Granted(claim_node.token),
                 false => Signal::Ask,
             });
         }
@@ -138,14 +143,14 @@ impl Kept {
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     all: Mutex<Ledger>,
-    /// Something expires before the reaper would look.
+    /// Notified if a claim expires before the reaper's next check.
     sooner: Notify,
 }
 
 #[derive(Debug)]
 struct Ledger {
-    claims: HashMap<ClaimId, Kept>,
-    /// When the reaper looks next.
+    claims: HashMap<ClaimId, ClaimRecord>,
+    /// When the reaper checks next.
     planned: Moment,
 }
 
@@ -155,9 +160,9 @@ impl Default for Ledger {
     }
 }
 
-/// How a claim that stands is known to stand.
+/// The state of a claim that has a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum NodeState {
     Holding(Token),
     Waiting(Place),
 }
@@ -168,21 +173,21 @@ impl Claims {
         locked(&self.all)
     }
 
-    fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+    fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut ClaimRecord) -> T) -> Option<T> {
         self.lock().claims.get_mut(&id).map(work)
     }
 
-    /// As [`with`](Self::with), for a claim that was not given up.
-    fn alive<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+    /// Like [`with`](Self::with), for a claim that was not given up.
+    fn alive<T>(&self, id: ClaimId, work: impl FnOnce(&mut ClaimRecord) -> T) -> Option<T> {
         self.lock().claims.get_mut(&id).filter(|kept| !kept.given_up).map(work)
     }
 
-    /// Waits for this claim's turn. The claim is known from here on, until it is removed.
+    /// Waits for the claim's gate. From here on the claim is known until it is removed.
     pub(super) async fn enter(&self, id: ClaimId) -> OwnedMutexGuard<()> {
         loop {
             let gate = self.lock().claims.entry(id).or_default().gate.clone();
             let turn = gate.clone().lock_owned().await;
-            // Who was before us may have removed it.
+            // The call before this one may have removed the claim.
             if self.with(id, |kept| Arc::ptr_eq(&kept.gate, &gate)) == Some(true) {
                 return turn;
             }
@@ -204,45 +209,48 @@ impl Claims {
         }
     }
 
-    /// What was known of it is not true any more.
+    /// Resets the state of a claim after the state has become outdated.
     pub(super) fn begin_anew(&self, id: ClaimId) {
         self.with(id, |kept| {
             let gate = kept.gate.clone();
-            *kept = Kept::default();
+            *kept = ClaimRecord::default();
             kept.gate = gate;
         });
     }
 
-    /// Its node is about to be asked for.
-    pub(super) fn asked(&self, claim: &Claim, mode: Mode, lock: &str, now: Moment) {
+    /// Records that the creation of the claim's node is about to be requested.
+    pub(super) fn creation_requested(&self, claim: &Claim, mode: Mode, lock: &str, now: Moment) {
         let mut ledger = self.lock();
         if let Some(kept) = ledger.claims.get_mut(&claim.id) {
-            kept.stage = Stage::Asked { lock: lock.to_owned() };
+            kept.stage = Stage::Requested { lock: lock.to_owned() };
             kept.trying = mode == Mode::Try;
         }
         self.expire_at(ledger, claim.id, now.plus(claim.lease));
     }
 
-    /// Its node is there. `false`: it was given up meanwhile.
-    pub(super) fn stands(&self, id: ClaimId, standing: Standing) -> bool {
-        self.alive(id, |kept| kept.stage = Stage::Standing(standing)).is_some()
+    /// Records that the claim's node exists. Returns `false` if the claim was given up in the
+    /// meantime.
+    pub(super) fn created(&self, id: ClaimId, claim_node: ClaimNode) -> bool {
+        self.alive(id, |kept| kept.stage = Stage::Created(claim_node)).is_some()
     }
 
-    /// It holds, until `expires` unless it is renewed. `false`: it was given up meanwhile.
+    /// Records that the claim is a holder, until `expires` unless it is renewed. Returns `false` if
+    /// it was given up in the meantime.
     pub(super) fn holds(&self, id: ClaimId, expires: Moment) -> bool {
         let mut ledger = self.lock();
         let kept = ledger.claims.get_mut(&id).filter(|kept| !kept.given_up);
         let Some(kept) = kept else { return false };
         kept.holding = true;
-        kept.listening = None;
-        // Never shortened: a late duplicate must not take back what was told.
+        kept.watch_task = None;
+        // The time is never shortened, because a late duplicate must not take back what was
+        // reported.
         let expires =
             if kept.expires == Moment::NEVER { expires } else { expires.max(kept.expires) };
         self.expire_at(ledger, id, expires);
         true
     }
 
-    /// It waits. `false`: it was given up meanwhile.
+    /// Records that the claim waits. Returns `false` if it was given up in the meantime.
     pub(super) fn waits(&self, claim: &Claim, ahead: usize, beat: Moment) -> bool {
         let mut ledger = self.lock();
         let kept = ledger.claims.get_mut(&claim.id).filter(|kept| !kept.given_up);
@@ -252,62 +260,66 @@ impl Claims {
         true
     }
 
-    /// Its queue was listed at a heartbeat.
+    /// Records the version of the queue that a heartbeat has listed.
     pub(super) fn listed(&self, id: ClaimId, version: (i64, i32)) {
         self.with(id, |kept| kept.listed = Some(version));
     }
 
-    /// Whether a heartbeat need not list its queue: it is watched who is in the way, and nobody has come
-    /// or gone.
+    /// Returns whether a heartbeat need not list the queue. It need not if a task watches the
+    /// claims that block this one, and no claim was added or removed.
     pub(super) fn may_rest(&self, id: ClaimId, version: (i64, i32)) -> bool {
-        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(Listening::is_open);
+        let is_open =
+            |kept: &mut ClaimRecord| kept.watch_task.as_ref().is_some_and(WatchTask::is_open);
         self.with(id, |kept| is_open(kept) && kept.listed == Some(version)).unwrap_or(false)
     }
 
-    /// How many are before it has changed. Never to more: then somebody has looked later.
-    pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize) {
+    /// Records a smaller number of claims ahead. A larger number is ignored, because it comes from
+    /// an older read.
+    pub(super) fn set_ahead(&self, id: ClaimId, ahead: usize) {
         self.with(id, |kept| kept.ahead = kept.ahead.min(ahead));
     }
 
-    /// How it stands, if it has a node.
-    pub(super) fn known(&self, id: ClaimId) -> Option<(Standing, Known)> {
+    /// Returns the state of a claim, if it has a node.
+    pub(super) fn known(&self, id: ClaimId) -> Option<(ClaimNode, NodeState)> {
         let ledger = self.lock();
         let kept = ledger.claims.get(&id).filter(|kept| !kept.given_up)?;
-        let Stage::Standing(standing) = &kept.stage else { return None };
-        let token = standing.token;
+        let Stage::Created(claim_node) = &kept.stage else { return None };
+        let token = claim_node.token;
         let known = match kept.holding {
-            true => Known::Holding(token),
-            false => Known::Waiting(Place {
+            true => NodeState::Holding(token),
+            false => NodeState::Waiting(Place {
                 ahead: kept.ahead,
                 head_remaining: None,
                 token: Some(token),
             }),
         };
-        Some((standing.clone(), known))
+        Some((claim_node.clone(), known))
     }
 
-    /// What is left of the lease of a claim of ours, for people.
+    /// Returns the remaining time of a claim of this client, for display.
     pub(super) fn remaining(&self, id: ClaimId, now: Moment) -> Option<Duration> {
         let expires = self.with(id, |kept| kept.expires)?;
         (expires != Moment::NEVER).then(|| expires.since(now))
     }
 
-    /// Whether it was to hold at once or not at all.
+    /// Returns whether the claim must be granted immediately or not at all.
     pub(super) fn is_trying(&self, id: ClaimId) -> bool {
         self.with(id, |kept| kept.trying).unwrap_or(false)
     }
 
-    /// Takes over what listens for it. Given up meanwhile, nobody is there to be told.
-    pub(super) fn listens(&self, id: ClaimId, listening: Listening) {
-        self.alive(id, |kept| kept.listening = Some(listening));
+    /// Stores the task that watches for the claim. If the claim was given up in the meantime, the
+    /// task is aborted.
+    pub(super) fn set_watch_task(&self, id: ClaimId, watch_task: WatchTask) {
+        self.alive(id, |kept| kept.watch_task = Some(watch_task));
     }
 
-    pub(super) fn is_listening(&self, id: ClaimId) -> bool {
-        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(Listening::is_open);
+    pub(super) fn is_watching(&self, id: ClaimId) -> bool {
+        let is_open =
+            |kept: &mut ClaimRecord| kept.watch_task.as_ref().is_some_and(WatchTask::is_open);
         self.with(id, is_open).unwrap_or(false)
     }
 
-    /// It was granted; `certain` is how long its session lives.
+    /// Records a grant. `certain` is the time until which the session certainly lives.
     pub(super) fn granted(&self, id: ClaimId, certain: Moment, own_watch: Option<OwnWatch>) {
         self.alive(id, |kept| {
             kept.own_watch = own_watch;
@@ -315,9 +327,9 @@ impl Claims {
         });
     }
 
-    pub(super) fn tell_to_ask(&self, id: ClaimId) {
+    pub(super) fn notify_to_poll(&self, id: ClaimId) {
         let wake = self.with(id, |kept| {
-            kept.told.get_or_insert(Signal::Ask);
+            kept.signal.get_or_insert(Signal::Ask);
             kept.wake.clone()
         });
         if let Some(wake) = wake {
@@ -325,18 +337,18 @@ impl Claims {
         }
     }
 
-    /// The next news of a claim; at once for one that is not here.
+    /// Waits for the next notification of a claim. Returns immediately for an unknown claim.
     pub(super) async fn news(&self, id: ClaimId) -> Signal {
         loop {
-            let told = self.with(id, |kept| {
-                let told = kept.told;
-                // A grant is told as often as it is asked for.
-                if told == Some(Signal::Ask) {
-                    kept.told = None;
+            let signal = self.with(id, |kept| {
+                let signal = kept.signal;
+                // A grant is reported to every call.
+                if signal == Some(Signal::Ask) {
+                    kept.signal = None;
                 }
-                (told, kept.wake.clone())
+                (signal, kept.wake.clone())
             });
-            let wake = match told {
+            let wake = match signal {
                 None => return Signal::Ask,
                 Some((Some(signal), _)) => return signal,
                 Some((None, wake)) => wake,
@@ -345,16 +357,16 @@ impl Claims {
         }
     }
 
-    /// Forgets a claim; whoever listened for it ends.
+    /// Forgets a claim, and ends the task that watches for it.
     pub(super) fn remove(&self, id: ClaimId) {
         let removed = self.lock().claims.remove(&id);
-        // Whoever still waits for news finds that there are none.
+        // Tasks that still wait for a notification find out that the claim is gone.
         if let Some(kept) = removed {
             kept.wake.notify_waiters();
         }
     }
 
-    /// Gives up what nobody has renewed in time, and tells what that is.
+    /// Gives up the claims that were not renewed in time, and returns their IDs.
     pub(super) fn expired(&self, now: Moment) -> Vec<ClaimId> {
         let mut ledger = self.lock();
         let mut expired = Vec::new();
@@ -371,7 +383,7 @@ impl Claims {
         expired
     }
 
-    /// Gives up a claim that waits; `false` for any other.
+    /// Gives up a claim that waits. Returns `false` for any other claim.
     pub(super) fn refuse(&self, id: ClaimId) -> bool {
         self.alive(id, |kept| {
             let waits = !kept.holding;
@@ -383,12 +395,12 @@ impl Claims {
         .unwrap_or(false)
     }
 
-    /// Whether it was given up and its node may still be there.
+    /// Returns whether the claim was given up and its node may still exist.
     pub(super) fn is_given_up(&self, id: ClaimId) -> bool {
         self.with(id, |kept| kept.given_up).unwrap_or(false)
     }
 
-    /// Waits until it is worth to look for what expired.
+    /// Waits until it is time to check for expired claims.
     pub(super) async fn something_expires(&self, now: Moment) {
         let planned = self.lock().planned;
         let pause = planned.since(now).min(Duration::from_secs(3_600));

@@ -1,31 +1,31 @@
-//! What is wrong with an ensemble: see [`leasehold_core::doctor`].
+//! Checks an ensemble. See [`leasehold_core::doctor`].
 
 use std::time::Duration;
 
+use super::join_all::{MAX_CONCURRENT_READS, join_all};
 use super::node::{LAST_SEQUENCE, LATE_SEQUENCE};
 use super::session::Session;
-use super::together::{READ_TOGETHER, all_of};
 use super::url::ZooKeeperUrl;
 use leasehold_core::Result;
 use leasehold_core::doctor::Finding;
 
-/// So many locks are looked at.
+/// Maximum number of locks that are checked.
 const LOOKED_AT: usize = 1_000;
 
-/// Asks the ensemble.
+/// Checks the ensemble.
 pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Vec<Finding>> {
     let mut found: Vec<Finding> = limits(url.session, session.timeout()).into_iter().collect();
     found.extend(number(members(session).await.unwrap_or(0)));
     let root = url.root();
     let locks = session.read(|c| c.list_children(root)).await;
     let locks: Vec<String> = locks.unwrap_or_default().into_iter().take(LOOKED_AT).collect();
-    for some in locks.chunks(READ_TOGETHER) {
+    for some in locks.chunks(MAX_CONCURRENT_READS) {
         let paths: Vec<String> = some.iter().map(|lock| url.path(lock)).collect();
         let stats = session.read(|c| async {
-            Ok(all_of(paths.iter().map(|path| c.check_stat(path)).collect()).await)
+            Ok(join_all(paths.iter().map(|path| c.check_stat(path)).collect()).await)
         });
         for (lock, stat) in some.iter().zip(stats.await.unwrap_or_default()) {
-            // What went meanwhile, or is closed to us, is nobody's trouble here.
+            // Nodes that were deleted in the meantime, or that this user may not read, are skipped.
             let Ok(Some(stat)) = stat else { continue };
             found.extend(sequence(lock, given_out(stat.cversion, stat.num_children)));
         }
@@ -40,8 +40,8 @@ pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Ve
     Ok(found)
 }
 
-/// How many members have a vote, if anybody may know. A server that was started without an ensemble has
-/// none in its list.
+/// Returns how many members have a vote, if this user may read the configuration. A server that was
+/// started without an ensemble has an empty list.
 pub(super) async fn members(session: &Session) -> Option<usize> {
     let config = session.read(|c| c.get_data("/zookeeper/config")).await;
     config.ok().map(|(data, _)| participants(&String::from_utf8_lossy(&data)))
@@ -60,7 +60,7 @@ fn limits(asked: Duration, given: Duration) -> Option<Finding> {
     })
 }
 
-/// How many members with a vote a configuration names.
+/// Returns how many voting members a configuration contains.
 fn participants(config: &str) -> usize {
     let servers = config.lines().filter(|line| line.starts_with("server."));
     servers.filter(|line| !line.contains(":observer")).count()
@@ -84,13 +84,13 @@ fn number(members: usize) -> Option<Finding> {
     }
 }
 
-/// How many sequential children a node has had. What ZooKeeper shows is twice that, less those that
-/// are there, in 32 bits that run over.
+/// Returns how many sequential children a node has had. ZooKeeper reports twice that number minus
+/// the number of current children, as an overflowing 32-bit integer.
 fn given_out(shown: i32, children: i32) -> i64 {
     i64::from(shown.cast_unsigned().wrapping_add(children.cast_unsigned()) / 2)
 }
 
-/// The numbers of a lock's children, which end at 2147483647.
+/// Checks the sequence numbers of a lock's children, which end at 2147483647.
 fn sequence(lock: &str, given_out: i64) -> Option<Finding> {
     let shown: String = lock.chars().take(80).collect();
     let fix = format!(
@@ -120,16 +120,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_counted_though_what_is_shown_runs_over() {
+    fn sequence_numbers_are_counted_despite_overflow() {
         assert_eq!(given_out(0, 0), 0);
         assert_eq!(given_out(2 * 7 - 3, 3), 7);
-        // 2^30 and more: what is shown is negative.
+        // At 2^30 and above, the reported number is negative.
         assert_eq!(given_out(i32::MIN, 0), 1 << 30);
         assert_eq!(given_out(-3, 1), i64::from(i32::MAX));
     }
 
     #[test]
-    fn a_configuration_names_its_voters() {
+    fn voters_are_counted_in_a_configuration() {
         let config = "server.1=a:2888:3888:participant;0.0.0.0:2181\n\
                       server.2=b:2888:3888:participant;0.0.0.0:2181\n\
                       server.3=c:2888:3888:observer;0.0.0.0:2181\nversion=0";

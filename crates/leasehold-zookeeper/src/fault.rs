@@ -1,15 +1,16 @@
-//! What the driver's errors mean, and what to do.
+//! Maps the driver's errors to errors with hints.
 
 use zookeeper_client::Error as Fault;
 
 use leasehold_core::{Error, ErrorKind};
 
-/// Whether the session is over: nothing sent on it will be done any more. (One that has moved lives.)
+/// Returns whether the session has ended, so that no request sent on it will be executed any more.
+/// (A session that has moved is alive.)
 pub(super) fn ends_session(fault: &Fault) -> bool {
     matches!(fault, Fault::SessionExpired | Fault::AuthFailed | Fault::ClientClosed)
 }
 
-/// The error for an operation on the node at `path` that failed.
+/// Returns the error for a failed operation on the node at `path`.
 pub(super) fn explain(fault: Fault, path: &str) -> Error {
     let path = path.escape_debug();
     let (kind, what, hint) = match &fault {
@@ -36,7 +37,7 @@ pub(super) fn explain(fault: Fault, path: &str) -> Error {
         Fault::QuotaExceeded => (
             ErrorKind::Full,
             format!("the quota of {path} is used up"),
-            "raise it with `setquota`, or retry later",
+            "raise the quota with `setquota`, or retry later",
         ),
         Fault::NotReadOnly => (
             ErrorKind::Unreachable,
@@ -64,7 +65,7 @@ pub(super) fn explain(fault: Fault, path: &str) -> Error {
             "check that a majority of the ensemble is running and reachable",
         ),
     };
-    Error::new(kind, what).with_hint(hint).because(fault)
+    Error::new(kind, what).with_hint(hint).with_source(fault)
 }
 
 pub(super) fn shut_down() -> Error {

@@ -1,4 +1,4 @@
-//! For people: who holds and waits, on this lock and on all, and taking a lock away.
+//! Inspection and eviction for operators: the holders and waiters of one lock or of all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use zookeeper_client::{Error as Fault, Stat};
 
 use super::fault::explain;
 use super::join::token_of;
+use super::join_all::{MAX_CONCURRENT_READS, join_all};
 use super::leave::is_ephemeral;
 use super::node::{Children, Node};
 use super::path;
 use super::queue::foreign_child;
 use super::session::Session;
 use super::shared::Shared;
-use super::together::{READ_TOGETHER, all_of};
 use leasehold_core::kit::{LISTED_HOLDERS, wall_micros};
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing as Shown};
 use leasehold_core::{Error, ErrorKind, Holder, Kind, Name, Result, Token};
 
-/// Who made a child: as we write it, or whatever another client wrote.
+/// Parses the data of a child, which describes its creator. Other clients may use any format.
 pub(super) fn holder(data: &[u8]) -> Holder {
     serde_json::from_slice(data).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(data);
@@ -28,7 +28,7 @@ pub(super) fn holder(data: &[u8]) -> Holder {
     })
 }
 
-/// What stands in a queue, but may be anything.
+/// Returns the error for a child of a queue that may belong to another program.
 fn not_ours(lock: &str, child: &str) -> Error {
     let shown: String = child.escape_debug().take(80).collect();
     let what = format!(
@@ -40,7 +40,8 @@ fn not_ours(lock: &str, child: &str) -> Error {
     Error::new(ErrorKind::Mismatch, what).with_hint(hint)
 }
 
-/// What is known of a child that is closed to us, since ZooKeeper 3.9: that it is there.
+/// A placeholder for a child that this user may not read (since ZooKeeper 3.9). Only its existence
+/// is known.
 const CLOSED: Stat = Stat {
     czxid: 0,
     mzxid: 0,
@@ -56,25 +57,25 @@ const CLOSED: Stat = Stat {
 };
 
 impl Shared {
-    /// What is in these children: `None` for one that is gone by now.
-    pub(super) async fn look_at(
+    /// Reads these children. Returns `None` for a child that no longer exists.
+    pub(super) async fn read_nodes(
         &self,
         session: &Session,
         lock: &str,
         nodes: &[Node],
     ) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
         let mut seen = Vec::with_capacity(nodes.len());
-        for some in nodes.chunks(READ_TOGETHER) {
+        for some in nodes.chunks(MAX_CONCURRENT_READS) {
             let paths: Vec<String> = some.iter().map(|n| format!("{lock}/{}", n.name)).collect();
             let read = session.read(|c| async {
-                Ok(all_of(paths.iter().map(|path| c.get_data(path)).collect()).await)
+                Ok(join_all(paths.iter().map(|path| c.get_data(path)).collect()).await)
             });
             let read = read.await.map_err(|fault| explain(fault, lock))?;
             for (answer, path) in read.into_iter().zip(&paths) {
                 seen.push(match answer {
                     Ok(seen) => Some(seen),
                     Err(Fault::NoNode) => None,
-                    // Another client's, and closed to us: it is there all the same, whoever it is.
+                    // The child belongs to another client and cannot be read, but it still counts.
                     Err(Fault::NoAuth) => match session.read(|c| c.check_stat(path)).await {
                         Ok(stat) => stat.map(|stat| (Vec::new(), stat)),
                         Err(Fault::NoAuth) => Some((Vec::new(), CLOSED)),
@@ -87,7 +88,7 @@ impl Shared {
         Ok(seen)
     }
 
-    /// What people see of a queue.
+    /// Returns a description of a queue for display.
     pub(super) fn describe<'a>(
         &self,
         name: &Name,
@@ -122,20 +123,20 @@ impl Shared {
     pub(super) async fn read_on(&self, session: &Session, name: &Name) -> Result<Option<LockInfo>> {
         let lock = self.lock_path(name);
         let Some(children) = self.children(session, &lock).await? else { return Ok(None) };
-        let seen = self.look_at(session, &lock, children.nodes()).await?;
+        let seen = self.read_nodes(session, &lock, children.nodes()).await?;
         let info = self.describe(name, &children, children.nodes().iter().zip(seen));
         Ok((!info.claims.is_empty()).then_some(info))
     }
 
-    /// The children of a lock in their order, as they were committed.
+    /// Returns the committed children of a lock, in their order.
     async fn children(&self, session: &Session, lock: &str) -> Result<Option<Children>> {
         let Some(names) = self.list_synced(session, lock).await? else { return Ok(None) };
         let ordered = Children::order(self.naming(), names);
         ordered.map(Some).map_err(|foreign| foreign_child(self.naming(), lock, foreign))
     }
 
-    /// The first holders, or all if one with a token is looked for: one list of names, and one
-    /// request for each holder. The waiters are not read.
+    /// Reads the first holders, or all of them if a token is given. This takes one listing, and one
+    /// request for each holder. Waiters are not read.
     pub(super) async fn holders(
         self: Arc<Self>,
         name: Name,
@@ -146,7 +147,7 @@ impl Shared {
         let Some(children) = self.children(&session, &lock).await? else { return Ok(None) };
         let most = if token.is_some() { usize::MAX } else { LISTED_HOLDERS };
         let (holding, _) = children.nodes().split_at(children.holding().min(most));
-        let seen = self.look_at(&session, &lock, holding).await?;
+        let seen = self.read_nodes(&session, &lock, holding).await?;
         let info = self.describe(&name, &children, holding.iter().zip(seen));
         Ok((!info.claims.is_empty()).then_some(info))
     }
@@ -160,12 +161,12 @@ impl Shared {
         let mut names: Vec<Name> = names.filter(|n| n.as_str().starts_with(&prefix)).collect();
         names.sort_unstable();
         let mut locks = Vec::new();
-        for some in names.chunks(READ_TOGETHER) {
+        for some in names.chunks(MAX_CONCURRENT_READS) {
             let read = some.iter().map(|name| self.read_on(&session, name)).collect();
-            for info in all_of(read).await {
+            for info in join_all(read).await {
                 match info {
                     Ok(info) => locks.extend(info),
-                    // Beside locks there may be other things, and locks that are not for us.
+                    // The path may contain other nodes, and locks that this user may not access.
                     Err(error)
                         if matches!(error.kind(), ErrorKind::Mismatch | ErrorKind::Denied) => {}
                     Err(error) => return Err(error),
@@ -183,13 +184,14 @@ impl Shared {
             Evict::Holders => &children.nodes()[..children.holding()],
             Evict::Token(_) => children.nodes(),
         };
-        let seen = self.look_at(&session, &lock, nodes).await?;
+        let seen = self.read_nodes(&session, &lock, nodes).await?;
         let seen = nodes.iter().zip(seen).filter_map(|(node, seen)| Some((node, seen?.1)));
         let chosen: Vec<(&Node, Stat)> = match which {
             Evict::Holders => seen.collect(),
             Evict::Token(token) => seen.filter(|(_, stat)| token_of(stat) == Some(token)).collect(),
         };
-        // All or none: who is let in when half of them are gone?
+        // All claims are checked before any is deleted, because a partial eviction would leave the
+        // resulting holders unclear.
         for (node, stat) in &chosen {
             if !(node.is_surely_a_claim(self.naming()) && is_ephemeral(stat.ephemeral_owner)) {
                 return Err(not_ours(&lock, &node.name));
@@ -199,7 +201,8 @@ impl Shared {
         let deleted = async {
             let mut evicted = 0;
             for (node, _) in chosen {
-                // Also where no answer comes: it may be gone all the same.
+                // Even if no reply arrives, the child may have been deleted, so its eviction is
+                // announced in any case.
                 ours.extend(node.id(self.naming()));
                 let path = format!("{lock}/{}", node.name);
                 evicted += usize::from(self.delete_path(&session, &path).await?);
@@ -207,7 +210,7 @@ impl Shared {
             Ok(evicted)
         };
         let evicted = deleted.await;
-        self.tell_evicted(&session, &ours).await;
+        self.announce_evictions(&session, &ours).await;
         evicted
     }
 }

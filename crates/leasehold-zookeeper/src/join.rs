@@ -1,14 +1,14 @@
-//! Joining a queue: the client creates a sequential child of the lock's node and lists the
-//! children. Both requests are sent together. A claim that only tries lists first, and creates no
-//! child where others hold. A claim that does not fit watches what blocks it
-//! ([`stand`](super::stand)). A claim that is refused deletes its child.
+//! Joins a queue: the client creates a sequential child of the lock's node and lists the children.
+//! Both requests are sent together. A try lists first, and creates no child if it cannot be
+//! granted. A claim that does not fit watches what blocks it
+//! ([`wait_in_queue`](super::wait_in_queue)). A claim that is rejected deletes its child.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as Fault, Stat};
 
-use super::claims::{Stage, Standing};
+use super::claims::{ClaimNode, Stage};
 use super::fault::explain;
 use super::node;
 use super::node::Children;
@@ -17,10 +17,11 @@ use super::shared::Shared;
 use leasehold_core::store::{Joined, Mode, Place, holders_of, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Moment, Result, Token};
 
-/// How often the lock's node is made when it vanishes again before its child is.
+/// How often the client creates the lock's node again, if the node is deleted each time before the
+/// child is created.
 const MAKE_TRIES: u32 = 8;
 
-/// A child as it was made, and the listing that came with it.
+/// A new child, and the listing that was requested with its creation.
 type Made = (Stat, CreateSequence, Result<Vec<String>, Fault>);
 
 pub(super) fn token_of(stat: &Stat) -> Option<Token> {
@@ -32,7 +33,8 @@ async fn if_any<F: Future>(future: Option<F>) -> Option<F::Output> {
 }
 
 impl Shared {
-    /// Joins for a caller who is there as long as `caller` is.
+    /// Joins the queue. The caller still waits for the result as long as `caller` has a strong
+    /// reference.
     pub(super) async fn join(
         self: Arc<Self>,
         claim: Claim,
@@ -52,7 +54,7 @@ impl Shared {
         let started = self.clock.now();
         let stage = self.claims.stage(claim.id);
         if caller.strong_count() == 0 {
-            // Who asked has gone, and what comes now would be nobody's.
+            // The caller is gone, so no caller would own the new claim.
             if let Stage::New = stage {
                 self.claims.remove(claim.id);
             }
@@ -67,25 +69,25 @@ impl Shared {
                 return Err(error);
             }
         };
-        let standing = match stage {
+        let claim_node = match stage {
             Stage::New => None,
-            Stage::Asked { lock } => self.search(&session, &claim, &lock).await?,
-            Stage::Standing(standing) => Some(standing),
+            Stage::Requested { lock } => self.search(&session, &claim, &lock).await?,
+            Stage::Created(claim_node) => Some(claim_node),
         };
-        match standing {
+        match claim_node {
             None => self.enter_queue(&session, claim, mode, started).await,
-            Some(standing) if standing.session == session.id() => {
+            Some(claim_node) if claim_node.session == session.id() => {
                 match self.ask(&session, claim.clone(), started).await? {
-                    // It was there, and was taken away, or expired just now: it stands anew, and
-                    // never beside its first child.
+                    // The claim was evicted or has just expired. It joins again after its first
+                    // child is deleted, so it never has two children.
                     Joined::Busy { .. } => {
-                        self.delete(&session, &standing).await?;
+                        self.delete(&session, &claim_node).await?;
                         self.claims.begin_anew(claim.id);
                         self.enter_queue(&session, claim, mode, started).await
                     }
-                    // Its child should have been deleted when it did not hold.
+                    // The try was not granted, so its child should already have been deleted.
                     Joined::Waiting(_) if mode == Mode::Try && self.claims.is_trying(claim.id) => {
-                        self.delete(&session, &standing).await?;
+                        self.delete(&session, &claim_node).await?;
                         self.claims.remove(claim.id);
                         Ok(Joined::Busy { holders: Vec::new() })
                     }
@@ -97,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// Makes the claim's child, and sees who is before it.
+    /// Creates the claim's child and determines the claims ahead of it.
     pub(super) async fn enter_queue(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -109,7 +111,7 @@ impl Shared {
         let prefix = format!("{lock}/{}", node::prefix(self.naming(), &claim));
         let data = serde_json::to_vec(&*claim.holder).unwrap_or_default();
         if mode == Mode::Try {
-            let refused = self.look_first(session, &claim, &lock).await.transpose();
+            let refused = self.check_before_try(session, &claim, &lock).await.transpose();
             if let Some(refused) = refused {
                 self.claims.remove(claim.id);
                 return refused;
@@ -117,7 +119,7 @@ impl Shared {
         }
         let mut tries = 0;
         loop {
-            self.claims.asked(&claim, mode, &lock, self.clock.now());
+            self.claims.creation_requested(&claim, mode, &lock, self.clock.now());
             match self.make_child(session, &lock, &prefix, &data, tries > 0).await {
                 Ok((stat, sequence, listed)) => {
                     let Some(token) = token_of(&stat) else {
@@ -128,8 +130,10 @@ impl Shared {
                     };
                     let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
                     let (session_id, sequence) = (session.id(), sequence.into_i64());
-                    let standing = Standing { session: session_id, lock, node, token, sequence };
-                    return self.stand(session, &claim, mode, started, standing, listed).await;
+                    let claim_node = ClaimNode { session: session_id, lock, node, token, sequence };
+                    let joined =
+                        self.record_child(session, &claim, mode, started, claim_node, listed);
+                    return joined.await;
                 }
                 Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -142,7 +146,8 @@ impl Shared {
                 }
                 Err((fault, _)) => {
                     let error = explain(fault, &lock);
-                    // Refused, there is nothing of it; else it is looked for when asked again.
+                    // A rejected creation leaves no child. Otherwise the child may exist, and the
+                    // next join looks for it.
                     if error.kind() != ErrorKind::Unreachable {
                         self.claims.remove(claim.id);
                     }
@@ -152,8 +157,8 @@ impl Shared {
         }
     }
 
-    /// Makes a child and lists the queue; with `make_lock`, makes the lock's node first. A second
-    /// fault is why the lock's node cannot be made.
+    /// Creates a child and lists the queue. With `make_lock`, it first creates the lock's node. The
+    /// second fault in an error is the reason why the lock's node cannot be created.
     async fn make_child(
         &self,
         session: &Session,
@@ -165,15 +170,16 @@ impl Shared {
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
         let above = self.lock_mode().with_acls(self.acls());
         let sent = session.write(|c| async {
-            // Requests go out in the order of these lines. Where the lock's node was not there, it is
-            // made in the same breath.
+            // The requests are sent in the order of these lines, without waiting for replies. If
+            // the lock's node was missing, its creation is the first of them.
             let make = make_lock.then(|| c.create(lock, &[], &above));
             let create = c.create(prefix, data, &options);
             let list = c.list_children(lock);
             let (made, created, listed) = tokio::join!(if_any(make), create, list);
             match created {
                 Ok((stat, sequence)) => Ok((stat, sequence, listed)),
-                // Why the lock's node cannot be made, rather than that it is not there.
+                // The second fault explains why the lock's node could not be created. The first one
+                // only shows that the node is missing.
                 Err(Fault::NoNode) => {
                     let refused = made.and_then(Result::err);
                     Err((Fault::NoNode, refused.filter(|fault| *fault != Fault::NodeExists)))
@@ -184,67 +190,68 @@ impl Shared {
         sent.await
     }
 
-    /// A child was made: what that comes to for its claim, by the listing that came with it.
-    async fn stand(
+    /// Records a claim's new child. Returns the result for the claim, according to the listing that
+    /// was requested with the creation.
+    async fn record_child(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
         mode: Mode,
         started: Moment,
-        standing: Standing,
+        claim_node: ClaimNode,
         listed: Result<Vec<String>, Fault>,
     ) -> Result<Joined> {
-        if !self.claims.stands(claim.id, standing.clone()) {
-            self.delete(session, &standing).await?;
-            return Err(explain(Fault::Timeout, &standing.lock));
+        if !self.claims.created(claim.id, claim_node.clone()) {
+            self.delete(session, &claim_node).await?;
+            return Err(explain(Fault::Timeout, &claim_node.lock));
         }
-        match self.decide(session, claim, mode, started, &standing, listed).await {
-            // Refused, it is not asked for again, and nobody would leave for it.
+        match self.decide(session, claim, mode, started, &claim_node, listed).await {
+            // The caller does not repeat a rejected join, and does not call `leave` for it.
             Err(error) if error.kind() != ErrorKind::Unreachable => {
-                Err(self.undone(session, claim, &standing, error).await)
+                Err(self.undone(session, claim, &claim_node, error).await)
             }
             decided => decided,
         }
     }
 
-    /// What the listing means for a new child.
+    /// Determines from the listing whether a new child's claim holds, waits, or is rejected.
     async fn decide(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
         mode: Mode,
         started: Moment,
-        standing: &Standing,
+        claim_node: &ClaimNode,
         listed: Result<Vec<String>, Fault>,
     ) -> Result<Joined> {
-        let names = listed.map_err(|fault| explain(fault, &standing.lock))?;
-        let children = self.order(&standing.lock, names)?;
-        if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
+        let names = listed.map_err(|fault| explain(fault, &claim_node.lock))?;
+        let children = self.order(&claim_node.lock, names)?;
+        if let Some((kind, capacity)) = children.mismatch(claim, &claim_node.node) {
             return Err(mismatch(claim, kind, capacity));
         }
-        match children.stand(&standing.node) {
+        match children.position_of(&claim_node.node) {
             None => {
                 self.claims.remove(claim.id);
                 Ok(Joined::Busy { holders: Vec::new() })
             }
-            Some(stand) if stand.blockers.is_empty() => {
-                self.hold(session, claim, started, standing.token)
+            Some(position) if position.blockers.is_empty() => {
+                self.hold(session, claim, started, claim_node.token)
             }
-            Some(stand) if mode == Mode::Try => {
-                let front = children.front(children.holding().min(stand.ahead));
+            Some(position) if mode == Mode::Try => {
+                let front = children.front(children.holding().min(position.ahead));
                 let (left, busy) = tokio::join!(
-                    self.delete(session, standing),
-                    self.busy(session, claim, &standing.lock, &front)
+                    self.delete(session, claim_node),
+                    self.busy(session, claim, &claim_node.lock, &front)
                 );
                 left?;
                 self.claims.remove(claim.id);
                 busy
             }
-            Some(stand) => self.wait(session, claim, started, stand).await,
+            Some(position) => self.wait(session, claim, started, position).await,
         }
     }
 
-    /// The answer to one that tries while these hold.
+    /// Returns the result for a try while these children hold the lock.
     async fn busy(
         &self,
         session: &Session,
@@ -252,14 +259,15 @@ impl Shared {
         lock: &str,
         front: &Children,
     ) -> Result<Joined> {
-        let seen = self.look_at(session, lock, front.nodes()).await?;
+        let seen = self.read_nodes(session, lock, front.nodes()).await?;
         let info = self.describe(&claim.name, front, front.nodes().iter().zip(seen));
         Ok(Joined::Busy { holders: holders_of(&info) })
     }
 
-    /// Looks, before it makes a child, whether one that tries would hold; the answer, if not. By the
-    /// leader's word: what was released before is free.
-    async fn look_first(
+    /// Checks whether a try would be granted, before it creates a child. Returns the try's result
+    /// if it would not be granted. The listing is as new as the leader's state, so it includes
+    /// every release before the try.
+    async fn check_before_try(
         &self,
         session: &Session,
         claim: &Claim,
@@ -277,21 +285,22 @@ impl Shared {
         self.busy(session, claim, lock, &front).await.map(Some)
     }
 
-    /// The answer to one that waits, behind so many.
-    pub(super) fn waiting(&self, standing: &Standing, ahead: usize) -> Joined {
-        let token = Some(standing.token);
+    /// Returns the result for a waiter with `ahead` claims ahead of it.
+    pub(super) fn waiting(&self, claim_node: &ClaimNode, ahead: usize) -> Joined {
+        let token = Some(claim_node.token);
         Joined::Waiting(Place { ahead, head_remaining: None, token })
     }
 
-    /// The claim is refused: its child goes first.
+    /// Deletes the child of a rejected claim, and returns the reason for the rejection. If the
+    /// deletion fails, returns the error of the deletion instead.
     pub(super) async fn undone(
         &self,
         session: &Session,
         claim: &Claim,
-        standing: &Standing,
+        claim_node: &ClaimNode,
         refusal: Error,
     ) -> Error {
-        match self.delete(session, standing).await {
+        match self.delete(session, claim_node).await {
             Ok(_) => {
                 self.claims.remove(claim.id);
                 refusal
@@ -300,7 +309,7 @@ impl Shared {
         }
     }
 
-    /// What is certain of a lease that was asked for at `started`.
+    /// Returns for how long from `started` on a lease that was requested then is certainly valid.
     pub(super) fn remaining(
         &self,
         session: &Session,

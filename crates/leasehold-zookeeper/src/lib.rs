@@ -1,74 +1,86 @@
 //! The `zookeeper:` store: locks on a ZooKeeper ensemble, in one queue with Curator's or kazoo's.
 //!
-//! The lock's node is the queue. A claim is an ephemeral sequential child of it: the server numbers
-//! it as it joins, and deletes it when its session ends. All of a claim that matters is in its name,
-//! so that a listing of the names decides who holds (`node.rs`).
+//! The lock's node is the queue. A claim is an ephemeral sequential child of that node. The server
+//! numbers the child when it is created, and deletes it when its session ends. The child's name
+//! contains everything that matters about the claim. So a listing of the names determines the
+//! holders (`node.rs`).
 //!
 //! ```text
 //! CHROOT/NAME                               a container, deleted by the server when it stays empty
-//! CHROOT/NAME/_c_GUID-lock-0000000007       one claim; its data: who, for people
+//! CHROOT/NAME/_c_GUID-lock-0000000007       one claim; its data describes the client, for display
 //! ```
 //!
+//! With `naming=kazoo`, the lock's node is persistent, and the children have kazoo's names.
+//!
 //! # One call
-//! - *join* sends the creation of the child and the listing of all children together, so a free
-//!   lock costs one round trip. The session is served in order: the listing has our child and
-//!   every one numbered before it. Nobody is ever put before us, so what we see before us can only
-//!   become less. Who only tries looks first, and where others hold nothing is written. Token is
-//!   the transaction that made the child (its `czxid`): it rises over all nodes of the ensemble,
-//!   over deletion of the lock's node, crash and fail-over.
-//! - *leave* deletes the child. The server tells those who watch it, which are the ones that fit now.
-//! - *renew* is one write that changes nothing: a transaction that only checks that our children
-//!   exist, for up to hundreds of claims at once. That a majority has agreed is what makes the
-//!   answer worth something (`session.rs`).
+//! - *join* sends the creation of the child and the listing of all children together, so acquiring
+//!   a free lock takes one round trip. The server executes a session's requests in order. So the
+//!   listing contains the new child and every child with a smaller number. No child is ever
+//!   inserted ahead of an existing one, so the number of claims ahead only shrinks. A try lists
+//!   first, and writes nothing if it would not be granted. The token is the transaction that
+//!   created the child (its `czxid`). It increases across all nodes of the ensemble. It also
+//!   increases across deletions of the lock's node, crashes and fail-overs.
+//! - *leave* deletes the child. The server notifies the clients that watch it, whose claims are the
+//!   ones that may now fit.
+//! - *renew* of holders is one write that changes nothing: a transaction that only checks that the
+//!   children exist, for many claims at once. The answer is reliable because a majority has agreed
+//!   to the transaction (`session.rs`). Waiters whose watches are set are renewed by reads
+//!   (`renew.rs`).
 //!
-//! # Who wakes whom
-//! A waiter watches the nearest claims before it that together leave it no room, and no others: of
-//! a mutex its predecessor, of a reader the writer before it, of one of n permits the n before it.
-//! While they all stay it cannot hold. When one is deleted, it watches one more instead, or lists
-//! the queue if it does not know the names of all that are left ahead. So a release wakes one of
-//! those that wait for a mutex, and at most n of those that wait for n permits. A waiter watches
-//! its own child too: one that is evicted learns of that before it learns of those ahead, since the
-//! server notifies in the order of its transactions.
+//! # Notification
+//! A waiter watches the nearest claims ahead that together leave no room for it. For a mutex that
+//! is its predecessor, for a reader the writer ahead, and for one of n permits the n claims ahead.
+//! It watches no other claims. The waiter cannot be granted while they all stay. When one of them
+//! is deleted, the waiter watches another one instead. If it does not know the names of all claims
+//! that are left ahead, it lists the queue. So a release wakes one waiter of a mutex, and at most n
+//! waiters for n permits. A waiter also watches its own child. An evicted waiter is notified of its
+//! eviction before it is notified of later departures ahead, because the server notifies in the
+//! order of its transactions.
 //!
-//! So a hand-over of a mutex costs the server the same however many clients wait: a deletion, a
-//! creation, two listings and two watches with their replies, and one notification to each of the
-//! two clients.
+//! So the cost of a mutex hand-over for the server does not depend on the number of waiters. It is
+//! a deletion, a creation, two listings and two watches with their replies, and one notification to
+//! each of the two clients.
 //!
-//! The evictor notifies a holder that it evicts. A client that shows a queue to people watches all
-//! of it (`hear.rs`).
+//! The client that evicts a holder also notifies it. A client that displays a queue watches the
+//! whole queue (`notify.rs`).
 //!
-//! # Whose clock, and who is dead
-//! A child lives as long as its client's session, by the leader's monotonic clock. For how long that
-//! is certain, seen from here, is reckoned in `session.rs`. On top of that the client itself deletes
-//! what of its own was not renewed for its lease, so `no_renewal`, `max_hold` and places of callers
-//! that went away work as in other stores, as long as the client lives; when it dies, the session is
-//! what counts.
+//! # Clocks and expiry
+//! A child lives as long as its client's session, measured by the leader's monotonic clock.
+//! `session.rs` calculates for how long the client can be certain of that. In addition, the client
+//! itself deletes each of its children that was not renewed for the claim's lease. So `no_renewal`
+//! and `max_hold` work as in other stores while the client lives. The queue positions of callers
+//! that are gone also expire as in other stores. If the client crashes, its children are deleted
+//! when its session expires.
 //!
-//! # What if
-//! - *the reply to the creation is lost*: the claim's id is in the child's name, where it is looked
-//!   for before another is made;
-//! - *the creation arrives after we have looked for it*: it cannot. A session is served in order; a
-//!   server drops a session's old connection when it comes back, and requests that another member
-//!   still forwards for it are refused (`SessionMoved`). Should an old request to move the session come
-//!   late in the same way, it is our own that are refused: then we connect anew, which moves it back;
-//! - *the caller's future is dropped*: each call is a task of the client's own and goes on; the
-//!   `leave` that follows waits for it. Nothing of the driver's that is not safe to drop is ever
-//!   dropped;
-//! - *the session ends*: its claims are lost. The next call opens a new session, which inherits
-//!   nothing: a child of the old one that is still to be seen is somebody else's;
-//! - *the lock's node was deleted*: it is made again, and numbers begin anew; tokens do not.
+//! # Failures
+//! - *The reply to the creation is lost.* The child's name contains the claim's ID. The next join
+//!   looks for that child before it creates another one.
+//! - *The creation arrives after the client has looked for the child.* This cannot happen. The
+//!   servers execute a session's requests in order. When the session reconnects, the server drops
+//!   the session's old connection. Requests that another member still forwards for the session are
+//!   rejected (`SessionMoved`). If an old request to move the session arrives late in the same way,
+//!   the servers reject the new connection's requests instead. Then the client reconnects, which
+//!   moves the session back.
+//! - *The caller's future is dropped.* Each call is a task of the client and continues. The `leave`
+//!   that follows waits for that task. So the client never drops a future of the driver that is not
+//!   safe to drop.
+//! - *The session ends.* Its claims are lost. The next call opens a new session, which inherits
+//!   nothing. A child of the old session that is still visible is treated as another client's.
+//! - *The lock's node is deleted.* The client creates it again. The sequence numbers start again
+//!   from zero, but the tokens continue to increase.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod claims;
 mod doctor;
 mod fault;
-mod hear;
 mod inspect;
 mod join;
+mod join_all;
 mod leave;
 mod members;
 mod node;
+mod notify;
 mod ownership;
 mod path;
 mod queue;
@@ -76,13 +88,10 @@ mod relay;
 mod renew;
 mod session;
 mod shared;
-mod stand;
-mod stream;
 mod ticks;
-mod tls;
-mod together;
 mod tunnel;
 mod url;
+mod wait_in_queue;
 mod watch;
 
 use std::borrow::Cow;
@@ -95,8 +104,8 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use self::claims::{Claims, Stage};
-use self::hear::hear;
 use self::leave::reap;
+use self::notify::notify_evictions;
 use self::ownership::SCHEME;
 pub use self::ownership::ZooKeeperGuardExt;
 use self::session::Session;
@@ -111,18 +120,19 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result, Token};
 
-/// Locks on a ZooKeeper ensemble. See the module's documentation.
+/// Locks on a ZooKeeper ensemble. See the crate's documentation.
 pub struct ZooKeeperStore {
     info: StoreInfo,
     shared: Arc<Shared>,
     reaper: AbortHandle,
-    /// Hears of evictions, where we may.
-    hearing: Option<AbortHandle>,
+    /// The task that receives announcements of evictions. `None` if the server or the user's
+    /// permissions do not allow that.
+    eviction_task: Option<AbortHandle>,
 }
 
 impl ZooKeeperStore {
     /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and tasks
-    /// run on `runtime`. A few round trips.
+    /// run on `runtime`. Takes a few round trips.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing.
@@ -145,30 +155,30 @@ impl ZooKeeperStore {
             warned: Mutex::default(),
             ears: Ears::default(),
         });
-        let looking = session.clone();
-        let looked = shared.run(|shared| async move {
+        let first_session = session.clone();
+        let work = shared.run(|shared| async move {
             let (found, members, evicted) = tokio::join!(
-                shared.find_chroot(&looking),
-                doctor::members(&looking),
-                shared.watch_evicted(&looking)
+                shared.find_chroot(&first_session),
+                doctor::members(&first_session),
+                shared.watch_evicted(&first_session)
             );
             found.map(|()| (members, evicted.ok()))
         });
-        let (members, evicted) = looked.await?;
+        let (members, evicted) = work.await?;
         let guarantees = guarantees(&shared.url, &session, members, evicted.is_some());
         let info = StoreInfo::new(shown, guarantees).identified(identity(&shared.url));
         let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
         let reaper = reaper.abort_handle();
-        let hearing = evicted.map(|watcher| runtime.spawn(hear(Arc::downgrade(&shared), watcher)));
-        let hearing = hearing.map(|hearing| hearing.abort_handle());
-        Ok(Arc::new(Self { info, shared, reaper, hearing }))
+        let notify = |watcher| notify_evictions(Arc::downgrade(&shared), watcher);
+        let eviction_task = evicted.map(|watcher| runtime.spawn(notify(watcher)).abort_handle());
+        Ok(Arc::new(Self { info, shared, reaper, eviction_task }))
     }
 }
 
 impl Drop for ZooKeeperStore {
     fn drop(&mut self) {
         self.reaper.abort();
-        self.hearing.iter().for_each(AbortHandle::abort);
+        self.eviction_task.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -178,7 +188,8 @@ impl fmt::Debug for ZooKeeperStore {
     }
 }
 
-/// By address: an ensemble has no name of its own.
+/// Returns the store's identity: its addresses, chroot and naming, because an ensemble has no name
+/// of its own.
 fn identity(url: &ZooKeeperUrl) -> String {
     let mut hosts: Vec<String> = url.hosts.iter().map(ToString::to_string).collect();
     hosts.sort_unstable();
@@ -197,17 +208,19 @@ impl Store for ZooKeeperStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let looked = self.shared.run(|shared| async move {
+        let work = self.shared.run(|shared| async move {
             let session = shared.session().await?;
             doctor::diagnose(&session, &shared.url).await
         });
-        looked.await
+        work.await
     }
 
     fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
         match self.shared.claims.stage(claim.id) {
-            Stage::Standing(standing) => Ok(Some(Ownership::new(SCHEME, standing.path()))),
-            Stage::New | Stage::Asked { .. } => Err(Error::lost(leasehold_core::LostReason::Gone)),
+            Stage::Created(claim_node) => Ok(Some(Ownership::new(SCHEME, claim_node.path()))),
+            Stage::New | Stage::Requested { .. } => {
+                Err(Error::lost(leasehold_core::LostReason::Gone))
+            }
         }
     }
 
@@ -221,27 +234,27 @@ impl Store for ZooKeeperStore {
         let there = Arc::downgrade(&caller);
         let joined = self.shared.run(|shared| shared.join(claim, mode, there)).await;
         drop(caller);
-        joined.map_err(|e| e.on(&name).at(&self.info.url))
+        joined.map_err(|e| e.with_lock(&name).with_store(&self.info.url))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let renewals = renewals.to_vec();
         let renewed = self.shared.run(|shared| shared.renew(renewals)).await;
-        renewed.map_err(|e| e.at(&self.info.url))
+        renewed.map_err(|e| e.with_store(&self.info.url))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         if keep.is_some() {
-            let what = "at_least is not supported by zookeeper:";
-            let hint = "remove at_least, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
+            let what = "min_hold is not supported by zookeeper:";
+            let hint = "remove min_hold, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
             return Err(Error::new(ErrorKind::Unsupported, what)
                 .with_hint(hint)
-                .on(&claim.name)
-                .at(&self.info.url));
+                .with_lock(&claim.name)
+                .with_store(&self.info.url));
         }
         let (name, claim) = (claim.name.clone(), claim.clone());
         let left = self.shared.run(|shared| shared.leave(claim)).await;
-        left.map_err(|e| e.on(&name).at(&self.info.url))
+        left.map_err(|e| e.with_lock(&name).with_store(&self.info.url))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -253,41 +266,42 @@ impl Store for ZooKeeperStore {
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
-        // A server that knows no such watches, or does not let us.
-        if self.hearing.is_none() {
+        // The server does not support such watches, or this user may not set them.
+        if self.eviction_task.is_none() {
             return Ok(None);
         }
         let queues = queues.clone();
         let followed = self.shared.run(|shared| shared.follow_all(queues)).await;
-        followed.map(Some).map_err(|e| e.at(&self.info.url))
+        followed.map(Some).map_err(|e| e.with_store(&self.info.url))
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(|shared| shared.read(wanted)).await;
-        read.map_err(|e| e.on(name).at(&self.info.url))
+        read.map_err(|e| e.with_lock(name).with_store(&self.info.url))
     }
 
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(move |shared| shared.holders(wanted, token)).await;
-        read.map_err(|e| e.on(name).at(&self.info.url))
+        read.map_err(|e| e.with_lock(name).with_store(&self.info.url))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let prefix = prefix.to_owned();
         let listed = self.shared.run(|shared| shared.list(prefix)).await;
-        listed.map_err(|e| e.at(&self.info.url))
+        listed.map_err(|e| e.with_store(&self.info.url))
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let wanted = name.clone();
         let evicted = self.shared.run(move |shared| shared.evict(wanted, which)).await;
-        evicted.map_err(|e| e.on(name).at(&self.info.url))
+        evicted.map_err(|e| e.with_lock(name).with_store(&self.info.url))
     }
 }
 
-/// `members`: how many have a vote, if that is told. `hears`: whether it is told who was evicted.
+/// Returns the store's guarantees. `members` is the number of voting members, if it is known.
+/// `hears` is whether this client receives announcements of evictions.
 fn guarantees(
     url: &ZooKeeperUrl,
     session: &Session,
@@ -320,7 +334,7 @@ fn guarantees(
     let alone = members.is_some_and(|members| members < 2);
     if alone {
         notes.push(Cow::Borrowed(
-            "There is only one server. What its disk loses is lost, and while it is down nothing is granted.",
+            "There is only one server. While it is down, no lock is granted. If its disk fails, all locks are lost.",
         ));
     }
     let (asked, given) = (url.session, session.timeout());
@@ -338,17 +352,17 @@ fn guarantees(
     promised.liveness = Liveness::Session;
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = false;
-    promised.at_least = false;
+    promised.min_hold = false;
     promised.grant = if alone { Durability::Disk } else { Durability::Majority };
     promised.token = if alone { Durability::Disk } else { Durability::Majority };
     promised.on_pause = Survival::Fenced;
     promised.on_clock_step = Survival::Exclusive;
     promised.on_store_crash = Survival::Exclusive;
-    // Not by the election itself: by a leader that stood still until it was nearly time for one.
+    // The cause is not the election itself, but a leader that was paused until shortly before one.
     promised.on_failover = Survival::Fenced;
     promised.on_partition = Survival::Exclusive;
     promised.stall = Stall::Nobody;
-    // The leader looks once a tick.
+    // The leader checks for expired sessions once per tick.
     promised.recovery = given + Duration::from_secs(3);
     promised.recovery_leases = 0;
     promised.notes = Cow::Owned(notes);

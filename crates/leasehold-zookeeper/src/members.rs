@@ -1,19 +1,20 @@
-//! The members of an ensemble, as one client knows them: which is tried first, how long one may be
-//! silent, and why the last one that was tried is of no use.
+//! The members of an ensemble, as one client sees them: the order in which they are tried, how long
+//! a member may be silent, and why the last one failed.
 //!
-//! # Which one
-//! Every address that the hosts' names have is a member. They are tried in an order by chance, so that
-//! clients spread, but who has failed us within the last minute comes last, and of those first who failed
-//! us longest ago: the one that went silent just now is never the next one tried while there is another.
+//! # Order
+//! Every address of the hosts' names is a member. The members are tried in random order, so that
+//! clients spread. Members that failed within the last minute come last, those that failed longest
+//! ago first. So the member that has just failed is never the next one tried if there is another.
 //!
-//! # How long
-//! A member that has not said a word for a second, though it owes an answer, is left; for less in a
-//! session shorter than ten seconds. Where another one was left for that within the last minute, it may
-//! be the whole ensemble that is slow (a disk, a leader that stands still), and the patience is doubled,
-//! up to three seconds: who changes members again and again gets nothing done either. A member that
-//! nobody can take the place of is given three tenths of the session.
+//! # Time limits
+//! The client leaves a member that has sent nothing for a second although a reply is due. The limit
+//! is shorter for sessions of less than ten seconds. If the client left another member for that
+//! reason within the last minute, the whole ensemble may be slow, for example because of a disk or
+//! a paused leader. Then the limit is doubled, up to three seconds, because a client that keeps
+//! changing members gets nothing done either. If there is only one member, the limit is three
+//! tenths of the session.
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{Encryption, Host, Stream, locked};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -24,20 +25,17 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::stream::Stream;
-use super::tls::Encryption;
-use super::together::all_of;
-use leasehold_core::kit::Host;
+use super::join_all::join_all;
 use leasehold_core::{Clock, Moment};
 
-/// How long a member may owe an answer, where there is another.
+/// Time limit for an overdue reply if there is another member.
 const SILENT: Duration = Duration::from_secs(1);
-/// And at most, where all are slow.
+/// Maximum time limit for an overdue reply if all members are slow.
 const SILENT_AT_MOST: Duration = Duration::from_secs(3);
-/// For so long it counts that a member has failed us.
+/// How long a failure of a member is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// One that can be tried.
+/// A member that can be tried.
 #[derive(Clone)]
 pub(super) struct Member {
     host: Arc<Host>,
@@ -47,9 +45,9 @@ pub(super) struct Member {
 pub(super) struct Members {
     hosts: Vec<Arc<Host>>,
     tls: Option<Encryption>,
-    /// How long one may be silent, at first and at most.
+    /// How long a member may be silent, at first and at most.
     patience: (Duration, Duration),
-    /// And one that nobody can take the place of.
+    /// How long the only member may be silent.
     patience_alone: Duration,
     clock: Clock,
     state: Mutex<State>,
@@ -57,17 +55,17 @@ pub(super) struct Members {
 
 #[derive(Default)]
 struct State {
-    /// Who has failed us, and when.
+    /// The members that failed, and when.
     failed: HashMap<SocketAddr, Moment>,
-    /// When one was left last that owed an answer, and how patient we were.
+    /// When a member was last left because of an overdue reply, and the time limit that applied.
     silent: Option<(Moment, Duration)>,
-    /// Whether there is nobody else to go to.
+    /// Whether the ensemble has only one member.
     alone: bool,
     fault: Option<String>,
 }
 
 impl Members {
-    /// Of these hosts.
+    /// Creates the list of the members at these hosts.
     pub(super) fn new(hosts: &[Host], tls: Option<Encryption>, session: Duration) -> Self {
         let hosts: Vec<_> = hosts.iter().cloned().map(Arc::new).collect();
         let patience_alone = session * 3 / 10;
@@ -83,17 +81,17 @@ impl Members {
         locked(&self.state)
     }
 
-    /// Whether there is a member to go to when one is silent.
+    /// Returns whether the ensemble has several members.
     pub(super) fn are_several(&self) -> bool {
         !self.state().alone
     }
 
-    /// Why the last that was tried is of no use, if it is not.
+    /// Returns why the last member that was tried failed, if it did.
     pub(super) fn fault(&self) -> Option<String> {
         self.state().fault.clone()
     }
 
-    /// How long a member may owe an answer as of now.
+    /// Returns the current time limit for an overdue reply.
     pub(super) fn patience(&self) -> Duration {
         let (at_first, at_most) = self.patience;
         let state = self.state();
@@ -106,14 +104,14 @@ impl Members {
         }
     }
 
-    /// All of them in the order in which they are to be tried.
+    /// Returns all members in the order in which they are to be tried.
     pub(super) async fn in_turn(&self) -> Vec<Member> {
         let asked = self.hosts.iter().map(|host| self.addresses(host)).collect();
-        let mut all: Vec<Member> = all_of(asked).await.into_iter().flatten().collect();
+        let mut all: Vec<Member> = join_all(asked).await.into_iter().flatten().collect();
         let chance = RandomState::new();
         let now = self.clock.now();
         let mut state = self.state();
-        // An ensemble whose names nobody tells just now is no smaller for it.
+        // The ensemble is not considered smaller because a DNS lookup fails.
         state.alone = self.hosts.len() == 1 && all.len() <= 1;
         state.failed.retain(|_, when| now.since(*when) < REMEMBERED);
         let failed = |member: &Member| state.failed.get(&member.address).copied();
@@ -137,7 +135,7 @@ impl Members {
         found.into_iter().map(|address| Member { host: host.clone(), address }).collect()
     }
 
-    /// Connects with one.
+    /// Connects to a member.
     pub(super) async fn reach(&self, member: &Member) -> io::Result<Box<dyn Stream>> {
         let patience = self.patience();
         let stream = timeout(patience, TcpStream::connect(member.address)).await??;
@@ -148,20 +146,21 @@ impl Members {
         }
     }
 
-    /// One has answered.
+    /// Records that a member has responded.
     pub(super) fn answers(&self, member: &Member) {
         let mut state = self.state();
         state.failed.remove(&member.address);
         state.fault = None;
     }
 
-    /// One is left: it could not be reached, or has ended the connection.
+    /// Records that the connection to a member failed or that the member has closed it.
     pub(super) fn failed(&self, member: &Member, why: &io::Error) {
         self.state().failed.insert(member.address, self.clock.now());
         self.note(&member.host, &why.to_string());
     }
 
-    /// One is left that owes an answer; of one that served us, others may be as slow.
+    /// Records that a member was left because of an overdue reply. If it had served this client
+    /// before, other members may be just as slow.
     pub(super) fn was_silent(&self, member: &Member, served: bool) {
         let patience = self.patience();
         let now = self.clock.now();
@@ -205,8 +204,9 @@ mod tests {
         members.in_turn().await.iter().map(|member| member.address.port()).collect()
     }
 
+    // F08
     #[test]
-    fn f08_who_went_silent_is_tried_last_for_a_minute() {
+    fn silent_member_is_tried_last_for_a_minute() {
         run(async {
             let all = members("127.0.0.1:1,127.0.0.1:2,[::1]:3", 15);
             for _ in 0..20 {
@@ -216,7 +216,7 @@ mod tests {
                 all.was_silent(&order[0], true);
                 let next = all.in_turn().await;
                 assert_eq!(next[2].address, order[0].address);
-                // And of those that failed, who failed last.
+                // Of the members that failed, the last one to fail comes last.
                 all.clock.advance(Duration::from_secs(1));
                 all.failed(&next[0], &io::ErrorKind::ConnectionRefused.into());
                 let after = ports(&all).await;
@@ -231,13 +231,14 @@ mod tests {
                 first.push(ports(&all).await[0]);
             }
             for port in [1, 2, 3] {
-                assert!(first.contains(&port), "{port} is never the first");
+                assert!(first.contains(&port), "member {port} is never the first");
             }
         });
     }
 
+    // F08
     #[test]
-    fn f08_the_patience_is_a_second_and_grows_where_all_are_slow() {
+    fn member_timeout_is_one_second_and_grows_if_all_are_slow() {
         run(async {
             let all = members("127.0.0.1:1,127.0.0.1:2", 60);
             let order = all.in_turn().await;
@@ -249,10 +250,11 @@ mod tests {
             }
             all.clock.advance(REMEMBERED);
             assert_eq!(all.patience(), second);
-            // One that has not even greeted tells nothing of the others.
+            // A member that has not even answered the greeting does not show that the others are
+            // slow.
             all.was_silent(&order[0], false);
             assert_eq!(all.patience(), second);
-            // Nobody else to go to.
+            // The ensemble has only one member.
             assert_eq!(members("127.0.0.1:1", 60).patience(), second * 18);
             assert_eq!(members("127.0.0.1:1,127.0.0.1:2", 4).patience(), second * 4 / 10);
         });

@@ -1,6 +1,7 @@
-//! The children of a lock's node: what their names say, and who of them holds.
+//! The children of a lock's node: what their names contain, and which of them are holders.
 //!
-//! A child's name says everything that the rule needs, so one listing decides:
+//! A child's name contains everything that decides which claims are holders, so one listing is
+//! enough:
 //!
 //! | | `naming=curator` | `naming=kazoo` |
 //! |---|---|---|
@@ -8,49 +9,51 @@
 //! | reader, writer | `_c_GUID-__READ__SEQ`, `_c_GUID-__WRIT__SEQ` | `GUID-r__rlock__SEQ`, `GUID-w__lock__SEQ` |
 //! | `w` permits of `c` | `_c_GUID-claim-sWofC-SEQ` | `GUID-claim-sWofC-SEQ` |
 //!
-//! GUID is the claim's id, SEQ the number that the server appends. The first two rows are the names
-//! of Curator's `InterProcessMutex` and `InterProcessReadWriteLock`, and of kazoo's `Lock`,
-//! `ReadLock` and `WriteLock` (which look only at what stands before the number, so that our
-//! letter is no hindrance; a kazoo client's own `__lock__` may be either). The last is ours alone.
+//! GUID is the claim's ID. SEQ is the number that the server appends. The first two rows are the
+//! names of Curator's `InterProcessMutex` and `InterProcessReadWriteLock`, and of kazoo's `Lock`,
+//! `ReadLock` and `WriteLock`. (kazoo looks only at the text just before the number, so leasehold's
+//! additional letter is harmless. A kazoo client's own `__lock__` may be a mutex or a writer.) Only
+//! leasehold uses the names in the last row.
 //!
 //! # Other versions
-//! These names are all that clients of different versions must agree on, so none of them ever changes its
-//! meaning. A version that needs another kind of claim gives it a name of a new form, which this one takes
-//! for a foreign child: it neither joins, nor lets anybody in, nor advises to delete what it does not know.
-//! What a child's data says is for people, and fields that are not known there are passed over.
+//! Clients of different versions need to agree only on these names, so no name ever changes its
+//! meaning. A version that needs another kind of claim gives it a name of a new form. Older
+//! versions treat such a child as foreign: they do not join or grant, and they do not suggest
+//! deleting it. The data of a child is for display, and unknown fields in it are ignored.
 //!
 //! # Order
-//! Children stand in the order of their numbers *as text*, which is how Curator and kazoo order
-//! them. It is the order of creation until the number passes 2,147,483,647 and turns negative: from
-//! there on those clients let every newcomer in first, so no order of ours could keep them apart.
-//! [`LAST_SEQUENCE`] is therefore refused, long after [`LATE_SEQUENCE`] was warned of.
+//! Children are ordered by their numbers *as text*, as in Curator and kazoo. Text order equals
+//! creation order until the number passes 2,147,483,647 and becomes negative. After that, Curator
+//! and kazoo grant the lock to every new child immediately, and leasehold cannot prevent two
+//! holders by ordering the children differently. Therefore leasehold warns from [`LATE_SEQUENCE`]
+//! on and refuses to join from [`LAST_SEQUENCE`] on.
 
 use std::collections::HashMap;
 
 use leasehold_core::queue::granted;
 use leasehold_core::{Claim, ClaimId, Kind, MAX_READERS};
 
-/// Whose names are used.
+/// The naming convention in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
     Curator,
     Kazoo,
 }
 
-/// From this number on it is said that they run out.
+/// The number from which leasehold warns that the numbers run out.
 pub(super) const LATE_SEQUENCE: i64 = 1 << 30;
-/// From this number on nobody joins: a million before the numbers turn negative.
+/// The number from which no claim joins. It is a million before the numbers turn negative.
 pub(super) const LAST_SEQUENCE: i64 = i32::MAX as i64 - 1_000_000;
 
-/// What a child is.
+/// The kind of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Mutex,
     Reader,
     Writer,
-    /// kazoo's own: a mutex or a writer.
+    /// A mutex or a writer that kazoo created.
     Exclusive,
-    /// Written by us only: a semaphore's permits.
+    /// A semaphore's permits, which only leasehold creates.
     Sized {
         kind: Kind,
         weight: u32,
@@ -69,7 +72,8 @@ impl Shape {
         }
     }
 
-    /// The kind and capacity of the lock that such a child is of, where it says so.
+    /// Returns the kind and capacity of the lock that such a child belongs to, if the child
+    /// determines them.
     fn lock(self) -> Option<(Kind, u32)> {
         match self {
             Self::Mutex => Some((Kind::Mutex, 1)),
@@ -93,12 +97,13 @@ impl Shape {
 pub(super) struct Node {
     pub(super) name: String,
     shape: Shape,
-    /// Where the number begins.
+    /// Index at which the number begins.
     digits: usize,
 }
 
 impl Node {
-    /// Fails with a name that neither we nor a client of the same naming has given.
+    /// Parses a name. Fails if neither leasehold nor a client with the same naming creates such
+    /// names.
     pub(super) fn parse(naming: Naming, name: String) -> Result<Self, String> {
         match Self::parts(naming, &name) {
             Some((digits, shape)) => Ok(Self { name, shape, digits }),
@@ -106,12 +111,12 @@ impl Node {
         }
     }
 
-    /// Where the number begins, and what is said before it.
+    /// Returns where the number begins, and the kind of the child.
     fn parts(naming: Naming, name: &str) -> Option<(usize, Shape)> {
         let positive = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         let negative = name[..positive].strip_suffix('-').map(str::len);
         let number_at = |digits: usize| {
-            // The server writes ten characters, and an eleventh where they do not suffice.
+            // The server writes ten characters, or eleven if ten are not enough.
             let shape = (name.len() - digits >= 10).then(|| shape(naming, &name[..digits]))??;
             Some((digits, shape))
         };
@@ -122,14 +127,14 @@ impl Node {
         &self.name[self.digits..]
     }
 
-    /// Its number.
+    /// Returns the child's sequence number.
     pub(super) fn sequence(&self) -> i64 {
         self.digits().parse().unwrap_or(i64::MAX)
     }
 
-    /// Whether only a client of this naming makes such a name. What merely ends like one
-    /// (`block-0000000001`) is respected as well, since it may be a lock of somebody's, but it is not ours
-    /// to delete.
+    /// Returns whether only a client with this naming creates such a name. A child whose name
+    /// merely ends like that of a claim (`block-0000000001`) counts as a claim, because it may be
+    /// another client's lock. But leasehold does not delete such a child.
     pub(super) fn is_surely_a_claim(&self, naming: Naming) -> bool {
         let head = &self.name[..self.digits];
         let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -144,7 +149,7 @@ impl Node {
         match (naming, head.strip_prefix("_c_")) {
             (Naming::Curator, None) => matches!(head, "lock-" | "__READ__" | "__WRIT__"),
             (Naming::Curator, Some(guarded)) => {
-                // Curator's and ours; that of Go's client has no dashes.
+                // Curator and leasehold use dashes in the GUID. The Go client does not.
                 let rest = after(36, guarded).or_else(|| after(32, guarded));
                 rest.is_some_and(|rest| {
                     matches!(&*rest, "-lock-" | "-__READ__" | "-__WRIT__")
@@ -160,7 +165,7 @@ impl Node {
         }
     }
 
-    /// The claim that it is, if its GUID is one.
+    /// Returns the ID of the claim, if the GUID is one.
     pub(super) fn id(&self, naming: Naming) -> Option<ClaimId> {
         let guid = match naming {
             Naming::Curator => self.name.strip_prefix("_c_")?.get(..36)?.replace('-', ""),
@@ -170,7 +175,7 @@ impl Node {
     }
 }
 
-/// What is said before the number.
+/// Returns the kind of a child, according to the part of the name before the number.
 fn shape(naming: Naming, head: &str) -> Option<Shape> {
     let guid_and_dash = match naming {
         Naming::Curator => "_c_".len() + 36 + 1,
@@ -208,7 +213,8 @@ fn shape(naming: Naming, head: &str) -> Option<Shape> {
     }
 }
 
-/// The name under which a claim joins, up to the number: the same however often it is sent.
+/// Returns the name with which a claim joins, up to the number. The name is the same each time the
+/// request is sent.
 pub(super) fn prefix(naming: Naming, claim: &Claim) -> String {
     let marker = |curator: &str, kazoo: &str| match naming {
         Naming::Curator => format!("-{curator}"),
@@ -230,7 +236,7 @@ pub(super) fn prefix(naming: Naming, claim: &Claim) -> String {
     format!("{}{rest}", guid(naming, claim.id))
 }
 
-/// What the names of a claim begin with, whatever it asks for.
+/// Returns the start of the name of a claim's child, which does not depend on the kind of claim.
 pub(super) fn guid(naming: Naming, id: ClaimId) -> String {
     let hex = id.to_hex();
     match naming {
@@ -242,30 +248,32 @@ pub(super) fn guid(naming: Naming, id: ClaimId) -> String {
     }
 }
 
-/// Everybody in a lock's queue, in order.
+/// All children of a lock, in the order of the queue.
 #[derive(Debug)]
 pub(super) struct Children {
     nodes: Vec<Node>,
-    /// What the one in front says that the lock is.
+    /// The kind and capacity of the lock, which the first child determines.
     lock: Option<(Kind, u32)>,
 }
 
-/// How a claim stands.
+/// The position of a claim.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stand {
-    /// How many are before it.
+pub(super) struct QueuePosition {
+    /// How many claims are ahead.
     pub(super) ahead: usize,
-    /// By how much they weigh more than there is room for.
+    /// By how much the weight of the claims ahead exceeds `room`.
     pub(super) excess: u64,
-    /// How much may be before it when it holds.
+    /// How much weight may be ahead of the claim when it is granted.
     pub(super) room: u64,
-    /// Those of which one must leave before it can hold; empty if it holds.
+    /// Claims of which at least one must leave before this one can be granted. Empty if it is
+    /// granted.
     pub(super) blockers: Vec<Blocker>,
-    /// The nearest of the others before it, as many: each can take the place of a blocker that left.
+    /// The nearest of the other claims ahead, at most as many as the blockers. Each can replace a
+    /// blocker that left.
     pub(super) spare: Vec<Blocker>,
 }
 
-/// One that stands in the way.
+/// A claim that blocks another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Blocker {
     pub(super) name: String,
@@ -273,7 +281,7 @@ pub(super) struct Blocker {
 }
 
 impl Children {
-    /// Puts a listing in order; fails with the name of a child that is none of this naming's.
+    /// Orders a listing. Fails with the name of a child that does not follow this naming.
     pub(super) fn order(naming: Naming, names: Vec<String>) -> Result<Self, String> {
         let nodes: Result<Vec<Node>, String> =
             names.into_iter().map(|name| Node::parse(naming, name)).collect();
@@ -284,12 +292,12 @@ impl Children {
 
     fn in_order(nodes: Vec<Node>) -> Self {
         let lock = nodes.iter().find_map(|n| n.shape.lock());
-        // Nobody says: kazoo's locks only, for all that can be seen mutexes.
+        // If no child determines the lock, all children belong to kazoo, and could be mutexes.
         let lock = lock.or((!nodes.is_empty()).then_some((Kind::Mutex, 1)));
         Self { nodes, lock }
     }
 
-    /// The first of them, as many.
+    /// Returns the first `count` children.
     pub(super) fn front(&self, count: usize) -> Self {
         Self { nodes: self.nodes.iter().take(count).cloned().collect(), lock: self.lock }
     }
@@ -298,7 +306,7 @@ impl Children {
         &self.nodes
     }
 
-    /// What the lock is; `None` if nobody is there.
+    /// Returns the kind and capacity of the lock, or `None` if it has no children.
     pub(super) fn lock(&self) -> Option<(Kind, u32)> {
         self.lock
     }
@@ -307,34 +315,35 @@ impl Children {
         self.lock.map_or(1, |(_, capacity)| capacity)
     }
 
-    /// How much one of them takes of the capacity.
+    /// Returns how much of the capacity a child takes.
     pub(super) fn weight(&self, node: &Node) -> u32 {
         node.shape.weight(self.capacity())
     }
 
-    /// The greatest number.
+    /// Returns the greatest sequence number, or -1 if the lock has no children.
     pub(super) fn last_sequence(&self) -> i64 {
         self.nodes.iter().map(Node::sequence).max().unwrap_or(-1)
     }
 
-    /// Whether the numbers have turned negative.
+    /// Returns whether a sequence number has turned negative.
     pub(super) fn is_disordered(&self) -> bool {
         self.nodes.iter().any(|n| n.sequence() < 0)
     }
 
-    /// How many of the front hold.
+    /// Returns how many of the first children are holders.
     pub(super) fn holding(&self) -> usize {
         granted(self.nodes.iter().map(|n| self.weight(n)), self.capacity())
     }
 
-    /// Whether one that came now would hold at once, as far as those before it say what the lock is.
+    /// Returns whether `claim` would be granted immediately if it joined, provided that the lock
+    /// has the claim's kind and capacity.
     pub(super) fn has_room_for(&self, claim: &Claim) -> bool {
         let ahead: u64 = self.nodes.iter().map(|n| u64::from(self.weight(n))).sum();
         ahead + u64::from(claim.weight) <= u64::from(claim.capacity)
     }
 
-    /// What somebody else's claim makes of the lock, if this claim wants another one. A claim that
-    /// nobody is before says what the lock is.
+    /// Returns the kind and capacity of the lock according to the claims ahead, if they differ from
+    /// those of this claim. A claim without others ahead determines the lock itself.
     pub(super) fn mismatch(&self, claim: &Claim, own: &str) -> Option<(Kind, u32)> {
         if claim.weight == 0 || claim.weight > claim.capacity {
             return Some((claim.kind, claim.capacity));
@@ -343,7 +352,7 @@ impl Children {
         let mut said = ahead.clone().filter_map(|n| n.shape.lock());
         let told = match said.next() {
             Some(lock) => lock,
-            // kazoo's: as it happens to suit, but for a semaphore.
+            // A lock of kazoo fits any claim, except one for a semaphore.
             None if ahead.clone().next().is_some() && claim.kind == Kind::Semaphore => {
                 (Kind::Mutex, 1)
             }
@@ -352,20 +361,21 @@ impl Children {
         (told != (claim.kind, claim.capacity)).then_some(told)
     }
 
-    /// How the child of this name stands; `None` if it is not there.
+    /// Returns the position of the child with this name. Returns `None` if it does not exist.
     ///
-    /// It can hold only when those before it weigh at most the capacity less its own weight. The
-    /// *blockers* weigh more than that together: so while they all stay it cannot hold, whatever
-    /// the others do, and it need not hear of them. They are the nearest before it, so that a
-    /// departure wakes those behind that now fit and few others; of a reader's, one writer.
-    pub(super) fn stand(&self, own: &str) -> Option<Stand> {
+    /// A claim can be granted only when the weight ahead of it is at most the capacity minus its
+    /// own weight. The *blockers* together weigh more than that. So while they all stay, the claim
+    /// cannot be granted whatever the others do, and it need not watch the others. Blockers are the
+    /// nearest claims ahead, so that a departure wakes the claims that now fit and few others. A
+    /// reader has one blocker, a writer.
+    pub(super) fn position_of(&self, own: &str) -> Option<QueuePosition> {
         let mine = self.nodes.iter().position(|n| n.name == own)?;
         let ahead = self.nodes[..mine].iter().map(|n| u64::from(self.weight(n))).sum();
-        Some(self.stand_at(mine, ahead))
+        Some(self.position_at(mine, ahead))
     }
 
-    /// How the child at this place stands, with so much weight before it.
-    fn stand_at(&self, mine: usize, weight_ahead: u64) -> Stand {
+    /// Returns the position of the child at this index, with this weight ahead of it.
+    fn position_at(&self, mine: usize, weight_ahead: u64) -> QueuePosition {
         let before = &self.nodes[..mine];
         let room = self.room(mine);
         let mut blockers = Vec::new();
@@ -379,7 +389,7 @@ impl Children {
                     break;
                 }
             }
-            // The nearest may be too light to matter once a heavy one is among them.
+            // The nearest claims may be too light to matter if a heavy one is included.
             blockers.retain(|b| {
                 let needed = sum - u64::from(b.weight) <= room;
                 if !needed {
@@ -392,16 +402,16 @@ impl Children {
         let spare = before.iter().rev().filter(|node| !blocks(node)).take(blockers.len());
         let spare = spare.map(|n| Blocker { name: n.name.clone(), weight: self.weight(n) });
         let (spare, excess) = (spare.collect(), weight_ahead.saturating_sub(room));
-        Stand { ahead: mine, excess, room, blockers, spare }
+        QueuePosition { ahead: mine, excess, room, blockers, spare }
     }
 
-    /// How much may be before the child at this place when it holds.
+    /// Returns how much weight may be ahead of the child at this index when it is granted.
     fn room(&self, place: usize) -> u64 {
         let weight = self.nodes.get(place).map_or(0, |node| self.weight(node));
         u64::from(self.capacity()).saturating_sub(u64::from(weight))
     }
 
-    /// The same children for many questions.
+    /// Indexes the children, so that many positions can be looked up cheaply.
     pub(super) fn places(&self) -> Places<'_> {
         let at = self.nodes.iter().enumerate().map(|(i, n)| (n.name.as_str(), i)).collect();
         let sum = |sum: &mut u64, node| {
@@ -413,26 +423,28 @@ impl Children {
     }
 }
 
-/// Where everybody in a queue is: one pass over the queue, however many ask.
+/// The positions of all children in a queue. Creating them takes one pass over the queue, however
+/// many lookups follow.
 #[derive(Debug)]
 pub(super) struct Places<'a> {
     children: &'a Children,
     at: HashMap<&'a str, usize>,
-    /// How much weighs what is before each.
+    /// The weight ahead of each child.
     ahead: Vec<u64>,
 }
 
 impl Places<'_> {
-    /// How many are before the child of this name, and whether it holds; `None` if it is not there.
+    /// Returns how many children are ahead of the one with this name, and whether the latter is a
+    /// holder. Returns `None` if no child has this name.
     pub(super) fn of(&self, own: &str) -> Option<(usize, bool)> {
         let place = *self.at.get(own)?;
         Some((place, self.ahead[place] <= self.children.room(place)))
     }
 
-    /// As [`Children::stand`].
-    pub(super) fn stand(&self, own: &str) -> Option<Stand> {
+    /// Like [`Children::position_of`].
+    pub(super) fn position_of(&self, own: &str) -> Option<QueuePosition> {
         let place = *self.at.get(own)?;
-        Some(self.children.stand_at(place, self.ahead[place]))
+        Some(self.children.position_at(place, self.ahead[place]))
     }
 }
 
@@ -453,8 +465,9 @@ mod tests {
 
     const BOTH: [Naming; 2] = [Naming::Curator, Naming::Kazoo];
 
+    // S76
     #[test]
-    fn s76_names_are_those_of_the_other_clients() {
+    fn child_names_match_those_of_other_clients() {
         let id = ClaimId::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
         let mut mutex = claim(Kind::Mutex, 1, 1);
         mutex.id = id;
@@ -469,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_data_is_decoded_unchanged() {
         for naming in BOTH {
             for (kind, weight, capacity) in [
                 (Kind::Mutex, 1, 1),
@@ -490,8 +503,9 @@ mod tests {
         }
     }
 
+    // S76
     #[test]
-    fn s76_foreign_names_are_told_from_ours() {
+    fn foreign_child_names_are_distinguished_from_ours() {
         let kazoo = "0123456789abcdef0123456789abcdef__lock__0000000004".to_owned();
         assert_eq!(Node::parse(Naming::Kazoo, kazoo.clone()).unwrap().shape, Shape::Exclusive);
         assert_eq!(Node::parse(Naming::Curator, kazoo.clone()), Err(kazoo));
@@ -500,13 +514,14 @@ mod tests {
                 assert_eq!(Node::parse(naming, foreign.into()), Err(foreign.into()));
             }
         }
-        // Without protection Curator's children have no GUID.
+        // Without protection, Curator's children have no GUID.
         let bare = Node::parse(Naming::Curator, "lock-0000000003".into()).unwrap();
         assert_eq!((bare.shape, bare.sequence()), (Shape::Mutex, 3));
     }
 
+    // F01
     #[test]
-    fn f01_what_only_looks_like_a_claim_is_not_ours_to_delete() {
+    fn nodes_that_only_resemble_claims_are_not_deletable() {
         let surely = |naming, name: &str| {
             Node::parse(naming, name.into()).is_ok_and(|node| node.is_surely_a_claim(naming))
         };
@@ -540,8 +555,9 @@ mod tests {
         assert!(!surely(Naming::Kazoo, name), "{name}");
     }
 
+    // S73
     #[test]
-    fn s73_children_stand_as_other_clients_order_them() {
+    fn children_are_ordered_as_by_other_clients() {
         let mutexes: Vec<Claim> = (0..3).map(|_| claim(Kind::Mutex, 1, 1)).collect();
         let numbers = [i64::from(i32::MAX), 5, i64::from(i32::MIN)];
         let names = mutexes.iter().zip(numbers).map(|(c, n)| child(Naming::Curator, c, n));
@@ -557,13 +573,13 @@ mod tests {
     }
 
     fn blockers(children: &Children, of: usize) -> Vec<usize> {
-        let stand = children.stand(&children.nodes()[of].name).unwrap();
+        let position = children.position_of(&children.nodes()[of].name).unwrap();
         let at = |b: &Blocker| children.nodes().iter().position(|n| n.name == b.name).unwrap();
-        stand.blockers.iter().map(at).collect()
+        position.blockers.iter().map(at).collect()
     }
 
     #[test]
-    fn only_what_blocks_is_watched() {
+    fn only_blocking_claims_are_watched() {
         let mutexes: Vec<Claim> = (0..4).map(|_| claim(Kind::Mutex, 1, 1)).collect();
         assert_eq!(blockers(&queue(&mutexes), 0), [0; 0]);
         assert_eq!(blockers(&queue(&mutexes), 3), [2]);
@@ -571,15 +587,20 @@ mod tests {
             (claim(Kind::RwLock, 1, MAX_READERS), claim(Kind::RwLock, MAX_READERS, MAX_READERS));
         let all = [&r, &w, &r, &r, &w, &r, &w].map(|c| claim(c.kind, c.weight, c.capacity));
         let rw = queue(&all);
-        assert_eq!(blockers(&rw, 1), [0], "a writer: the nearest");
-        assert_eq!(blockers(&rw, 3), [1], "a reader: the writer before it, not the reader");
+        assert_eq!(blockers(&rw, 1), [0], "a writer waits for the nearest claim");
+        assert_eq!(
+            blockers(&rw, 3),
+            [1],
+            "a reader waits for the writer ahead of it, not for the reader"
+        );
         assert_eq!(blockers(&rw, 5), [4]);
         let permits: Vec<Claim> = (0..5).map(|_| claim(Kind::Semaphore, 1, 2)).collect();
         assert_eq!(blockers(&queue(&permits), 4), [3, 2]);
     }
 
+    // S16
     #[test]
-    fn s16_the_one_in_front_says_what_the_lock_is() {
+    fn first_claim_determines_kind_and_capacity() {
         let (a, b) = (claim(Kind::Semaphore, 1, 2), claim(Kind::Semaphore, 1, 3));
         let children = queue(&[a.clone(), b.clone()]);
         let name = |i: usize| children.nodes()[i].name.clone();
@@ -588,9 +609,10 @@ mod tests {
     }
 
     proptest! {
-        /// While all blockers stay nobody's leaving lets a claim hold, and each of them matters.
+        /// While all blockers stay, no departure of another claim lets the claim be granted, and
+        /// each blocker is needed.
         #[test]
-        fn blockers_are_enough_and_no_more(
+        fn blockers_are_sufficient_and_minimal(
             weights in proptest::collection::vec(1_u32..=6, 1..12),
             extra in 0_u32..3,
         ) {
@@ -604,7 +626,7 @@ mod tests {
                 prop_assert_eq!(all.is_empty(), i < holding);
                 let (places, own) = (children.places(), &children.nodes()[i].name);
                 prop_assert_eq!(places.of(own), Some((i, i < holding)));
-                prop_assert_eq!(places.stand(own), children.stand(own));
+                prop_assert_eq!(places.position_of(own), children.position_of(own));
                 let weight = |indices: &[usize]| {
                     indices.iter().map(|&j| weights[j]).sum::<u32>() + weights[i]
                 };
@@ -624,7 +646,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_child_from_outside_is_a_place_or_none(name in testbed::texts(&[
+        fn any_child_name_is_parsed_or_returned(name in testbed::texts(&[
             "_c_01234567-89ab-cdef-0123-456789abcdef-lock-0000000001",
             "0123456789abcdef0123456789abcdef__lock__0000000001",
             "_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__-2147483647",

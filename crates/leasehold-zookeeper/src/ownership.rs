@@ -1,9 +1,9 @@
 //! Ownership of a lock as a condition of the caller's own transaction in ZooKeeper.
 
 use leasehold_core::kit::ownership;
-use leasehold_core::{Guard, Result};
+use leasehold_core::{Hold, Result};
 
-/// What URLs of the store begin with.
+/// The scheme of the store's URLs.
 pub(super) const SCHEME: &str = "zookeeper";
 
 /// Methods of guards whose lock is in ZooKeeper.
@@ -11,7 +11,7 @@ pub trait ZooKeeperGuardExt {
     /// Returns the path of this guard's node, as a condition for your own transaction in the same
     /// ensemble.
     ///
-    /// It does no I/O: ZooKeeper evaluates the condition when it runs the transaction.
+    /// This call does no I/O: ZooKeeper evaluates the condition when it runs the transaction.
     ///
     /// Put a check of this path with version −1 (any) before the changes of a `multi`. Nothing is
     /// changed once the lock is lost, even if the holder has not noticed, because the node
@@ -29,8 +29,8 @@ pub trait ZooKeeperGuardExt {
     /// # Ok(()) }
     /// ```
     ///
-    /// The name of the node contains the claim's secret. Anyone who knows it and may delete nodes
-    /// can release the lock.
+    /// The name of the node contains the claim's secret. Anyone who knows the name and may delete
+    /// nodes can release the lock.
     ///
     /// # Errors
     /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the lock is in another store, or
@@ -39,7 +39,7 @@ pub trait ZooKeeperGuardExt {
     fn zookeeper_node(&self) -> Result<String>;
 }
 
-impl ZooKeeperGuardExt for Guard {
+impl ZooKeeperGuardExt for Hold {
     fn zookeeper_node(&self) -> Result<String> {
         let path = ownership(self, SCHEME, "zookeeper_node")?;
         Ok(String::from_utf8_lossy(&path).into_owned())

@@ -1,15 +1,15 @@
-//! A lock's name as the name of one node, and back.
+//! Conversion of a lock's name to the name of one node, and back.
 //!
-//! Two names never meet in one node, and no name is ever a path of its own: printable ASCII but
-//! `/` and `%` stands for itself, every other byte is `%` and two lowercase hexadecimal digits. So
-//! most names are what they are to other clients on the same path. `.` and `..`, which a path may
-//! not have, and `zookeeper`, which the server keeps for itself at the top, begin with an encoded
-//! byte.
+//! Two names never share a node, and a name never becomes a path of several nodes. Printable ASCII
+//! except `/` and `%` is unchanged. Every other byte becomes `%` and two lowercase hexadecimal
+//! digits. So most names are the same for other clients on the same path. `.` and `..` are not
+//! allowed in a path, and the server reserves `zookeeper` at the top, so these names begin with an
+//! encoded byte.
 
 use leasehold_core::Name;
 use leasehold_core::kit::decoded;
 
-/// The name of the node that this lock's claims are children of.
+/// Returns the name of the node whose children are this lock's claims.
 pub(super) fn encode(name: &Name) -> String {
     let text = name.as_str();
     let reserved = matches!(text, "." | ".." | "zookeeper");
@@ -29,10 +29,10 @@ fn escape(node: &mut String, byte: u8) {
     node.extend(['%', digit(byte >> 4), digit(byte & 15)]);
 }
 
-/// The name of which this is the node; `None` for a node that no lock of ours has.
+/// Returns the name of the lock with this node. Returns `None` for a node that no lock can have.
 pub(super) fn decode(node: &str) -> Option<Name> {
     let name = Name::new(decoded(node, |_| true)?).ok()?;
-    // Only what we would have written ourselves: `%61` is not the node of `a`.
+    // Only the encoding that leasehold writes is accepted, so `%61` is not the node of `a`.
     (encode(&name) == node).then_some(name)
 }
 
@@ -42,8 +42,9 @@ mod tests {
 
     use super::*;
 
+    // S90
     #[test]
-    fn s90_plain_names_are_what_they_are_and_odd_ones_never_a_path() {
+    fn plain_names_are_unchanged_and_special_ones_are_escaped() {
         for (name, node) in [
             ("order:42", "order:42"),
             ("Nightly report (2)", "Nightly report (2)"),
@@ -66,8 +67,9 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
+        // S90
         #[test]
-        fn s90_every_name_has_a_node_of_its_own(text in "\\PC{1,80}") {
+        fn each_name_maps_to_its_own_node(text in "\\PC{1,80}") {
             let name = Name::new(&text).unwrap();
             let node = encode(&name);
             prop_assert!(node.bytes().all(|b| (b' '..=b'~').contains(&b) && b != b'/'));

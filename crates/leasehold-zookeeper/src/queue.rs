@@ -1,20 +1,20 @@
-//! A lock's queue as it is read: its children in their order.
+//! Reads of a lock's queue, which return its children in order.
 
 use zookeeper_client::Error as Fault;
 
-use super::claims::Standing;
+use super::claims::ClaimNode;
 use super::fault::explain;
-use super::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
+use super::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, QueuePosition};
 use super::session;
 use super::session::Session;
 use super::shared::Shared;
 use leasehold_core::kit::locked;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// One more look at the queue is needed.
-pub(super) enum Looked {
-    Stands(Stand),
-    /// The child is not there any more.
+/// The result of a read of the queue.
+pub(super) enum QueueRead {
+    At(QueuePosition),
+    /// The child does not exist any more.
     Gone,
 }
 
@@ -50,27 +50,31 @@ pub(super) fn foreign_child(naming: Naming, lock: &str, child: String) -> Error 
 }
 
 impl Shared {
-    /// Where a claim stands by now.
-    pub(super) async fn look(&self, session: &Session, standing: &Standing) -> Result<Looked> {
-        let listed = session.read(|c| c.list_children(&standing.lock)).await;
-        self.looked(standing, listed)
+    /// Reads the current position of a claim.
+    pub(super) async fn read_position(
+        &self,
+        session: &Session,
+        claim_node: &ClaimNode,
+    ) -> Result<QueueRead> {
+        let listed = session.read(|c| c.list_children(&claim_node.lock)).await;
+        self.position_in(claim_node, listed)
     }
 
-    pub(super) fn looked(
+    pub(super) fn position_in(
         &self,
-        standing: &Standing,
+        claim_node: &ClaimNode,
         listed: session::Answer<Vec<String>>,
-    ) -> Result<Looked> {
+    ) -> Result<QueueRead> {
         let names = match listed {
             Ok(names) => names,
-            Err(Fault::NoNode) => return Ok(Looked::Gone),
-            Err(fault) => return Err(explain(fault, &standing.lock)),
+            Err(Fault::NoNode) => return Ok(QueueRead::Gone),
+            Err(fault) => return Err(explain(fault, &claim_node.lock)),
         };
-        let children = self.order(&standing.lock, names)?;
-        Ok(children.stand(&standing.node).map_or(Looked::Gone, Looked::Stands))
+        let children = self.order(&claim_node.lock, names)?;
+        Ok(children.position_of(&claim_node.node).map_or(QueueRead::Gone, QueueRead::At))
     }
 
-    /// The children in order, if they are what they should be.
+    /// Returns the children in order, if all of them are valid.
     pub(super) fn order(&self, lock: &str, names: Vec<String>) -> Result<Children> {
         let children = match Children::order(self.naming(), names) {
             Ok(children) => children,
@@ -93,7 +97,8 @@ impl Shared {
         Ok(children)
     }
 
-    /// The children as of now, and not as of what this member has heard; `None` without the node.
+    /// Lists the current children, not only those that this member knows. Returns `None` if the
+    /// node does not exist.
     pub(super) async fn list_synced(
         &self,
         session: &Session,

@@ -1,17 +1,18 @@
-//! One connection of the driver's, passed on to whichever member serves.
+//! One connection of the driver, forwarded to whichever member responds.
 //!
-//! The driver connects, and what it says first (its session, its credentials, what it watches) is kept
-//! until a member has answered: so it can be said to another one when this one does not. All of that may
-//! be said twice; requests the driver sends only when it has been answered, and those are passed on once,
-//! to the member that answered, or not at all: when that one is left, the driver's connection ends, what
-//! is under way fails, and the driver comes again.
+//! **Retries.** The first bytes that the driver sends (its session, its credentials, its watches)
+//! are kept until a member has responded. If a member does not respond, they are sent to another
+//! one. It is safe to send all of them twice. The driver sends requests only after a response.
+//! These are forwarded once to the member that responded, or not at all. When that member is left,
+//! the driver's connection ends, the requests under way fail, and the driver connects again.
 //!
-//! A member is left when it owes an answer and says nothing for as long as [`Members::patience`]. What it
-//! owes is counted in pieces (four bytes of length, and so many more): each that goes there is answered by
-//! one that comes, and what a member says unasked begins with −1. The time is counted in ticks, so that
-//! a client that stood still itself does not blame the member for it.
+//! **Time limits.** A member is left if a reply is due and the member sends nothing for as long as
+//! [`Members::patience`]. Due replies are counted in messages (four bytes of length, and that many
+//! more bytes). Each message to the member is answered by one message, and unsolicited messages
+//! begin with −1. The time is counted in ticks, so that a client that was paused itself does not
+//! blame the member.
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{Stream, locked};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -22,27 +23,28 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{sleep, timeout};
 
 use super::members::{Member, Members};
-use super::stream::Stream;
 
-/// How long what was sent last may take to leave.
+/// Time limit for sending the last bytes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long we wait before the next round when no member serves.
+/// Pause before the next round if no member responds.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How many ticks the patience has.
+/// Number of ticks per time limit.
 const TICKS: u32 = 4;
-/// What the driver may say before it is answered. More it does not, whatever it watches.
+/// Maximum number of bytes from the driver before the first response. Even with many watches the
+/// driver sends less.
 const MOST_KEPT: usize = 64 << 20;
 
-/// Why passing on has ended.
+/// The reason why forwarding has ended.
 enum End {
-    /// The member did not even greet: another may.
+    /// The member did not even answer the greeting, so another member may be tried.
     Unanswered,
-    /// The driver wants no more, or has been served and comes again.
+    /// The driver has closed the connection, or a member has served the connection, so the driver
+    /// must connect again.
     Over,
 }
 
-/// Serves one connection of the driver's until either side is done.
-/// It has said this already.
+/// Forwards one connection of the driver until either side closes it. `said` contains the bytes
+/// that the driver has already sent.
 pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Members>) {
     if local.set_nodelay(true).is_err() {
         return;
@@ -64,12 +66,12 @@ pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Memb
                 return;
             }
         }
-        // The driver knows how long it waits for this.
+        // The driver limits how long it waits for a connection.
         sleep(PAUSE).await;
     }
 }
 
-/// Passes everything on between the driver and a member.
+/// Forwards everything between the driver and a member.
 async fn carry(
     (from_driver, to_driver): (&mut OwnedReadHalf, &mut OwnedWriteHalf),
     stream: Box<dyn Stream>,
@@ -85,7 +87,8 @@ async fn carry(
         broken |= to_member.flush().await.is_err();
         let mut buffer = vec![0; 16 * 1024];
         loop {
-            // What the member has said last must be heard: its end is seen where it is read.
+            // The member's last bytes must still be read. The reading side detects the end of the
+            // connection.
             if broken {
                 std::future::pending::<()>().await;
             }
@@ -148,19 +151,19 @@ async fn carry(
     if served { End::Over } else { End::Unanswered }
 }
 
-/// What a member owes, and for how long it has said nothing.
+/// How many replies a member owes, and for how long it has sent nothing.
 #[derive(Debug, Default)]
 struct Talk {
     asked: Pieces,
     answered: Pieces,
     owed: u64,
     ticks: u32,
-    /// It has said something.
+    /// Whether the member has sent anything.
     begun: bool,
 }
 
 impl Talk {
-    /// Tells whether the member has said something already.
+    /// Counts the requests in these bytes. Returns whether the member has already sent anything.
     fn asked(&mut self, bytes: &[u8]) -> bool {
         if self.owed == 0 {
             self.ticks = 0;
@@ -170,7 +173,8 @@ impl Talk {
         self.begun
     }
 
-    /// Tells whether these are the first.
+    /// Counts the replies in these bytes. Returns whether these are the first bytes from the
+    /// member.
     fn answered(&mut self, bytes: &[u8]) -> bool {
         self.ticks = 0;
         let owed = &mut self.owed;
@@ -182,7 +186,7 @@ impl Talk {
         !std::mem::replace(&mut self.begun, true)
     }
 
-    /// For how many ticks it has owed an answer and said nothing.
+    /// Returns for how many ticks the member has owed a reply and sent nothing.
     fn tick(&mut self) -> u32 {
         if self.owed > 0 {
             self.ticks = self.ticks.saturating_add(1);
@@ -191,17 +195,17 @@ impl Talk {
     }
 }
 
-/// A stream that is being cut into its pieces.
+/// A stream that is being divided into messages.
 #[derive(Debug, Default)]
 struct Pieces {
-    /// The length of the piece, and the four bytes with which it begins.
+    /// The length of the message, and the four bytes after it.
     head: [u8; 8],
     known: usize,
     left: usize,
 }
 
 impl Pieces {
-    /// Takes in what came, and tells with what each piece begins.
+    /// Reads these bytes, and calls `piece` with the start of each message.
     fn feed(&mut self, mut bytes: &[u8], mut piece: impl FnMut(i32)) {
         while let [first, rest @ ..] = bytes {
             if self.known == 8 {
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_told_apart_however_they_come() {
+    fn packets_are_split_correctly_for_any_chunk_size() {
         let all: Vec<u8> = [piece(0, 40), piece(-1, 0), piece(7, 100), piece(-2, 12)].concat();
         for step in [1, 3, 8, 50, all.len()] {
             let mut pieces = Pieces::default();
@@ -245,22 +249,23 @@ mod tests {
             for bytes in all.chunks(step) {
                 pieces.feed(bytes, |begins| seen.push(begins));
             }
-            assert_eq!(seen, [0, -1, 7, -2], "{step} at once");
+            assert_eq!(seen, [0, -1, 7, -2], "with {step} bytes at once");
         }
-        // Whatever a stranger sends.
+        // Any bytes from an unknown client must be accepted.
         Pieces::default().feed(&[0; 64], |_| ());
         Pieces::default().feed(&[0xff; 64], |_| ());
     }
 
+    // F08
     #[test]
-    fn f08_what_is_owed_is_counted() {
+    fn unanswered_requests_are_counted() {
         let mut talk = Talk::default();
-        assert_eq!(talk.tick(), 0, "nothing was asked");
+        assert_eq!(talk.tick(), 0, "no request is unanswered");
         talk.asked(&[piece(0, 40), piece(1, 20)].concat());
         assert_eq!((talk.tick(), talk.tick()), (1, 2));
         assert!(talk.answered(&piece(0, 36)));
-        assert_eq!(talk.tick(), 1, "it still owes one");
-        // News is no answer, though a sign of life.
+        assert_eq!(talk.tick(), 1, "one request is unanswered");
+        // A notification is not a reply, but proves that the member is alive.
         assert!(!talk.answered(&piece(-1, 30)));
         assert_eq!(talk.tick(), 1);
         talk.answered(&piece(1, 16));

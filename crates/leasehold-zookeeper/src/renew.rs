@@ -1,7 +1,15 @@
-//! Renewing: what stands in this session stands on, as long as the session does. Who waits is told of its
-//! turn by what it watches, so a heartbeat looks at the queue only to tell how long it is, and for what a
-//! watch does not see: where the lock's node says that nobody has come or gone it does not. One listing
-//! for each lock, whatever the number of waiters.
+//! Renews claims: a claim exists as long as its session does.
+//!
+//! A waiter's heartbeat writes nothing while its watches are set. The watches report when the
+//! waiter can be granted and when its own child is gone, in the order of the transactions. So a
+//! write that proves that the child exists would add nothing. The client relies on a grant only if
+//! the session certainly lives until the claim's deadline. If no write has proved that recently,
+//! the first renewal of the holder does.
+//!
+//! What remains is one read per lock, whatever the number of waiters, and one listing if a child
+//! was added or removed. The listing returns the length of the queue, detects foreign children, and
+//! finds events that the driver or a server failed to report. The read also keeps the session
+//! alive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,16 +17,17 @@ use std::time::Duration;
 
 use zookeeper_client::{Error as Fault, MultiWriteError};
 
-use super::claims::{Known, Standing};
+use super::claims::{ClaimNode, NodeState};
 use super::fault::{ends_session, explain};
+use super::join_all::join_all;
 use super::node::Places;
 use super::session::Session;
 use super::shared::Shared;
-use super::together::all_of;
 use leasehold_core::store::{Joined, Place, Renew, Renewal};
 use leasehold_core::{ClaimId, Error, ErrorKind, Moment, Result};
 
-/// How much of paths goes into one request: the server refuses requests above a megabyte.
+/// Approximate maximum size of all paths in one request. The server rejects requests above a
+/// megabyte.
 const REQUEST_BYTES: usize = 256 * 1024;
 
 impl Shared {
@@ -27,7 +36,7 @@ impl Shared {
         self.renew_on(&self.current(), &renewals, started).await
     }
 
-    /// Renews what stands in this session; what does not is lost.
+    /// Renews the claims that have a child of this session. All others are lost.
     pub(super) async fn renew_on(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -38,20 +47,26 @@ impl Shared {
         if session.is_over() {
             return Ok(answers);
         }
-        let mut open: Vec<(usize, Standing)> = Vec::with_capacity(renewals.len());
-        for (i, renew) in renewals.iter().enumerate() {
-            let known = self.claims.known(renew.claim.id);
-            let here = known.filter(|(standing, _)| standing.session == session.id());
-            open.extend(here.map(|(standing, _)| (i, standing)));
+        let mut open: Vec<(usize, ClaimNode)> = Vec::with_capacity(renewals.len());
+        let mut waiting: BTreeMap<String, Vec<(usize, ClaimNode)>> = BTreeMap::new();
+        for (i, Renew { claim, .. }) in renewals.iter().enumerate() {
+            let known = self.claims.known(claim.id);
+            let here = known.filter(|(claim_node, _)| claim_node.session == session.id());
+            let Some((claim_node, known)) = here else { continue };
+            if matches!(known, NodeState::Waiting(_)) && self.claims.is_watching(claim.id) {
+                // The watch on the waiter's own child reports if the child is deleted.
+                waiting.entry(claim_node.lock.clone()).or_default().push((i, claim_node));
+            } else {
+                open.push((i, claim_node));
+            }
         }
         let open = self.existing(session, open).await?;
-        let mut waiting: BTreeMap<String, Vec<(usize, Standing)>> = BTreeMap::new();
-        for (i, standing) in open {
+        for (i, claim_node) in open {
             let Renew { claim, lease } = &renewals[i];
             if let Some(holding) = self.renew_holder(session, claim.id, *lease, started) {
                 answers[i] = holding;
-            } else if let Some((_, Known::Waiting(_))) = self.claims.known(claim.id) {
-                waiting.entry(standing.lock.clone()).or_default().push((i, standing));
+            } else if let Some((_, NodeState::Waiting(_))) = self.claims.known(claim.id) {
+                waiting.entry(claim_node.lock.clone()).or_default().push((i, claim_node));
             }
         }
         if !waiting.is_empty() {
@@ -60,14 +75,14 @@ impl Shared {
         if waiting.is_empty() {
             return Ok(answers);
         }
-        // One listing for each lock, whoever waits there.
+        // One listing per lock serves all waiters on it.
         let listed = session.read(|c| async {
-            Ok(all_of(waiting.keys().map(|lock| c.get_children(lock)).collect()).await)
+            Ok(join_all(waiting.keys().map(|lock| c.get_children(lock)).collect()).await)
         });
         let listed = listed.await.map_err(|fault| explain(fault, self.url.root()))?;
         for ((lock, waiters), names) in waiting.into_iter().zip(listed) {
             let children = match names {
-                // Its node is gone, and so are all who waited.
+                // The lock's node is gone, and with it all waiters.
                 Err(Fault::NoNode) => continue,
                 Err(fault) => Err(explain(fault, &lock)),
                 Ok((names, stat)) => {
@@ -87,11 +102,12 @@ impl Shared {
                     continue;
                 }
             };
-            // Ordered once, however many wait here.
+            // The children are ordered once, however many waiters there are.
             let places = children.places();
-            for (i, standing) in waiters {
+            for (i, claim_node) in waiters {
                 let renew = &renewals[i];
-                let renewed = self.renew_waiter(session, renew, started, &standing, &places).await;
+                let renewed = self.renew_waiter(session, renew, started, &claim_node, &places);
+                let renewed = renewed.await;
                 answers[i] =
                     renewed.unwrap_or_else(|error| self.refuse(session, renew, started, &error));
             }
@@ -99,18 +115,18 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Answers those who wait where nothing has changed, without a listing: it would be as long as the
-    /// queue, for each that waits in it.
+    /// Renews the waiters on locks where nothing has changed, without a listing. A listing for each
+    /// waiter would be as long as the queue.
     async fn let_rest(
         &self,
         session: &Session,
         renewals: &[Renew],
         started: Moment,
-        waiting: &mut BTreeMap<String, Vec<(usize, Standing)>>,
+        waiting: &mut BTreeMap<String, Vec<(usize, ClaimNode)>>,
         answers: &mut [Renewal],
     ) -> Result<()> {
         let stats = session.read(|c| async {
-            Ok(all_of(waiting.keys().map(|lock| c.check_stat(lock)).collect()).await)
+            Ok(join_all(waiting.keys().map(|lock| c.check_stat(lock)).collect()).await)
         });
         let stats = stats.await.map_err(|fault| explain(fault, self.url.root()))?;
         let mut stats = stats.into_iter();
@@ -123,8 +139,8 @@ impl Shared {
             }
             for (i, _) in waiters {
                 let Renew { claim, lease } = &renewals[*i];
-                let Some((_, Known::Waiting(place))) = self.claims.known(claim.id) else {
-                    // It was granted meanwhile, or given up.
+                let Some((_, NodeState::Waiting(place))) = self.claims.known(claim.id) else {
+                    // The claim was granted in the meantime, or given up.
                     let holding = self.renew_holder(session, claim.id, *lease, started);
                     answers[*i] = holding.unwrap_or(Renewal::Lost);
                     continue;
@@ -137,9 +153,9 @@ impl Shared {
         Ok(())
     }
 
-    /// What those hear who wait for a lock that is no good any more: they are lost, and told why when
-    /// they join anew. What was not answered is asked again. Who holds or waits elsewhere hears nothing
-    /// of it.
+    /// Returns the result for a waiter on a lock that cannot be used any more. The waiter is lost,
+    /// and gets the reason when it joins again. If the error is transient, the heartbeat is
+    /// repeated. Claims on other locks are not affected.
     pub(super) fn refuse(
         self: &Arc<Self>,
         session: &Session,
@@ -155,11 +171,11 @@ impl Shared {
             self.runtime.spawn(self.clone().give_up(claim.id));
             return Renewal::Lost;
         }
-        // It was granted in between, and holds what it has.
+        // The claim was granted in between, and stays a holder.
         self.renew_holder(session, claim.id, *lease, started).unwrap_or(Renewal::Lost)
     }
 
-    /// The answer about a claim whose child exists, if it holds.
+    /// Returns the result for a claim whose child exists, if it is a holder.
     pub(super) fn renew_holder(
         &self,
         session: &Session,
@@ -167,7 +183,7 @@ impl Shared {
         lease: Duration,
         started: Moment,
     ) -> Option<Renewal> {
-        let Some((_, Known::Holding(token))) = self.claims.known(id) else { return None };
+        let Some((_, NodeState::Holding(token))) = self.claims.known(id) else { return None };
         let holds = self.claims.holds(id, self.clock.now().plus(lease));
         let remaining = Some(self.remaining(session, lease, started));
         holds.then_some(Renewal::Holding { token, remaining })
@@ -178,23 +194,27 @@ impl Shared {
         session: &Arc<Session>,
         Renew { claim, lease }: &Renew,
         started: Moment,
-        standing: &Standing,
+        claim_node: &ClaimNode,
         places: &Places<'_>,
     ) -> Result<Renewal> {
-        let joined = match places.of(&standing.node) {
+        let joined = match places.of(&claim_node.node) {
             None => return Ok(Renewal::Lost),
             Some((_, true)) => {
+                // The listing may be older than an eviction.
+                if self.existing(session, vec![(0, claim_node.clone())]).await?.is_empty() {
+                    return Ok(Renewal::Lost);
+                }
                 let mut claim = claim.clone();
                 claim.lease = *lease;
-                self.hold(session, &claim, started, standing.token)?
+                self.hold(session, &claim, started, claim_node.token)?
             }
-            Some((ahead, false)) if self.claims.is_listening(claim.id) => {
+            Some((ahead, false)) if self.claims.is_watching(claim.id) => {
                 self.claims.waits(claim, ahead, started);
-                let token = Some(standing.token);
+                let token = Some(claim_node.token);
                 Joined::Waiting(Place { ahead, head_remaining: None, token })
             }
-            Some(_) => match places.stand(&standing.node) {
-                Some(stand) => self.wait(session, claim, started, stand).await?,
+            Some(_) => match places.position_of(&claim_node.node) {
+                Some(position) => self.wait(session, claim, started, position).await?,
                 None => return Ok(Renewal::Lost),
             },
         };
@@ -205,20 +225,20 @@ impl Shared {
         })
     }
 
-    /// Those of `open` whose children exist, by a majority's word.
+    /// Returns the claims in `open` whose children exist, as a majority has confirmed.
     pub(super) async fn existing(
         &self,
         session: &Session,
-        open: Vec<(usize, Standing)>,
-    ) -> Result<Vec<(usize, Standing)>> {
+        open: Vec<(usize, ClaimNode)>,
+    ) -> Result<Vec<(usize, ClaimNode)>> {
         let mut existing = Vec::with_capacity(open.len());
         let mut open = open.into_iter().peekable();
         while open.peek().is_some() {
             let mut bytes = 0;
             let mut some = Vec::new();
-            while let Some((i, standing)) = open.next_if(|_| bytes < REQUEST_BYTES) {
-                bytes += standing.lock.len() + standing.node.len() + 32;
-                some.push((i, standing));
+            while let Some((i, claim_node)) = open.next_if(|_| bytes < REQUEST_BYTES) {
+                bytes += claim_node.lock.len() + claim_node.node.len() + 32;
+                some.push((i, claim_node));
             }
             existing.extend(self.checked(session, some).await?);
         }
@@ -228,23 +248,23 @@ impl Shared {
     pub(super) async fn checked(
         &self,
         session: &Session,
-        mut some: Vec<(usize, Standing)>,
-    ) -> Result<Vec<(usize, Standing)>> {
+        mut some: Vec<(usize, ClaimNode)>,
+    ) -> Result<Vec<(usize, ClaimNode)>> {
         while !some.is_empty() {
             let done = session.write(|c| async {
                 let mut writer = c.new_multi_writer();
-                for (_, standing) in &some {
-                    writer.add_check_version(&standing.path(), -1)?;
+                for (_, claim_node) in &some {
+                    writer.add_check_version(&claim_node.path(), -1)?;
                 }
                 writer.commit().await
             });
             match done.await {
                 Ok(_) => break,
                 Err(MultiWriteError::OperationFailed { source: Fault::NoNode, .. }) => {
-                    // One is gone, and where one is others may be: all are looked at.
+                    // If one child is gone, others may be too, so all are checked.
                     let paths: Vec<String> = some.iter().map(|(_, s)| s.path()).collect();
                     let found = session.read(|c| async {
-                        Ok(all_of(paths.iter().map(|path| c.check_stat(path)).collect()).await)
+                        Ok(join_all(paths.iter().map(|path| c.check_stat(path)).collect()).await)
                     });
                     let found = found.await.map_err(|fault| explain(fault, self.url.root()))?;
                     let mut found = found.into_iter();

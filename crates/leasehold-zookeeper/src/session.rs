@@ -1,43 +1,55 @@
-//! One session with the servers, and for how long it is certain to live.
+//! One session with the servers, and how long it is certain to live.
 //!
 //! # What is certain
-//! The leader ends a session when it has not heard of it for the session's time. Clients seldom talk
-//! to the leader, though: they talk to a member, which answers reads and pings by itself and tells
-//! the leader every half tick whom it has heard. So an answer alone proves little: the member may be
-//! cut off from the leader, or die before it tells. This is what we rely on:
+//! The leader ends a session if it receives no sign of life of the session for the session's
+//! timeout. But clients seldom talk to the leader. They talk to a member, which answers reads and
+//! pings on its own, and reports the active sessions to the leader every half tick. So a reply
+//! alone proves little: the member may be cut off from the leader, or crash before its report.
+//! leasehold relies on two facts:
 //!
-//! - A *write* is answered only after a majority has it, so its answer proves that member and leader
-//!   were connected while it was under way.
-//! - What the member had heard at least half a tick before the write was sent went to the leader
-//!   over the same connection before the write did.
+//! - A *write* is answered only after a majority has stored it. So the reply proves that the member
+//!   and the leader were connected while the write was in progress.
+//! - Requests that the member received at least half a tick before the write was sent were reported
+//!   to the leader before the write, over the same connection.
 //!
-//! So an answered write, sent at `w`, proves that the leader has heard of us at or after the
-//! *sending* of the last request that was answered before `w − margin`, and the session lives at
-//! least its whole time from then. The margin is a tenth of the session; but where that would be
-//! short for half a tick, a quarter, up to 1.5 s, which is half of the longest tick by default. A longer
-//! tick shows in the shortest session that the servers give, which is two ticks unless they are told
-//! otherwise: the margin is never less than a quarter of that. Where we are given more than we asked
-//! for, that is it; else it is asked for at the first pulse (`ticks.rs`), and until it is known the margin
-//! is a quarter of our session, which can be no shorter. For the proof to be fresh there must have been
-//! such a request: a *pulse*, one cheap read for each margin, also keeps the session alive, instead of
-//! the driver's own pings.
+//! Consider a write that was sent at `w` and answered, and the last request that was answered
+//! before `w − margin`. The leader has received a sign of life at or after the time at which that
+//! request was *sent*. From that time on, the session lives at least for its whole timeout.
 //!
-//! *One thing is taken for granted*: a member tells the leader whom it has heard only when the leader
-//! pings it, which the leader does every half tick. A leader that stood still for longer than the margin
-//! (a long garbage collection, a suspended machine), or whose pings alone were held up, may answer a
-//! write just before it asks again; then the leader heard of us last when it stood still, and ends the
-//! session earlier than is reckoned here, by as long as it stood still at most. It must then hear nothing
-//! of us before that, though it asks within half a tick: so it takes a leader that stands still for
-//! nearly the whole session and no answer of the member's in the moment after. No client can see that;
-//! a checked token or `zookeeper_node` keeps such a holder from harm.
+//! **The margin** is a tenth of the timeout. If that would be too short for half a tick, the margin
+//! is a quarter of the timeout, up to 1.5 s, which is half of the longest tick by default. The
+//! shortest session that the servers grant reveals a longer tick, because that session is two ticks
+//! unless it is configured otherwise. So the margin is never less than a quarter of the shortest
+//! session. If the servers granted a longer session than requested, the granted session is the
+//! shortest. Otherwise the client finds out the shortest session at the first pulse (`ticks.rs`).
+//! Until then the margin is a quarter of the client's own session, which cannot be shorter than the
+//! shortest.
 //!
-//! Creating the session counts from before it was asked for. Being moved to another member goes
-//! through the leader, and is later than anything that was answered before it.
+//! **Pulses.** A proof is only as recent as the last such request. So the client sends a *pulse*,
+//! one cheap read, once per margin. Pulses also keep the session alive, instead of the driver's own
+//! pings. A session that has written nothing for its whole timeout has no proof to keep fresh,
+//! because it has no holds, only waiters or nothing. Then a pulse is sent only if no other request
+//! was answered for a fifth of the timeout. Before the client relies on the first grant after that,
+//! it sends a write.
+//!
+//! **One assumption remains.** A member reports active sessions only when the leader pings it,
+//! which the leader does every half tick. Assume that the leader was paused for longer than the
+//! margin (a long garbage collection, a suspended machine), or that only its pings were delayed. It
+//! may then answer a write just before it pings the member again. In that case the leader's last
+//! sign of life is from before the pause. The leader then ends the session earlier than calculated
+//! here, by at most the length of the pause. But the leader does so only if it receives no sign of
+//! life before that, although it pings within half a tick. So the leader must be paused for nearly
+//! the whole timeout, and then receive no reply from the member. No client can detect that.
+//! Checking tokens at the resource, or `zookeeper_node`, prevents such a holder from doing harm.
+//!
+//! The lifetime of a new session is counted from before the session was requested. Moving the
+//! session to another member goes through the leader. So the leader's sign of life is later than
+//! anything that was answered before the move.
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{Password, locked};
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -52,67 +64,118 @@ use super::tunnel::Tunnel;
 use super::url::ZooKeeperUrl;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
 
-/// How long connecting may take before we give up.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How often it is asked how long a tick can be.
-const TICK_TRIES: u32 = 5;
-/// How often a member is asked for a sign of life while somebody waits to be told by it.
+/// Maximum interval of pulses while a claim waits for a notification from the member.
 const WATCHED: Duration = Duration::from_millis(500);
 
-/// Answers of ZooKeeper's.
+/// The result of a ZooKeeper request.
 pub(super) type Answer<T> = std::result::Result<T, Fault>;
 
 #[derive(Debug)]
 pub(super) struct Session {
     client: Client,
-    /// What the client's connections go through.
+    /// The tunnel through which the client connects.
     tunnel: Tunnel,
-    /// As the servers gave it.
+    /// The session's timeout, as the servers granted it.
     timeout: Duration,
-    heard: Mutex<Heard>,
+    contact: Mutex<Contact>,
     clock: Clock,
     pulse: AbortHandle,
     watched: Arc<Watched>,
+    login: Login,
 }
 
-/// Asks for a sign of life again and again: once for each margin; and more often where somebody waits to
-/// be told by this member and could be told by another.
+/// The user and the password of the session.
+///
+/// ZooKeeper accepts every password. The pair is an identity, which a node's ACL may name. So a
+/// changed password shows as a denied request. If the file contains another password by then, the
+/// session gets that identity as well, and the request is sent again.
+#[derive(Debug)]
+struct Login {
+    credentials: Option<(String, Password)>,
+    /// The session's current `user:password`.
+    digest: tokio::sync::Mutex<Option<String>>,
+    /// Number of times that the digest was changed.
+    changes: AtomicU64,
+}
+
+impl Login {
+    fn new(credentials: Option<(String, Password)>, digest: Option<String>) -> Self {
+        Self { credentials, digest: tokio::sync::Mutex::new(digest), changes: AtomicU64::new(0) }
+    }
+
+    /// Returns whether the session's password was changed after the first `changes` changes. If it
+    /// was not, reads the password again, and gives a new one to the session.
+    async fn has_changed_since(&self, changes: u64, client: &Client) -> bool {
+        let mut digest = self.digest.lock().await;
+        if self.changes.load(Relaxed) != changes {
+            return true;
+        }
+        let now = digest_of(self.credentials.as_ref());
+        let Some(new) = now.as_deref().filter(|new| Some(*new) != digest.as_deref()) else {
+            return false;
+        };
+        if client.auth("digest", new.as_bytes()).await.is_err() {
+            return false;
+        }
+        *digest = now;
+        self.changes.fetch_add(1, Relaxed);
+        true
+    }
+}
+
+fn digest_of(credentials: Option<&(String, Password)>) -> Option<String> {
+    credentials.map(|(user, password)| format!("{user}:{}", password.now()))
+}
+
+/// Sends pulses until the session ends. Pulses are more frequent while a claim waits for a
+/// notification from this member that another member could send.
 async fn beat(session: Weak<Session>, margin: Duration, watched: Arc<Watched>) {
-    let mut tries = TICK_TRIES;
+    // The attempts to find out the shortest session become rarer, but do not end.
+    let (mut pulses, mut next_try) = (0_u64, 1_u64);
     loop {
+        let Some(pause) = session.upgrade().map(|session| session.pause(margin)) else { return };
         if watched.by.load(Relaxed) == 0 {
-            // Whoever begins to wait has just heard from the member.
-            let _ = tokio::time::timeout(margin, watched.begun.notified()).await;
+            // The pause ends early when a claim begins to wait, because shorter pauses apply from
+            // then on.
+            let _ = tokio::time::timeout(pause, watched.begun.notified()).await;
         } else {
             tokio::time::sleep(margin.min(WATCHED)).await;
         }
         let Some(session) = session.upgrade() else { return };
-        // Nobody needs a permission to ask whether the top is there. What fails is tried again at the
-        // next beat; what hangs is one request.
+        if watched.by.load(Relaxed) == 0 && session.is_in_contact() {
+            continue;
+        }
+        // Checking whether the root node exists needs no permission. A failed pulse is repeated
+        // after the next pause. While a pulse has no reply, no other one is sent.
         let beat = session.read(|c| c.check_stat("/"));
         if beat.await.is_err_and(|fault| ends_session(&fault)) {
             return;
         }
-        if session.heard().is_settled {
+        if session.contact().is_settled {
             continue;
         }
-        tries -= 1;
-        match shortest_session(&session.tunnel.members).await {
-            Ok(shortest) => session.heard().settle(margin.max(shortest / 4)),
-            Err(_) if tries == 0 => session.heard().is_settled = true,
-            Err(_) => {}
+        pulses += 1;
+        if pulses < next_try {
+            continue;
+        }
+        next_try = pulses * 2;
+        if let Ok(shortest) = shortest_session(&session.tunnel.members).await {
+            session.contact().settle(margin.max(shortest / 4));
         }
     }
 }
 
-/// Who waits to be told something.
+/// The claims that wait for a notification from the member.
 #[derive(Debug, Default)]
 struct Watched {
     by: AtomicUsize,
     begun: Notify,
 }
 
-/// One that waits to be told something, for as long as this lives.
+/// The registration of a claim that waits for a notification. Dropping this value removes the
+/// registration.
 #[derive(Debug)]
 pub(super) struct Watching(Option<Arc<Watched>>);
 
@@ -124,72 +187,83 @@ impl Drop for Watching {
     }
 }
 
-/// When the leader has heard of us.
+/// What is known about the leader's last sign of life of this session.
 #[derive(Debug)]
-struct Heard {
+struct Contact {
     margin: Duration,
-    /// Whether the margin is what it will be.
+    /// Whether the margin is final.
     is_settled: bool,
-    /// At or after this, for certain.
+    /// The leader has certainly received a sign of life at or after this time.
     certain: Moment,
-    /// Requests that were answered: sent when, answered when. Not yet known to have been told.
+    /// The times at which requests were sent and answered, for requests that are not yet known to
+    /// have been reported to the leader.
     answered: VecDeque<(Moment, Moment)>,
+    /// The time of the last reply to any request.
+    last: Moment,
+    /// The time of the last reply to a write.
+    last_write: Moment,
 }
 
-impl Heard {
+impl Contact {
     fn new(margin: Duration, is_settled: bool, opened: Moment) -> Self {
-        Self { margin, is_settled, certain: opened, answered: VecDeque::new() }
+        let (certain, answered) = (opened, VecDeque::new());
+        Self { margin, is_settled, certain, answered, last: opened, last_write: opened }
     }
 
-    /// Nothing that was proved is less true by it: what is yet to be is proved with the new margin.
+    /// Sets the final margin. Earlier proofs stay valid, and later proofs use the new margin.
     fn settle(&mut self, margin: Duration) {
         (self.margin, self.is_settled) = (margin, true);
     }
 
     fn read(&mut self, sent: Moment, answered: Moment) {
-        // A few for each margin are enough.
+        self.last = self.last.max(answered);
+        // A few requests for each margin are enough.
         let fresh =
             self.answered.back().is_none_or(|(last, _)| sent.since(*last) > self.margin / 8);
         if fresh {
             self.answered.push_back((sent, answered));
         }
-        // Without writes nothing is proved, and the old ones are as good as none.
+        // Without writes there are no proofs, and the oldest requests are no longer useful.
         if self.answered.len() > 64 {
             self.answered.pop_front();
         }
     }
 
     fn written(&mut self, sent: Moment, answered: Moment) {
-        while let Some(&(earlier, told)) = self.answered.front() {
-            if told.plus(self.margin) > sent {
+        while let Some(&(earlier, answered_at)) = self.answered.front() {
+            if answered_at.plus(self.margin) > sent {
                 break;
             }
             self.certain = self.certain.max(earlier);
             self.answered.pop_front();
         }
+        self.last_write = self.last_write.max(answered);
         self.read(sent, answered);
     }
 }
 
-/// How long before a write a request must have been answered to be known to the leader.
+/// Returns how long before a write a request must have been answered, so that the leader certainly
+/// knows of the request.
 fn margin(session: Duration) -> Duration {
     (session / 10).max((session / 4).min(Duration::from_millis(1_500)))
 }
 
-/// The margin to begin with, and whether it is known to be enough: of a session that is longer than was
-/// asked for, two ticks are known to be no longer.
+/// Returns the initial margin, and whether that margin is known to be enough. A granted session
+/// that is longer than requested is the shortest one, so it is at least two ticks long.
 fn first_margin(asked: Duration, given: Duration) -> (Duration, bool) {
     let safe = margin(given).max(given / 4);
     (safe, given > asked || safe == margin(given))
 }
 
 impl Session {
-    /// Opens a new session; its tasks run on `runtime`.
+    /// Opens a new session, whose tasks run on `runtime`.
     pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Arc<Self>> {
         let clock = Clock::default();
         let opened = clock.now();
         let tunnel = Tunnel::open(url, runtime).await?;
-        let client = connect(url, &tunnel, runtime).await?;
+        let digest = digest_of(url.credentials.as_ref());
+        let client = connect(url, digest.as_deref(), &tunnel, runtime).await?;
+        let login = Login::new(url.credentials.clone(), digest);
         tunnel.belongs_to(client.session_id().0);
         let timeout = client.session_timeout();
         let margin = margin(timeout);
@@ -201,10 +275,11 @@ impl Session {
                 client,
                 tunnel,
                 timeout,
-                heard: Mutex::new(Heard::new(safe, is_settled, opened)),
+                contact: Mutex::new(Contact::new(safe, is_settled, opened)),
                 clock,
                 pulse,
                 watched,
+                login,
             }
         }))
     }
@@ -217,27 +292,28 @@ impl Session {
         self.timeout
     }
 
-    /// For how long a lease can be certain: what is left of the session when the last proof is as old
-    /// as it ever is while all goes well.
+    /// Returns the longest lease that can be certain: what is left of the timeout when the last
+    /// proof is as old as it can be without faults.
     pub(super) fn longest_lease(&self) -> Duration {
-        let heard = self.heard();
-        let margin = if heard.is_settled { heard.margin } else { margin(self.timeout) };
+        let contact = self.contact();
+        let margin = if contact.is_settled { contact.margin } else { margin(self.timeout) };
         self.timeout.saturating_sub(margin * 5 / 2)
     }
 
-    /// Whether nothing will ever be done on it any more.
+    /// Returns whether the session is terminated, so that no request can succeed any more.
     pub(super) fn is_over(&self) -> bool {
         self.client.state().is_terminated()
     }
 
-    /// Which connection of the driver's serves the session, or did last: another one after each
-    /// break.
+    /// Returns the number of the driver's connection that serves the session, or served it last.
+    /// Each reconnection gets another number.
     pub(super) fn connection(&self) -> Option<u64> {
         self.tunnel.connection()
     }
 
-    /// From now on somebody waits to be told something by the member that serves: it must not be silent
-    /// for long unnoticed, where another could tell it.
+    /// Registers a claim that waits for a notification from the serving member, until the result is
+    /// dropped. Pulses are then more frequent, so that a silent member is soon replaced by another.
+    /// If there is only one member, nothing is registered.
     pub(super) fn watching(&self) -> Watching {
         let several = self.tunnel.members.are_several();
         if several && self.watched.by.fetch_add(1, Relaxed) == 0 {
@@ -246,53 +322,86 @@ impl Session {
         Watching(several.then(|| self.watched.clone()))
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        // No code that can panic runs between two consistent states.
-        locked(&self.heard)
+    /// Returns the time until the next pulse.
+    fn pause(&self, margin: Duration) -> Duration {
+        let (now, contact) = (self.clock.now(), self.contact());
+        match now.since(contact.last_write) > self.timeout {
+            true => (self.timeout / 5).saturating_sub(now.since(contact.last)).max(margin / 4),
+            false => margin,
+        }
     }
 
-    /// Until when the session certainly lives, with nobody's clock trusted to more than its rate.
+    /// Returns whether no pulse is due: there is nothing to prove, and a member has replied
+    /// recently.
+    fn is_in_contact(&self) -> bool {
+        let (now, contact) = (self.clock.now(), self.contact());
+        now.since(contact.last_write) > self.timeout && now.since(contact.last) < self.timeout / 5
+    }
+
+    fn contact(&self) -> MutexGuard<'_, Contact> {
+        // No code that can panic runs between two consistent states.
+        locked(&self.contact)
+    }
+
+    /// Returns the time until which the session certainly lives. Relies only on the rates of
+    /// clocks.
     pub(super) fn certain_until(&self) -> Moment {
-        let certain = self.heard().certain;
+        let certain = self.contact().certain;
         certain.plus(self.timeout)
     }
 
     /// Sends requests that only read.
-    pub(super) async fn read<'a, T, F>(&'a self, send: impl FnOnce(&'a Client) -> F) -> Answer<T>
+    pub(super) async fn read<'a, T, F>(&'a self, send: impl Fn(&'a Client) -> F) -> Answer<T>
     where
         F: Future<Output = Answer<T>>,
     {
-        let sent = self.clock.now();
-        let answer = send(&self.client).await;
-        match &answer {
-            Ok(_) => self.heard().read(sent, self.clock.now()),
-            Err(fault) => self.blame(fault),
-        }
-        answer
+        self.send(send, Contact::read).await
     }
 
     /// Sends requests of which at least one is a write.
     pub(super) async fn write<'a, T, E: Blames, F>(
         &'a self,
-        send: impl FnOnce(&'a Client) -> F,
+        send: impl Fn(&'a Client) -> F,
     ) -> std::result::Result<T, E>
     where
         F: Future<Output = std::result::Result<T, E>>,
     {
-        let sent = self.clock.now();
-        let answer = send(&self.client).await;
-        match &answer {
-            Ok(_) => self.heard().written(sent, self.clock.now()),
-            Err(fault) => self.blame(fault),
+        self.send(send, Contact::written).await
+    }
+
+    /// Sends requests, and reports the times of sending and of the reply to `answered`. A denied
+    /// request was not executed, so it is sent again if the password has changed.
+    async fn send<'a, T, E: Blames, F>(
+        &'a self,
+        send: impl Fn(&'a Client) -> F,
+        answered: fn(&mut Contact, Moment, Moment),
+    ) -> std::result::Result<T, E>
+    where
+        F: Future<Output = std::result::Result<T, E>>,
+    {
+        loop {
+            let changes = self.login.changes.load(Relaxed);
+            let sent = self.clock.now();
+            let answer = send(&self.client).await;
+            match &answer {
+                Ok(_) => answered(&mut self.contact(), sent, self.clock.now()),
+                Err(fault) if fault.fault() == Some(&Fault::NoAuth) => {
+                    if self.login.has_changed_since(changes, &self.client).await {
+                        continue;
+                    }
+                }
+                Err(fault) => self.blame(fault),
+            }
+            return answer;
         }
-        answer
     }
 }
 
 impl Session {
-    /// The session lives, but the leader takes it to be at another member: where an older request of ours
-    /// to be moved there has come late (that member was stopped, or the network). Connecting anew moves
-    /// it back; without that, this member refuses every write for ever.
+    /// Reconnects if the session has moved. Such a session is alive, but the leader considers it to
+    /// be at another member, because an older request to move the session there arrived late.
+    /// Reconnecting moves the session back. Otherwise this member would reject every write
+    /// indefinitely.
     fn blame(&self, error: &impl Blames) {
         if error.fault() == Some(&Fault::SessionMoved) {
             self.tunnel.begin_anew();
@@ -300,7 +409,7 @@ impl Session {
     }
 }
 
-/// An error that a fault of the driver's is at the bottom of.
+/// An error that may be caused by a fault that the driver reported.
 pub(super) trait Blames {
     fn fault(&self) -> Option<&Fault>;
 }
@@ -312,8 +421,10 @@ impl Blames for Fault {
 }
 
 impl Blames for (Fault, Option<Fault>) {
+    /// Returns the second fault, which is the cause of the first, or the first if there is no
+    /// second.
     fn fault(&self) -> Option<&Fault> {
-        Some(&self.0)
+        Some(self.1.as_ref().unwrap_or(&self.0))
     }
 }
 
@@ -332,16 +443,21 @@ impl Drop for Session {
 }
 
 /// Opens a session through the tunnel.
-async fn connect(url: &ZooKeeperUrl, tunnel: &Tunnel, runtime: &Handle) -> Result<Client> {
+async fn connect(
+    url: &ZooKeeperUrl,
+    digest: Option<&str>,
+    tunnel: &Tunnel,
+    runtime: &Handle,
+) -> Result<Client> {
     let mut connector = Client::connector().with_session_timeout(url.session);
-    if let Some(credentials) = &url.credentials {
-        connector = connector.with_auth("digest", credentials.as_bytes());
+    if let Some(digest) = digest {
+        connector = connector.with_auth("digest", digest.as_bytes());
     }
-    // Who is silent is left by the tunnel, so this is for all members together. The driver's pings,
-    // which come with 3/8 of this, stay behind our pulse.
+    // The tunnel itself leaves a silent member, so this limit is for all members together. The
+    // driver pings after 3/8 of this limit, so our pulses come first.
     connector = connector.with_connection_timeout(url.session * 3 / 5);
     let host = tunnel.host.clone();
-    // The driver spawns its task where it is called.
+    // The driver spawns its task on the runtime on which it is called.
     let connecting =
         runtime.spawn(async move { tokio::time::timeout(CONNECT, connector.connect(&host)).await });
     match connecting.await {
@@ -363,16 +479,16 @@ fn refused(fault: Option<Fault>, tunnel: &Tunnel, tls: bool) -> Error {
                 }
                 false => "",
             };
-            let what = "no ZooKeeper server accepts a session";
+            let what = "no ZooKeeper server accepted the session";
             let hint = format!(
-                "check hosts and ports in the URL, and that a majority of the ensemble is \
-                 running{over_tls}"
+                "check the hosts and ports in the URL, and check that a majority of the ensemble \
+                 is running{over_tls}"
             );
             let error = Error::new(ErrorKind::Unreachable, what).with_hint(hint);
-            // Behind the tunnel, the driver sees no more than that its connection ended.
+            // The driver only notices that its connection to the tunnel has ended.
             match (tunnel.members.fault(), fault) {
-                (Some(why), _) => error.because(why),
-                (None, Some(fault)) => error.because(fault),
+                (Some(why), _) => error.with_source(why),
+                (None, Some(fault)) => error.with_source(fault),
                 (None, None) => error,
             }
         }
@@ -387,30 +503,37 @@ mod tests {
         Moment::from_nanos(millis * 1_000_000)
     }
 
+    // S72
     #[test]
-    fn s72_a_session_is_certain_only_from_what_the_leader_must_have_heard() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
-        // A member's answers prove nothing, however many.
+    fn session_is_certain_only_from_requests_proven_by_a_write() {
+        let mut contact = Contact::new(Duration::from_millis(1_000), true, at(0));
+        // Any number of replies to reads proves nothing.
         for beat in 1..=9 {
-            heard.read(at(beat * 1_000), at(beat * 1_000 + 5));
+            contact.read(at(beat * 1_000), at(beat * 1_000 + 5));
         }
-        assert_eq!(heard.certain, at(0));
-        // A write proves what was answered a margin before it was sent, and not itself.
-        heard.written(at(9_500), at(9_600));
-        assert_eq!(heard.certain, at(8_000));
-        heard.written(at(10_590), at(10_595));
-        assert_eq!(heard.certain, at(9_000), "answered less than a margin before");
-        heard.written(at(10_600), at(10_700));
-        assert_eq!(heard.certain, at(9_500));
+        assert_eq!(contact.certain, at(0));
+        // A write proves the requests that were answered a margin before it was sent, but not
+        // itself.
+        contact.written(at(9_500), at(9_600));
+        assert_eq!(contact.certain, at(8_000));
+        contact.written(at(10_590), at(10_595));
+        assert_eq!(
+            contact.certain,
+            at(9_000),
+            "requests answered less than a margin earlier are not proven"
+        );
+        contact.written(at(10_600), at(10_700));
+        assert_eq!(contact.certain, at(9_500));
     }
 
+    // S72
     #[test]
-    fn s72_a_client_that_was_stopped_must_be_heard_again_first() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
-        heard.read(at(1_000), at(1_001));
-        // Stopped for nearly the whole session; then a write gets through.
-        heard.written(at(14_000), at(14_001));
-        assert_eq!(heard.certain, at(1_000));
+    fn write_after_a_pause_does_not_prove_the_session() {
+        let mut contact = Contact::new(Duration::from_millis(1_000), true, at(0));
+        contact.read(at(1_000), at(1_001));
+        // The client is paused for nearly the whole session, and then a write succeeds.
+        contact.written(at(14_000), at(14_001));
+        assert_eq!(contact.certain, at(1_000));
     }
 
     #[test]
@@ -418,31 +541,32 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(margin(second * 60), second * 6);
         assert_eq!(margin(second * 15), second * 3 / 2);
-        // The shortest session of ticks of 2 s, and of 3 s.
+        // The shortest sessions with ticks of 2 s and of 3 s.
         assert_eq!(margin(second * 4), second);
         assert_eq!(margin(second * 6), second * 3 / 2);
     }
 
+    // F48
     #[test]
-    fn f48_a_tick_that_may_be_long_makes_the_margin_long() {
+    fn possibly_long_tick_makes_the_margin_long() {
         let second = Duration::from_secs(1);
-        // Nothing is known of the tick but that two are no longer than the session.
+        // It is only known that two ticks are not longer than the session.
         assert_eq!(first_margin(second * 15, second * 15), (second * 15 / 4, false));
-        // The shortest session is what we have.
+        // The granted session is the shortest one.
         assert_eq!(first_margin(second * 15, second * 20), (second * 5, true));
         assert_eq!(first_margin(second * 2, second * 4), (second, true));
         assert_eq!(first_margin(second * 4, second * 4), (second, true));
-        // What the server cuts tells nothing of its shortest.
+        // A server that shortens a session does not reveal its shortest one.
         assert_eq!(first_margin(second * 60, second * 40), (second * 10, false));
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
+    fn number_of_recorded_replies_is_bounded() {
+        let mut contact = Contact::new(Duration::from_millis(1_000), true, at(0));
         for n in 0..10_000 {
-            heard.read(at(n * 500), at(n * 500 + 1));
-            heard.read(at(n * 500 + 10), at(n * 500 + 11));
+            contact.read(at(n * 500), at(n * 500 + 1));
+            contact.read(at(n * 500 + 10), at(n * 500 + 11));
         }
-        assert!(heard.answered.len() <= 65);
+        assert!(contact.answered.len() <= 65);
     }
 }

@@ -1,4 +1,5 @@
-//! What calls and tasks share: the session, the claims, and the nodes that locks are put under.
+//! State shared by calls and tasks: the session, the claims, and the nodes below which locks are
+//! created.
 
 use leasehold_core::kit::locked;
 use std::collections::HashSet;
@@ -16,25 +17,25 @@ use super::url::{Access, ZooKeeperUrl};
 use leasehold_core::store::Ears;
 use leasehold_core::{Clock, Name, Result};
 
-/// What calls and tasks share.
+/// State shared by calls and tasks.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) url: ZooKeeperUrl,
     pub(super) runtime: Handle,
     pub(super) clock: Clock,
-    /// The session as it was last opened.
+    /// The session that was opened last.
     pub(super) current: Mutex<Arc<Session>>,
-    /// Held while a new one is opened.
+    /// Locked while a new session is opened.
     pub(super) opening: tokio::sync::Mutex<()>,
     pub(super) claims: Claims,
-    /// Who is told of evictions.
+    /// Listeners that are notified of evictions.
     pub(super) ears: Ears,
-    /// Locks whose numbers were said to run out.
+    /// Locks for which a warning was logged that their sequence numbers are running out.
     pub(super) warned: Mutex<HashSet<String>>,
 }
 
 impl Shared {
-    /// Runs a call on the client's runtime, whatever becomes of the caller.
+    /// Runs a call on the client's runtime, even if the caller is dropped.
     pub(super) async fn run<T, F>(self: &Arc<Self>, call: impl FnOnce(Arc<Self>) -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -47,7 +48,7 @@ impl Shared {
         locked(&self.current).clone()
     }
 
-    /// The session, or a new one if it is over.
+    /// Returns the session, or opens a new one if it has ended.
     pub(super) async fn session(&self) -> Result<Arc<Session>> {
         let current = self.current();
         if !current.is_over() {
@@ -78,7 +79,7 @@ impl Shared {
         self.url.naming
     }
 
-    /// Makes sure at connecting that there is a node to put locks under.
+    /// Checks when the client connects that the node for locks exists.
     pub(super) async fn find_chroot(&self, session: &Session) -> Result<()> {
         let root = self.url.root();
         let found = session.read(|c| c.check_stat(root)).await;
@@ -103,7 +104,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What a lock's node is. kazoo makes its own once and then counts on it; Curator makes it again.
+    /// Returns the mode of a lock's node. kazoo creates the node once and then relies on it.
+    /// Curator creates it again.
     pub(super) fn lock_mode(&self) -> CreateMode {
         match self.naming() {
             Naming::Curator => CreateMode::Container,
@@ -111,7 +113,8 @@ impl Shared {
         }
     }
 
-    /// Makes what a lock's node lacked when it was to be made, or tells why it cannot be.
+    /// Creates the parent that was missing when a lock's node was to be created, or returns why
+    /// that is not possible.
     pub(super) async fn make_above(
         &self,
         session: &Session,

@@ -1,22 +1,28 @@
-//! How long a tick of the servers' can be: nobody tells clients, but servers give no session below two
-//! ticks unless they are told to, and tell what they give.
+//! The maximum length of the servers' tick. No server reports it to clients. But by default,
+//! servers grant no session shorter than two ticks, and they report the session that they grant.
 
 use std::io;
 use std::time::Duration;
 
+use leasehold_core::kit::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::members::Members;
-use super::stream::Stream;
 
-/// The shortest session that a member gives: asked for on a connection of its own, and given back.
+/// Returns the shortest session that a member grants. Requests a session on a separate connection,
+/// and closes it again.
 pub(super) async fn shortest_session(members: &Members) -> io::Result<Duration> {
     let mut fault = io::Error::from(io::ErrorKind::NotFound);
     for member in members.in_turn().await {
+        let limit = members.patience() * 2;
         let asked = async { ask(members.reach(&member).await?).await };
-        match timeout(members.patience() * 2, asked).await {
-            Ok(Ok(shortest)) => return Ok(shortest),
+        match timeout(limit, asked).await {
+            Ok(Ok((shortest, stream))) => {
+                // If this fails, the server ends the short session soon.
+                let _ = timeout(limit, close_session(stream)).await;
+                return Ok(shortest);
+            }
             Ok(Err(why)) => fault = why,
             Err(late) => fault = late.into(),
         }
@@ -24,8 +30,9 @@ pub(super) async fn shortest_session(members: &Members) -> io::Result<Duration> 
     Err(fault)
 }
 
-async fn ask(mut stream: Box<dyn Stream>) -> io::Result<Duration> {
-    // Length; version, last transaction seen, a session of 1 ms, no session of ours; no password.
+/// Requests a session and returns the time that the server grants.
+async fn ask(mut stream: Box<dyn Stream>) -> io::Result<(Duration, Box<dyn Stream>)> {
+    // Length; version, last transaction seen, a session of 1 ms, no existing session; no password.
     let mut request = Vec::with_capacity(64);
     request.extend(45_u32.to_be_bytes());
     request.extend([0; 12]);
@@ -39,16 +46,20 @@ async fn ask(mut stream: Box<dyn Stream>) -> io::Result<Duration> {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).await?;
     let [.., a, b, c, d] = answer;
-    let shortest = Duration::from_millis(u32::from_be_bytes([a, b, c, d]).into());
-    // Length; number, "close the session". Should it not arrive, that session is soon over.
+    Ok((Duration::from_millis(u32::from_be_bytes([a, b, c, d]).into()), stream))
+}
+
+/// Closes the session of this connection, and waits until the server closes the connection.
+async fn close_session(mut stream: Box<dyn Stream>) -> io::Result<()> {
+    // Length; number, "close the session".
     let mut goodbye = Vec::with_capacity(12);
     goodbye.extend(8_u32.to_be_bytes());
     goodbye.extend(1_i32.to_be_bytes());
     goodbye.extend((-11_i32).to_be_bytes());
     stream.write_all(&goodbye).await?;
     stream.flush().await?;
-    // The rest of both answers, up to the end that the server makes.
+    // The rest of both replies is read until the server closes the connection.
     let mut rest = [0; 64];
     while matches!(stream.read(&mut rest).await, Ok(n) if n > 0) {}
-    Ok(shortest)
+    Ok(())
 }

@@ -1,38 +1,45 @@
-//! What the driver connects to: a port of this machine that leads to the members.
+//! The local port that the driver connects to. Its connections are forwarded to the members.
 //!
-//! It is ours for two reasons. The driver may try a member again that has just gone silent, and does not
-//! leave one for another as soon as a lock needs it: so which member serves, and for how long one may be
-//! silent, is decided here ([`members`](super::members), [`relay`](super::relay)). And the driver's own
-//! TLS brings a second cryptographic library with it, so what it says plainly to 127.0.0.1 goes on through
-//! rustls; a certificate is verified against the name or address that the URL has.
+//! There are two reasons for this port. First, the driver may retry a member that has just become
+//! silent, and does not change members as quickly as locks require. So leasehold itself decides
+//! which member to use and how long it may be silent ([`members`](super::members),
+//! [`relay`](super::relay)). Second, the driver's own TLS depends on a second cryptographic
+//! library. So the driver's plain connection to 127.0.0.1 is forwarded through rustls. A
+//! certificate is verified against the name or address in the URL.
 //!
-//! The driver offers no other way: it takes addresses, and no connector.
+//! The driver offers no other way, because it takes addresses and no connector.
 //!
-//! # Who may use the port
-//! This process alone. A connection is served only if the socket at its other end is open in this
-//! process: the kernel's list of connections (`/proc/net/tcp`) names that socket's inode, and
-//! `/proc/self/fd` our own sockets. It is there from before the connection came until after it is
-//! served, and inodes of open sockets are not shared, so no other process passes. With a
-//! certificate of ours, another process would be us. Without TLS it would still end our connection,
-//! since there is one at a time, and so the session and all its locks. *Only a connection that has
-//! passed displaces the one that is served.* The way back is safe too: the port is bound, by us,
-//! before the driver learns of it, and as long as the driver has it.
+//! # Which process may use the port
+//! Only this process. A connection is served only if the socket at its other end is open in this
+//! process. The kernel's list of connections (`/proc/net/tcp`) contains that socket's inode, and
+//! `/proc/self/fd` contains this process's own sockets. The socket is open from before the
+//! connection is accepted until after it is served, and open sockets do not share inodes. So no
+//! other process passes this check.
 //!
-//! Where `/proc` cannot be read, no connection is served with TLS. Without TLS one is served while
-//! none other is: then another process can keep the driver from connecting again, but not end a
-//! connection.
+//! With a client certificate, another process could otherwise impersonate this one. Without TLS,
+//! the other process could still end this client's connection, because only one connection is
+//! served at a time. That would end the session and all its locks. *Only a connection that has
+//! passed the check replaces the one that is served.* The other direction is safe as well. This
+//! process binds the port before the driver knows it, and keeps it for as long as the driver uses
+//! it.
 //!
-//! # What if another process connects again and again
-//! - *It says nothing, or something else than the driver*: the driver speaks first, at once, and
-//!   names its session. A connection that does not is closed before `/proc` is read, which costs
-//!   most. It waits in a task of its own, so the next one is accepted meanwhile.
-//! - *It connects so often that many are silent*: of more than [`STRANGERS`], the oldest is closed.
-//!   The driver, which speaks as soon as it has connected, is not among them.
-//! - *It knows the session's id*: it does not pass the check by `/proc`. [`CHECKS`] of those run at
-//!   a time, and [`STRANGERS`] wait for theirs. More are closed, perhaps one of the driver's among
-//!   them, which tries again.
-//! - *Two connections of the driver's pass at once*: the later one is served, whichever passes
-//!   first.
+//! If `/proc` cannot be read, no connection is served with TLS. Without TLS, a connection is served
+//! only if no other is served at that time. Then another process can prevent the driver from
+//! connecting again, but cannot end a connection.
+//!
+//! # If another process connects again and again
+//! - *It sends nothing, or something other than the driver would.* The driver sends first,
+//!   immediately, and its first bytes contain its session. A connection that does not do so is
+//!   closed before `/proc` is read, which is the most expensive step. Each connection waits in a
+//!   separate task, so the next one is accepted in the meantime.
+//! - *It opens many silent connections.* If there are more than [`STRANGERS`], the oldest is
+//!   closed. The driver's connection is not among them, because the driver sends as soon as it has
+//!   connected.
+//! - *It knows the session's ID.* It does not pass the check of `/proc`. [`CHECKS`] of these checks
+//!   run at a time, and [`STRANGERS`] connections wait for theirs. Further connections are closed.
+//!   One of the driver's connections may be among them, and the driver then tries again.
+//! - *Two connections of the driver pass at the same time.* The later one is served, whichever
+//!   passes first.
 
 use leasehold_core::kit::locked;
 use std::collections::VecDeque;
@@ -53,27 +60,27 @@ use tokio::time::timeout;
 use super::fault::shut_down;
 use super::members::Members;
 use super::relay::relay;
-use super::tls::Encryption;
 use super::url::ZooKeeperUrl;
+use leasehold_core::kit::Encryption;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// How long to wait where no descriptor is left.
+/// Pause if no file descriptor is left.
 const LATER: Duration = Duration::from_millis(100);
-/// How long a connection may take to name its session. The driver names it at once.
+/// Time limit for a connection to send its session. The driver sends it immediately.
 const GREETING: Duration = Duration::from_secs(5);
-/// How many connections may be silent together, and how many may wait for their check.
+/// Maximum number of silent connections, and of connections that wait for their check.
 const STRANGERS: usize = 64;
-/// How many of those may be looked for in `/proc` together.
+/// Maximum number of concurrent checks of `/proc`.
 const CHECKS: usize = 2;
-/// Where a request to connect has the id of the session: after its length, the protocol's version,
-/// the last transaction seen and the timeout.
+/// Position of the session's ID in a request to connect. It follows the length, the protocol's
+/// version, the last transaction seen and the timeout.
 const SESSION: Range<usize> = 20..28;
 
-/// A port of this machine that leads to the members. Dropped, it takes no more connections; the one that
-/// there is ends with the driver's.
+/// A local port that forwards to the members. Dropping the tunnel stops it from accepting
+/// connections. A connection that is already open stays open until the driver closes it.
 #[derive(Debug)]
 pub(super) struct Tunnel {
-    /// Instead of the servers, for the driver.
+    /// The address for the driver, in place of the servers.
     pub(super) host: String,
     pub(super) members: Arc<Members>,
     listening: AbortHandle,
@@ -87,7 +94,7 @@ impl Drop for Tunnel {
 }
 
 impl Tunnel {
-    /// To the servers of this URL.
+    /// Opens a tunnel to the servers of this URL.
     pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Self> {
         let tls = url.tls.as_ref().map(|tls| Encryption::of(tls, &url.hosts)).transpose()?;
         let has_tls = tls.is_some();
@@ -104,18 +111,18 @@ impl Tunnel {
         Ok(Self { host: address.to_string(), members, listening, door })
     }
 
-    /// The driver has this session: from here on it is the only one that is served.
+    /// Sets the driver's session. From here on only connections with this session are served.
     pub(super) fn belongs_to(&self, session: i64) {
         self.door.session.store(session, Relaxed);
     }
 
-    /// Which of the driver's connections is served, or was last.
+    /// Returns the number of the driver's connection that is served now, or was served last.
     pub(super) fn connection(&self) -> Option<u64> {
         locked(&self.door.served).as_ref().map(|served| served.number)
     }
 
-    /// Ends the driver's connection: it comes again, and its session is moved to whichever member serves
-    /// then.
+    /// Ends the driver's connection. The driver connects again, and its session moves to whichever
+    /// member responds then.
     pub(super) fn begin_anew(&self) {
         self.door.end_served();
     }
@@ -124,10 +131,10 @@ impl Tunnel {
 fn no_port(why: io::Error) -> Error {
     let what = "cannot open a local port on 127.0.0.1 for the connection to ZooKeeper";
     let hint = "raise the limit of open files (`ulimit -n`), and allow connections to 127.0.0.1";
-    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(why)
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).with_source(why)
 }
 
-/// Accepts connections, each in a task of its own.
+/// Accepts connections, each in a separate task.
 async fn serve(listener: TcpListener, door: Arc<Door>) {
     let mut silent = VecDeque::new();
     for number in 0.. {
@@ -151,20 +158,21 @@ async fn serve(listener: TcpListener, door: Arc<Door>) {
 /// A connection that was accepted.
 #[derive(Debug)]
 struct Comer {
-    /// How many were accepted before it.
+    /// How many connections were accepted before it.
     number: u64,
     local: TcpStream,
     peer: SocketAddr,
 }
 
-/// Lets a connection say its first words, and has it checked if the driver could have said them.
+/// Reads the first bytes of a connection, and checks the connection if the driver could have sent
+/// them.
 async fn greet(door: Arc<Door>, mut comer: Comer) {
     let said = timeout(GREETING, first_words(&mut comer.local)).await;
     if let Ok(Ok(said)) = said
         && door.expects(&said)
         && let Ok(place) = door.waiting.clone().try_acquire_owned()
     {
-        // From here on it may not be closed for being the oldest.
+        // From here on, the connection must not be closed for being the oldest.
         tokio::spawn(async move {
             door.check(comer, said).await;
             drop(place);
@@ -172,21 +180,21 @@ async fn greet(door: Arc<Door>, mut comer: Comer) {
     }
 }
 
-/// What the driver says first: a request to connect, with its length before it. It ends where the
-/// session's id does, or a little later.
+/// Reads the start of the driver's first message, which is a request to connect with its length in
+/// front. Reads up to the end of the session's ID.
 async fn first_words(local: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut said = vec![0; SESSION.end];
     local.read_exact(&mut said).await?;
     Ok(said)
 }
 
-/// Lets the driver in, and no other process.
+/// Admits connections of the driver, and of no other process.
 #[derive(Debug)]
 struct Door {
     here: SocketAddr,
     has_tls: bool,
     members: Arc<Members>,
-    /// The driver's session; 0 until it has one.
+    /// The driver's session. 0 until the driver has one.
     session: AtomicI64,
     waiting: Arc<Semaphore>,
     checks: Semaphore,
@@ -196,7 +204,7 @@ struct Door {
 /// The connection that is served.
 #[derive(Debug)]
 struct Served {
-    /// How many were accepted before it.
+    /// How many connections were accepted before it.
     number: u64,
     relay: AbortHandle,
 }
@@ -208,8 +216,8 @@ impl Door {
         Self { here, has_tls, members, session, waiting, checks, served: Mutex::default() }
     }
 
-    /// Whether the driver could say this first. While it has no session, it may just have been
-    /// given one that is not known here yet.
+    /// Returns whether the driver could have sent these first bytes. Until the session is known
+    /// here, any session may be the driver's.
     fn expects(&self, said: &[u8]) -> bool {
         let session = self.session.load(Relaxed);
         session == 0 || said.get(SESSION) == Some(&session.to_be_bytes())
@@ -225,8 +233,8 @@ impl Door {
         }
     }
 
-    /// Serves a connection instead of the one before it. An older one, or one that may not displace
-    /// another, is dropped.
+    /// Serves a connection in place of the current one. A connection that is older, or that may not
+    /// replace another, is dropped.
     fn admit(&self, Comer { number, local, .. }: Comer, said: Vec<u8>, displaces: bool) {
         let mut served = locked(&self.served);
         let is_beaten =
@@ -234,11 +242,11 @@ impl Door {
         if served.as_ref().is_some_and(is_beaten) {
             return;
         }
-        // What the older one still says must not come after what the newer one says.
+        // The older connection must not forward anything after the newer one.
         if let Some(before) = served.take() {
             before.relay.abort();
         }
-        // It ends with the driver's connection.
+        // The relay task ends when the driver closes its connection.
         let relay = tokio::spawn(relay(local, said, self.members.clone())).abort_handle();
         *served = Some(Served { number, relay });
     }
@@ -250,8 +258,8 @@ impl Door {
     }
 }
 
-/// Whether the other end of a connection to `here` is open in this process; `None` where `/proc`
-/// cannot be read.
+/// Returns whether the other end of a connection to `here` is open in this process. Returns `None`
+/// if `/proc` cannot be read.
 async fn is_ours(peer: SocketAddr, here: SocketAddr) -> Option<bool> {
     let looked = tokio::task::spawn_blocking(move || {
         let list = std::fs::read_to_string("/proc/net/tcp").ok()?;
@@ -264,10 +272,11 @@ async fn is_ours(peer: SocketAddr, here: SocketAddr) -> Option<bool> {
     looked.await.ok()?
 }
 
-/// The inode of the socket at `from` that is connected with `to`, in the kernel's list.
+/// Returns the inode of the socket at `from` that is connected to `to`, according to the kernel's
+/// list.
 fn inode_of(list: &str, from: SocketAddr, to: SocketAddr) -> Option<u64> {
     let written = |address: SocketAddr| match address {
-        // As the machine keeps the four bytes.
+        // The list prints the four bytes as a number in the machine's byte order.
         SocketAddr::V4(v4) => {
             let bytes = u32::from_ne_bytes(v4.ip().octets());
             Some(format!("{bytes:08X}:{:04X}", v4.port()))
@@ -296,7 +305,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
     }
 
-    /// A server that greets, and says again all that it is told.
+    /// Starts a server that sends back everything that it receives.
     async fn echo() -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -324,7 +333,7 @@ mod tests {
         said
     }
 
-    /// The driver's connection: it has said its first words and been answered.
+    /// Opens a connection of the driver, which has sent its first bytes and got a reply.
     async fn driver(tunnel: &Tunnel, session: i64) -> TcpStream {
         let mut driver = TcpStream::connect(&tunnel.host).await.unwrap();
         say(&mut driver, &greeting(session)).await;
@@ -338,12 +347,12 @@ mod tests {
         assert_eq!(again, words);
     }
 
-    /// Another process that connects again and again. It says nothing, or the greeting of this
+    /// Another process that connects again and again. It sends nothing, or the greeting of this
     /// session.
     struct Attacker(std::process::Child);
 
     impl Attacker {
-        /// Begins, and waits until it has connected many times.
+        /// Starts the process, and waits until it has connected many times.
         async fn begin(tunnel: &Tunnel, session: Option<i64>) -> Self {
             let port = tunnel.host.rsplit_once(':').unwrap().1;
             let said = session.map_or(Vec::new(), greeting);
@@ -377,9 +386,10 @@ mod tests {
         }
     }
 
-    /// It ended the driver's connection, and when it went on, the session and all its locks.
+    /// Otherwise, such a process could end the driver's connection, and if it continued, the
+    /// session and all its locks.
     #[test]
-    fn other_processes_neither_end_the_connection_nor_keep_the_driver_away() {
+    fn other_processes_can_neither_end_nor_block_the_drivers_connection() {
         run(async {
             let tunnel = tunnel_to(echo().await).await;
             let mut before = driver(&tunnel, 0).await;
@@ -395,18 +405,19 @@ mod tests {
                     if said.is_ok() && next.read_exact(&mut again).await.is_ok() {
                         break;
                     }
-                    // So many waited for their check that it was closed: the driver tries again.
+                    // The connection was closed because too many were waiting for their check. The
+                    // driver tries again.
                     next = TcpStream::connect(&tunnel.host).await.unwrap();
                 }
                 say(&mut next, b"the next one").await;
                 let ended = timeout(PATIENCE, before.read(&mut [0])).await.unwrap();
-                assert!(matches!(ended, Ok(0) | Err(_)), "two are served");
+                assert!(matches!(ended, Ok(0) | Err(_)), "two connections are served at once");
                 before = next;
             }
         });
     }
 
-    /// Of two that pass in the wrong order, the later one stays.
+    /// Of two connections that pass in the wrong order, the later one stays.
     #[test]
     fn an_older_connection_does_not_displace_a_newer_one() {
         run(async {
@@ -421,7 +432,7 @@ mod tests {
                 tunnel.door.admit(Comer { number, local, peer }, greeting(0), displaces);
             };
             late(true, 0).await;
-            // Nor does one of which nobody knows whose it is.
+            // A connection of unknown origin does not replace it either.
             late(false, 9).await;
             say(&mut newer, b"still served").await;
         });
@@ -437,7 +448,11 @@ mod tests {
             assert_eq!(is_ours(peer, here).await, Some(true));
             drop(ours);
             let other = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-            assert_eq!(is_ours(other, here).await, Some(false), "no socket is there");
+            assert_eq!(
+                is_ours(other, here).await,
+                Some(false),
+                "there is no socket at this address"
+            );
         });
     }
 

@@ -3,31 +3,30 @@
 use std::time::Duration;
 
 use super::node::Naming;
-use leasehold_core::kit::{Host, Tls, TlsWords, UrlParts};
+use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// Who may touch the nodes that we make.
+/// Access to the nodes that this client creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Everybody.
+    /// All users.
     Open,
-    /// Only who has our user and password.
+    /// Only clients with the same user and password.
     Creator,
 }
 
-/// A URL, taken apart. Its `Debug` form has no password.
+/// A parsed URL. Its `Debug` form has no password.
 #[derive(Clone)]
 pub(super) struct ZooKeeperUrl {
     pub(super) hosts: Vec<Host>,
-    /// The node that all locks are under, without a `/` at its end; empty for the top.
+    /// The node below which all locks are, without a `/` at its end. Empty for the root.
     pub(super) chroot: String,
-    /// `user:password`.
-    pub(super) credentials: Option<String>,
+    pub(super) credentials: Option<(String, Password)>,
     pub(super) access: Access,
     pub(super) naming: Naming,
-    /// The session that is asked for; the server may give another.
+    /// The requested session timeout. The server may grant another one.
     pub(super) session: Duration,
-    /// Whether a missing chroot is made.
+    /// Whether a missing chroot is created.
     pub(super) create: bool,
     /// `Some` for `zookeepers:`.
     pub(super) tls: Option<Tls>,
@@ -41,7 +40,7 @@ impl std::fmt::Debug for ZooKeeperUrl {
 
 const FORM: &str = "zookeeper://host:2181,host:2181/path";
 const DEFAULT_PORT: u16 = 2181;
-/// Where servers listen for TLS, by their documentation.
+/// The servers' port for TLS, according to their documentation.
 const DEFAULT_TLS_PORT: u16 = 2281;
 const TLS: TlsWords = TlsWords {
     scheme: "zookeepers:",
@@ -49,7 +48,7 @@ const TLS: TlsWords = TlsWords {
     identity: Some(("cert", "key")),
     built: cfg!(feature = "tls"),
 };
-/// Where locks are if the URL does not say: made if it is missing.
+/// The node for locks if the URL does not name one. It is created if it is missing.
 const DEFAULT_CHROOT: &str = "/leasehold";
 
 const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator; with zookeepers: ca, \
@@ -66,17 +65,17 @@ impl ZooKeeperUrl {
         let port = if encrypted { DEFAULT_TLS_PORT } else { DEFAULT_PORT };
         let mut parts = UrlParts::parse(url, FORM, port)?;
         if parts.hosts.is_empty() {
-            return refused("the URL names no server", &format!("write it as {FORM}"));
+            return refused("the URL names no server", &format!("use {FORM}"));
         }
         let credentials = match (parts.user.take(), parts.password.take()) {
             (None, _) => None,
             (Some(user), Some(password)) if !user.is_empty() && !user.contains(':') => {
-                Some(format!("{user}:{password}"))
+                Some((user, parts.secret(password)))
             }
             _ => {
                 return refused(
                     "invalid credentials in the URL",
-                    "write it as zookeeper://user:password@host:2181/path; the user name cannot \
+                    "use zookeeper://user:password@host:2181/path; the user name cannot \
                      contain a colon",
                 );
             }
@@ -91,7 +90,7 @@ impl ZooKeeperUrl {
             (None | Some("creator"), Some(_)) => Access::Creator,
             (None, None) | (Some("open"), _) => Access::Open,
             (Some("creator"), None) => {
-                let hint = "write it as zookeeper://user:password@host:2181/path?acl=creator";
+                let hint = "use zookeeper://user:password@host:2181/path?acl=creator";
                 return refused("acl=creator needs a user name and a password", hint);
             }
             (Some(other), _) => return invalid("acl", other, "use open or creator"),
@@ -110,30 +109,31 @@ impl ZooKeeperUrl {
         Ok(Self { hosts, chroot, credentials, access, naming, session, create, tls })
     }
 
-    /// The URL without credentials.
+    /// Returns the URL without credentials.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
         format!("{scheme}://{}{}", self.servers(), self.chroot)
     }
 
-    /// `host:port,host:port`.
+    /// Returns the servers as `host:port,host:port`.
     pub(super) fn servers(&self) -> String {
         let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
         hosts.join(",")
     }
 
-    /// The whole path of the node of this name under the chroot.
+    /// Returns the full path of the node with this name below the chroot.
     pub(super) fn path(&self, node: &str) -> String {
         format!("{}/{node}", self.chroot)
     }
 
-    /// The chroot as a path.
+    /// Returns the chroot as a path.
     pub(super) fn root(&self) -> &str {
         if self.chroot.is_empty() { "/" } else { &self.chroot }
     }
 }
 
-/// A parameter's value for an error message. What may be a pasted URL with a password is hidden.
+/// Returns a parameter's value for an error message. A value that may be a pasted URL with a
+/// password is hidden.
 fn shown(value: &str) -> String {
     match value.contains([':', '@', '/']) {
         true => "…".to_owned(),
@@ -183,14 +183,15 @@ mod tests {
 
     #[test]
     #[cfg(feature = "tls")]
-    fn all_parts_are_found() {
+    fn url_parts_and_parameters_are_parsed() {
         let url = ZooKeeperUrl::parse(
             "zookeeper://me:p%40ss:w@a,b:2182,[::1]:2183/locks/app/?naming=kazoo&session=4s&acl=open",
         )
         .unwrap();
         assert_eq!(url.servers(), "a:2181,b:2182,[::1]:2183");
         assert_eq!(url.chroot, "/locks/app");
-        assert_eq!(url.credentials.as_deref(), Some("me:p@ss:w"));
+        let (user, password) = url.credentials.unwrap();
+        assert_eq!((user.as_str(), password.now().as_str()), ("me", "p@ss:w"));
         assert_eq!((url.naming, url.access), (Naming::Kazoo, Access::Open));
         assert_eq!(url.session, Duration::from_secs(4));
         assert!(!url.create);
@@ -208,8 +209,9 @@ mod tests {
         assert!(told.contains(r#"ca="/a b.pem""#), "{told}");
     }
 
+    // S94
     #[test]
-    fn s94_bad_urls_are_refused_in_one_line_without_the_password() {
+    fn bad_urls_are_refused_in_one_line_without_the_password() {
         for bad in [
             "zookeeper:h",
             "zookeeper://",
@@ -255,13 +257,13 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "zookeeper://u:sekret@h1,h2:2181,[::1]:7/a/b?naming=kazoo&session=4s&create=no&acl=open", "zookeepers://h/x?ca=/a"
         ])) {
             if let Err(error) = ZooKeeperUrl::parse(&url) {
                 let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
-                // Only where it still stands before the @ is it the password.
+                // The text is the password only if it is still in front of the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                 proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
             }

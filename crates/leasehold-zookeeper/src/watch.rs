@@ -1,4 +1,5 @@
-//! What one waiting claim watches: its own child, and as many of those before it as must go first.
+//! The watches of one waiting claim: its own child, and as many of the claims ahead as must leave
+//! first.
 
 use std::future::{poll_fn, ready};
 use std::pin::Pin;
@@ -6,29 +7,30 @@ use std::task::{Context, Poll};
 
 use zookeeper_client::{EventType, OneshotWatcher, WatchedEvent};
 
-use super::node::{Blocker, Stand};
+use super::node::{Blocker, QueuePosition};
 
-/// What becomes of a claim that listens.
-pub(super) enum Heard {
-    /// So much has left that the claim fits.
+/// What a waiting claim's watches have reported.
+pub(super) enum QueueEvent {
+    /// Enough claims have left that the claim fits.
     Free,
-    /// What is still watched leaves room enough by now: one more must be.
-    Lacking,
-    /// Something else happened to its own child.
+    /// The claims that are still watched do not block the claim any more, so one more must be
+    /// watched.
+    NeedsWatch,
+    /// Something else happened to the claim's own child.
     Changed,
-    /// Its own child was deleted, or the session is over.
+    /// The claim's own child was deleted, or the session has ended.
     Over,
 }
 
 pub(super) type Event = Pin<Box<dyn Future<Output = WatchedEvent> + Send>>;
 
-/// What is watched of one node.
+/// Returns the event of the watch on one node.
 pub(super) fn event(watcher: OneshotWatcher) -> Event {
     Box::pin(watcher.changed())
 }
 
-/// The watch on a holder's own child, from the time when it waited. The driver sends a request when
-/// a watch is dropped before its node is deleted, so the claim keeps this until then.
+/// The watch on a holder's own child, from the time when it waited. The driver sends a request if a
+/// watch is dropped before its node is deleted, so the claim keeps the watch until then.
 pub(super) struct OwnWatch(#[expect(dead_code, reason = "it is kept, not read")] pub(super) Event);
 
 impl std::fmt::Debug for OwnWatch {
@@ -37,27 +39,28 @@ impl std::fmt::Debug for OwnWatch {
     }
 }
 
-/// What a waiting claim watches.
+/// The watches of a waiting claim.
 pub(super) struct Watches {
-    /// `None` once it has told.
+    /// The watch on the claim's own child. `None` once it has reported an event.
     own: Option<Event>,
     others: Vec<(Blocker, Event)>,
-    /// The next that can be watched when one of the others has left, nearest last.
+    /// The next claims to watch when one of the others has left, the nearest last.
     spare: Vec<Blocker>,
-    /// How many were before it in the listing by which they were chosen, less those of them that left.
+    /// How many claims were ahead in the listing from which the watches were chosen, minus those of
+    /// them that left.
     pub(super) ahead: usize,
-    /// By how much more than there is room for they weigh. Only what leaves of those that are watched, or
-    /// were to be, is taken off: other listings, which heartbeats look at, lack by then some whose
-    /// departure is news here still, and those would be taken off twice.
+    /// By how much the weight of the claims ahead exceeds the room. Only departures of claims that
+    /// are or were to be watched are subtracted. Later listings by heartbeats already lack claims
+    /// whose departure is not yet reported here, so these would be subtracted twice.
     excess: u64,
-    /// How much may be before it when it holds.
+    /// How much weight may be ahead of the claim when it is granted.
     room: u64,
 }
 
 impl Watches {
-    /// Watches nobody yet but its own child.
-    pub(super) fn new(own: Event, stand: Stand) -> Self {
-        let Stand { ahead, excess, room, mut spare, .. } = stand;
+    /// Creates the watches of a claim. At first only its own child is watched.
+    pub(super) fn new(own: Event, position: QueuePosition) -> Self {
+        let QueuePosition { ahead, excess, room, mut spare, .. } = position;
         spare.reverse();
         Self { own: Some(own), others: Vec::new(), spare, ahead, excess, room }
     }
@@ -66,41 +69,42 @@ impl Watches {
         self.others.push((blocker, event));
     }
 
-    /// The watch on the claim's own child.
+    /// Returns the watch on the claim's own child.
     pub(super) fn into_own(self) -> Option<Event> {
         self.own
     }
 
-    /// What is still watched, to be watched on.
+    /// Returns the remaining watches, to be kept.
     pub(super) fn take(self) -> (Option<Event>, Vec<(Blocker, Event)>) {
         (self.own, self.others)
     }
 
-    /// Who is to be watched next, as long as those who are watched leave room enough.
-    pub(super) fn lacks(&mut self) -> Lacks {
+    /// Returns which claim to watch next, if those that are watched do not block the claim.
+    pub(super) fn next_watch(&mut self) -> NextWatch {
         let watched: u64 = self.others.iter().map(|(b, _)| u64::from(b.weight)).sum();
         if watched > self.room {
-            return Lacks::Nobody;
+            return NextWatch::Enough;
         }
-        // With none left to watch and more ahead than are known, those that are known have most
-        // likely left before: of a mutex, the predecessor leaves when it has held, and so after all
-        // others.
+        // If no claim is left to watch and there are more ahead than are known, the known ones have
+        // most likely left before. The predecessor of a mutex waiter leaves after it was a holder,
+        // and so after all others.
         if self.others.is_empty() && self.ahead > self.spare.len() {
-            return Lacks::Unknown;
+            return NextWatch::Unknown;
         }
-        self.spare.pop().map_or(Lacks::Unknown, Lacks::One)
+        self.spare.pop().map_or(NextWatch::Unknown, NextWatch::One)
     }
 
-    /// One of those has left, or was gone already; tells whether the claim fits by that.
+    /// Records that a claim ahead with this weight has left, or was already gone. Returns whether
+    /// the waiter fits now.
     pub(super) fn left(&mut self, weight: u32) -> bool {
         self.ahead = self.ahead.saturating_sub(1);
         self.excess = self.excess.saturating_sub(u64::from(weight));
         self.excess == 0
     }
 
-    /// The next event. Those of one's own child come first, so that nobody who was evicted takes the
-    /// departure of another for its turn.
-    pub(super) async fn next(&mut self) -> Heard {
+    /// Waits for the next event. Events of the claim's own child come first, so that an evicted
+    /// claim does not mistake the departure of another for its own grant.
+    pub(super) async fn next(&mut self) -> QueueEvent {
         let (other, event_type) = poll_fn(|cx| {
             let own = &mut self.own;
             let mut poll_own = |cx: &mut Context<'_>| {
@@ -111,8 +115,8 @@ impl Watches {
             }
             for (i, (_, other)) in self.others.iter_mut().enumerate() {
                 let Poll::Ready(event) = other.as_mut().poll(cx) else { continue };
-                // Both may have come since the own child was looked at, and then its event came
-                // first.
+                // Both events may have arrived since the own child was checked, and then its event
+                // came first.
                 if let Poll::Ready(first) = poll_own(cx) {
                     *other = Box::pin(ready(event));
                     return Poll::Ready((None, first.event_type));
@@ -124,28 +128,28 @@ impl Watches {
         .await;
         let other = other.map(|i| self.others.swap_remove(i).0);
         match (other, event_type) {
-            (_, EventType::Session) | (None, EventType::NodeDeleted) => Heard::Over,
+            (_, EventType::Session) | (None, EventType::NodeDeleted) => QueueEvent::Over,
             (None, _) => {
                 self.own = None;
-                Heard::Changed
+                QueueEvent::Changed
             }
-            (Some(gone), EventType::NodeDeleted) if self.left(gone.weight) => Heard::Free,
-            (Some(_), EventType::NodeDeleted) => Heard::Lacking,
-            // Somebody has written to it: it stands where it stood.
+            (Some(gone), EventType::NodeDeleted) if self.left(gone.weight) => QueueEvent::Free,
+            (Some(_), EventType::NodeDeleted) => QueueEvent::NeedsWatch,
+            // Another client has written to the node, which keeps its position.
             (Some(changed), _) => {
                 self.spare.push(changed);
-                Heard::Lacking
+                QueueEvent::NeedsWatch
             }
         }
     }
 }
 
-/// Who is to be watched next.
-pub(super) enum Lacks {
-    /// Enough are.
-    Nobody,
+/// The claim to watch next.
+pub(super) enum NextWatch {
+    /// Enough claims are watched.
+    Enough,
     One(Blocker),
-    /// Of those whom we know nobody is left: the queue must be looked at.
+    /// No known claim is left, so the queue must be read.
     Unknown,
 }
 
@@ -162,30 +166,33 @@ mod tests {
         Box::pin(std::future::pending())
     }
 
-    /// The own child is deleted, and then the predecessor, between two looks at the events.
+    /// The claim's own child is deleted, and then its predecessor, between two checks of the
+    /// events.
     #[test]
-    fn an_evicted_waiter_does_not_take_a_departure_for_its_turn() {
+    fn evicted_waiter_does_not_mistake_a_departure_for_its_grant() {
         let deleted = || WatchedEvent::new(EventType::NodeDeleted, "/n");
-        let mut looks = 0;
+        let mut polls = 0;
         let own = poll_fn(move |_| {
-            looks += 1;
-            if looks == 1 { Poll::Pending } else { Poll::Ready(deleted()) }
+            polls += 1;
+            if polls == 1 { Poll::Pending } else { Poll::Ready(deleted()) }
         });
         let (blockers, spare) = (Vec::new(), Vec::new());
-        let stand = Stand { ahead: 1, excess: 1, room: 0, blockers, spare };
-        let mut watches = Watches::new(Box::pin(own), stand);
+        let position = QueuePosition { ahead: 1, excess: 1, room: 0, blockers, spare };
+        let mut watches = Watches::new(Box::pin(own), position);
         let predecessor = Blocker { name: "p".into(), weight: 1 };
         watches.watch(predecessor, Box::pin(ready(deleted())));
-        let heard = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let heard = heard.block_on(watches.next());
-        assert!(matches!(heard, Heard::Over), "it was let in");
+        let reported = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let reported = reported.block_on(watches.next());
+        assert!(matches!(reported, QueueEvent::Over), "an evicted waiter was treated as granted");
     }
 
     proptest! {
-        /// Whoever leaves in whatever order, and whenever it is heard of: nobody who waits is told that
-        /// it fits before it does, and while it does not fit those whom it watches are in its way.
+        // F45
+        /// Claims leave in any order, and their departures are reported at any time. No waiter is
+        /// reported to fit before it does, and while it does not fit, the claims that it watches
+        /// block it.
         #[test]
-        fn f45_one_departure_costs_one_more_watch(
+        fn departure_costs_at_most_one_more_watch(
             weights in proptest::collection::vec(1_u32..=6, 2..14),
             extra in 0_u32..3,
             order in proptest::collection::vec(any::<proptest::sample::Index>(), 1..14),
@@ -198,13 +205,13 @@ mod tests {
             }).collect();
             let own = names.last().unwrap().clone();
             let mut there = names;
-            let look = |there: &[String]| {
-                Children::order(Naming::Curator, there.to_vec()).unwrap().stand(&own).unwrap()
+            let read_position = |there: &[String]| {
+                Children::order(Naming::Curator, there.to_vec()).unwrap().position_of(&own).unwrap()
             };
-            let mut stand = look(&there);
-            prop_assume!(!stand.blockers.is_empty());
-            let first = std::mem::take(&mut stand.blockers);
-            let mut watches = Watches::new(never(), stand);
+            let mut position = read_position(&there);
+            prop_assume!(!position.blockers.is_empty());
+            let first = std::mem::take(&mut position.blockers);
+            let mut watches = Watches::new(never(), position);
             first.into_iter().for_each(|blocker| watches.watch(blocker, never()));
             for next in order {
                 let before: Vec<String> = there.iter().filter(|n| **n != own).cloned().collect();
@@ -213,23 +220,25 @@ mod tests {
                 }
                 let leaves = next.get(&before).clone();
                 there.retain(|n| *n != leaves);
-                let fits = look(&there).blockers.is_empty();
+                let fits = read_position(&there).blockers.is_empty();
                 let Some(i) = watches.others.iter().position(|(b, _)| b.name == leaves) else {
-                    prop_assert!(!fits, "it fits, and hears nothing of it");
+                    prop_assert!(!fits, "a claim fits, but did not watch the deleted node");
                     continue;
                 };
                 let gone = watches.others.swap_remove(i).0;
                 let mut free = watches.left(gone.weight);
                 while !free {
-                    match watches.lacks() {
-                        Lacks::Nobody => break,
-                        Lacks::One(one) if there.contains(&one.name) => watches.watch(one, never()),
-                        Lacks::One(gone) => free = watches.left(gone.weight),
-                        Lacks::Unknown => {
-                            let mut stand = look(&there);
-                            free = stand.blockers.is_empty();
-                            let chosen = std::mem::take(&mut stand.blockers);
-                            watches = Watches::new(never(), stand);
+                    match watches.next_watch() {
+                        NextWatch::Enough => break,
+                        NextWatch::One(one) if there.contains(&one.name) => {
+                            watches.watch(one, never());
+                        }
+                        NextWatch::One(gone) => free = watches.left(gone.weight),
+                        NextWatch::Unknown => {
+                            let mut position = read_position(&there);
+                            free = position.blockers.is_empty();
+                            let chosen = std::mem::take(&mut position.blockers);
+                            watches = Watches::new(never(), position);
                             chosen.into_iter().for_each(|one| watches.watch(one, never()));
                             break;
                         }

@@ -1,33 +1,34 @@
-//! Leader election: one of many leads, and another takes over when it is gone.
+//! Leader election: one of many candidates leads, and another one takes over when the leader is
+//! gone.
 //!
 //! ```sh
 //! cargo run -p leasehold --example leader_election
 //! cargo run -p leasehold --features redis --example leader_election -- redis://host
 //! ```
 //!
-//! Each candidate stands in the queue, leads until it is done or deposed, and stands again. What the
-//! leader does to others goes out with its token (its "term"), so that who gets orders from two
-//! leaders obeys the later one.
+//! Each candidate waits in the queue, leads until its work is done or it is deposed, and joins the
+//! queue again. The leader sends its token (its "term") with every order. So a follower that gets
+//! orders from two leaders obeys the later one.
 //!
-//! **Outages.** A store that is away deposes the leader when its lease is over. That is no reason to
-//! stand no more: it is tried again, with growing pauses, for as long as it takes.
+//! **Outages.** If the store is unreachable, the leader is deposed when its lease expires. The
+//! candidate then campaigns again without limit, with growing pauses.
 //!
-//! With a store's URL there is one candidate, which stands until it is killed. Start it on several
-//! machines, and stop the store for a minute. Without, three candidates
-//! share a store in this process. The first leader is deposed by a person; the
-//! second one cannot renew its lease (it asked for none) and finds out by itself.
+//! With a store's URL there is one candidate, which campaigns until it is killed. Start it on
+//! several machines, and stop the store for a minute. Without a URL, three candidates share a store
+//! in this process. A person deposes the first leader. The second leader has disabled renewals, so
+//! its lease expires and it finds out on its own.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use leasehold::{Error, Leasehold};
+use leasehold::{Client, Error};
 use tokio::sync::mpsc;
 
-/// What a follower hears: who leads, under which term.
+/// An order to a follower: the leader's name and its term.
 type Order = (&'static str, u64);
 
-/// Leads until nobody listens any more. Everything a leader does stands in here; it is dropped when the
-/// leader is deposed.
+/// Leads until the follower ends. This future contains everything that a leader does. It is
+/// dropped when the leader is deposed.
 async fn lead(name: &'static str, term: u64, orders: mpsc::UnboundedSender<Order>) {
     println!("{name} leads, term {term}");
     while orders.send((name, term)).is_ok() {
@@ -36,14 +37,15 @@ async fn lead(name: &'static str, term: u64, orders: mpsc::UnboundedSender<Order
 }
 
 async fn candidate(
-    locks: Leasehold,
+    locks: Client,
     name: &'static str,
     orders: mpsc::UnboundedSender<Order>,
 ) -> Result<(), Error> {
     let election = locks.election("example:leader").label(name);
     let election = match name {
         "bob" => election.lease(Duration::from_secs(2)).no_renewal(),
-        // Who is deposed hears of it at once, or else at the next renewal, after a third of this.
+        // A deposed leader is notified immediately, or finds out at its next renewal, after a third
+        // of this.
         _ => election.lease(Duration::from_secs(4)),
     };
     let election = election.on_pause(move |error, pause| match error.lost_reason() {
@@ -61,7 +63,7 @@ async fn candidate(
         .await
 }
 
-/// One candidate, for ever, and a follower beside it.
+/// Runs one candidate indefinitely, and a follower.
 async fn stand(url: &str) -> Result<(), Error> {
     let locks = leasehold::connect(url).await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
@@ -80,14 +82,14 @@ async fn main() -> Result<(), Error> {
     let (orders, mut heard) = mpsc::unbounded_channel();
     for (before, name) in ["alice", "bob", "carol"].into_iter().enumerate() {
         tokio::spawn(candidate(locks.clone(), name, orders.clone()));
-        // In this order in the queue.
-        while locks.read("example:leader").await?.map_or(0, |lock| lock.claims.len()) <= before {
+        // The candidates join the queue in this order.
+        while locks.inspect("example:leader").await?.map_or(0, |lock| lock.claims.len()) <= before {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
     let (mut term, mut led) = (0, Vec::new());
     while let Some((name, of)) = heard.recv().await {
-        // A follower obeys the latest leader only: an order of an earlier term is late.
+        // A follower obeys only the latest leader. An order of an earlier term is stale.
         if of < term {
             println!("an order of {name} came too late");
             continue;

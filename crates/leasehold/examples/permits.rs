@@ -1,11 +1,11 @@
-//! A pool of n permits: at most three conversions at once, however many processes start them.
+//! A pool of permits: at most three conversions run at once, however many processes start them.
 //!
 //! ```sh
 //! cargo run -p leasehold --example permits
 //! ```
 //!
-//! A semaphore with first come, first served; a big job takes two permits at once, and is not
-//! overtaken for ever by small ones. In a shell: `leasehold run --of 3 convert -- ./convert a.png`.
+//! The semaphore serves waiters in their order. A big job takes two permits at once, and small jobs
+//! cannot overtake it indefinitely. In a shell: `leasehold run --max 3 convert ./convert a.png`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,10 +22,10 @@ async fn main() -> Result<(), Error> {
     let (in_use, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let work = |job: u32| {
         let (url, in_use, most) = (url.clone(), in_use.clone(), most.clone());
-        // Every fourth one is big.
+        // Every fourth job is big.
         let weight = if job % 4 == 3 { 2 } else { 1 };
         tokio::spawn(async move {
-            // A client each, as processes would have.
+            // Each job has its own client, as separate processes would.
             let locks = leasehold::connect(&url).await?;
             let permits = locks.semaphore("example:convert", PERMITS);
             let guard = permits.acquire_many(weight).await?;

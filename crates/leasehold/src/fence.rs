@@ -4,21 +4,22 @@
 //! the lock, and then the first client resumes and writes. Only the resource can reject that write.
 //! It stores the highest token seen and rejects smaller ones.
 //!
-//! Every fence needs this, whatever the resource:
+//! Every fence needs the following, whatever the resource is:
 //!
 //! - **Check and write are one atomic step.** If the write is a separate step, a larger token can
 //!   arrive between the two.
 //! - **Reads show the token too**, if what is written depends on what was read. A fence learns
-//!   about a new holder only when that holder shows its token. A late write that arrives *before*
-//!   that is accepted. If the new holder had read the data before without showing its token, it
-//!   would then overwrite the late write unnoticed. A read that raises the highest token seen
+//!   about a new holder only when that holder shows its token. Until then, it accepts a late write
+//!   of the previous holder. A new holder that had read the data before without showing its token
+//!   would overwrite that write without noticing it. A read that raises the highest token seen
 //!   prevents this. So let the check be the first step.
 //! - **The highest token seen is stored with the data.** If it is on another node, the check is not
-//!   atomic with the write. A resource of several independent nodes stores one on each, and a
-//!   holder shows its token to all of them before it reads or writes any. Replicas of one node have
-//!   a single one, where their writes are ordered.
+//!   atomic with the write. A resource that consists of several independent nodes stores a highest
+//!   token on each of them, and a holder shows its token to all of them before it reads or writes
+//!   any. The replicas of one node share a single highest token, stored where their writes are
+//!   ordered.
 //! - **All tokens come from one store.** If a lock moves to a store with smaller tokens (etcd,
-//!   ZooKeeper), every fence rejects its holders; see
+//!   ZooKeeper), every fence rejects the new holders; see
 //!   [`Builder::token_offset`](crate::Builder::token_offset).
 //! - **The hold is exclusive.** Permits and readers hold the lock at the same time, so the largest
 //!   of their tokens is no reason to reject the others.

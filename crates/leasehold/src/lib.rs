@@ -27,12 +27,12 @@
 //! **Holds are leases.** A lease is renewed in the background, and expires if its holder crashes.
 //!
 //! # Locks
-//! [`connect`] returns a [`Leasehold`], a client of one store. It creates [`Mutex`], [`RwLock`] and
-//! [`Semaphore`]. [`lock_all`](Leasehold::lock_all) acquires several locks together. [`Election`]
-//! elects a leader. [`once_per`](Mutex::once_per) runs a job once per period on one of many
-//! machines. An [`Owner`] can acquire a lock again that it already holds. [`blocking`] has the same
-//! locks for code without an async runtime. [`LockOptions`] are the options of an acquisition. An
-//! [`Error`] has a [kind](ErrorKind) and often a hint; retry while
+//! [`connect`] returns a [`Client`], a client of one store. The client creates [`Mutex`],
+//! [`RwLock`] and [`Semaphore`]. [`lock_all`](Client::lock_all) acquires several locks together.
+//! [`Election`] elects a leader. [`once_per`](Mutex::once_per) runs a job once per period on one of
+//! many machines. An [`Owner`] can re-acquire a lock that it already holds. [`blocking`] has the
+//! same locks for code without an async runtime. [`LockOptions`] are the options of an acquisition.
+//! An [`Error`] has a [kind](ErrorKind) and often a hint; retry while
 //! [`is_retryable`](Error::is_retryable) is `true`.
 //!
 //! ```
@@ -46,10 +46,10 @@
 //! ```
 //!
 //! # Holds
-//! A [`Guard`] is a held lock. A thread of the client renews it, and it never claims more than it
-//! knows: its [`State`] is `Held`, `AtRisk`, `Lost` or `Released`. [`run`](Mutex::run) drops your
-//! work when the lock is lost. A [`Watch`] reports the state to other tasks. A [`sequencer`] is the
-//! hold as a string that others can check.
+//! A [`MutexGuard`] is a held lock. A thread of the client renews the lock. The guard counts as
+//! held only while that is certain. Its [`State`] is `Held`, `AtRisk`, `Lost` or `Released`.
+//! [`run`](Mutex::run) drops your work when the lock is lost. A [`Watch`] reports the state to
+//! other tasks. A [`sequencer`] is the hold as a string that others can check.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -65,7 +65,7 @@
 //!
 //! # Fences
 //! A lock cannot stop a request that a paused holder has already sent. The resource can: it rejects
-//! tokens smaller than the highest token seen. [`fence`] has such fences for SQL, Redis, HTTP,
+//! tokens smaller than the highest token seen. [`fence`] provides such fences for SQL, Redis, HTTP,
 //! objects, etcd and ZooKeeper, and explains how to write your own.
 //!
 //! ```
@@ -90,7 +90,7 @@
 //! - `once` executes a request once, however often it is sent (idempotency keys).
 //! - `fence::sql` rejects stale holders of a lock in another store.
 //!
-//! They need a feature for the driver: `sqlite`, `postgres` or `mysql` (`sqlx` 0.9),
+//! These functions need a feature for the driver: `sqlite`, `postgres` or `mysql` (`sqlx` 0.9),
 //! `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`, or `sql` with a driver of your
 //! own.
 //!
@@ -116,10 +116,10 @@
 //! [`Guarantees`](store::Guarantees) state what a store guarantees, and
 //! [`require`](Builder::require) refuses a store that guarantees less. A store never emulates what
 //! it cannot do, but returns [`Unsupported`](ErrorKind::Unsupported).
-//! [`diagnose`](Leasehold::diagnose) checks how a store is set up ([`doctor`]).
-//! [`ping`](Leasehold::ping) is for readiness probes. [`telemetry`] lists metrics and events.
-//! [`read`](Leasehold::read), [`list`](Leasehold::list), [`watch`](Leasehold::watch) and
-//! [`evict`](Leasehold::evict) do the same as the commands of `leasehold`.
+//! [`diagnose`](Client::diagnose) checks the configuration of a store ([`doctor`]).
+//! [`ping`](Client::ping) is for readiness probes. [`telemetry`] lists metrics and events.
+//! [`inspect`](Client::inspect), [`list`](Client::list), [`watch`](Client::watch) and
+//! [`evict`](Client::evict) do the same as the commands of `leasehold`.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -144,6 +144,7 @@
 //! - `redis:`: `prefix`, `replicas`, `replicas_ms`, `replicas_short`.
 //! - `zookeeper:`: `create`, `naming`.
 //! - `memcached:`, `nats:`, `s3:`: `session_ms`, `poll_ms`.
+//! - `http:`: `prefix`, `token_file`.
 //! - Stores with TLS: `ca`.
 //! - All stores except `file:` and `memory:`: `token_offset`.
 //!
@@ -151,18 +152,20 @@
 //!
 //! # Features
 //! - Stores: `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`,
-//!   `etcd`, `memcached`, `nats`, `s3`, `gs`, `az`.
-//! - `tls`: encrypted connections to their servers. Without it, a URL that requires TLS is
-//!   rejected.
+//!   `etcd`, `memcached`, `nats`, `s3`, `gs`, `az`, `http-store`. As in `object_store`, `aws`, `gcp`
+//!   and `azure` are other names of `s3`, `gs` and `az`.
+//! - `tls`: encrypted connections to the servers of these stores. Without it, a URL that requires
+//!   TLS is rejected.
 //! - Transactions without a store: `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`,
 //!   `sea-orm`.
 //! - `http`: `fence::http`.
 //! - `serde`: serialization of options, names, tokens and the types that stores transmit.
 //! - `metrics`, `tracing`: see [`telemetry`].
 //! - `testing`: a store for tests of your program.
-//! - `conformance`: the suite that every store passes, also for your own store.
+//! - `conformance`: the suite that every store must pass, including your own.
 //!
-//! It works in any async executor, and without one, because renewals run on a thread of the client.
+//! leasehold works in any async executor, and without one, because renewals run on a thread of the
+//! client.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -179,12 +182,13 @@ pub use leasehold_conformance::conformance_suite;
 pub use leasehold_core::testing;
 #[doc(inline)]
 pub use leasehold_core::{
-    Became, Builder, Change, Changes, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE,
-    Deadline, Election, Error, ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind,
-    Leasehold, LockOptions, LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment,
-    Mutex, Name, Observer, OncePer, Opener, Opening, Owner, Registry, Released, Result, RwLock,
-    Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Wanted, Watch, doctor, kit,
-    queue, sequencer, telemetry,
+    Builder, Claim, ClaimId, Client, Clock, ConvertError, DEFAULT_LEASE, DEFAULT_WAITER_LEASE,
+    Deadline, Election, Error, ErrorKind, FencingToken, Guard, Hold, Holder, HolderInfo,
+    IntoLockRequest, Kind, LockEvent, LockEventKind, LockEvents, LockOptions, LockRequest,
+    LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, MultiGuard, Mutex,
+    MutexGuard, Name, Observer, OncePer, Opener, Opening, Owner, Permit, ReadGuard, Registry,
+    Released, Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Watch,
+    WriteGuard, doctor, kit, mode, queue, sequencer, telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
@@ -212,6 +216,7 @@ pub use registry::{BUILT_IN, registry};
 /// | `memcached://host`, `memcached://host,host` | many machines, unless a server loses data | `memcached` |
 /// | `nats://host,host,host/bucket` | many machines | `nats` |
 /// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines | `s3`, `gs`, `az` |
+/// | `http://host:8484`, `https://host1,host2`, `http+unix:///a/socket` | all clients of a `leasehold serve` | `http-store` |
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -229,11 +234,11 @@ pub use registry::{BUILT_IN, registry};
 ///   names its feature.
 /// - [`Unreachable`](ErrorKind::Unreachable), [`Denied`](ErrorKind::Denied) and other errors of the
 ///   store.
-pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
+pub async fn connect(url: impl AsRef<str>) -> Result<Client> {
     builder().connect(url).await
 }
 
-/// Connects to the store that the environment names, like the command `leasehold`.
+/// Connects to the store that the environment names, as the command `leasehold` does.
 ///
 /// `LEASEHOLD_STORE` is the URL of the store. If it is not set, `LEASEHOLD_STORE_FILE` names a file
 /// that contains the URL. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of all lock
@@ -253,21 +258,22 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 /// # Errors
 /// - [`Config`](ErrorKind::Config): neither variable is set, the file cannot be read or is empty,
 ///   or a variable is not valid UTF-8.
-/// - All others as for [`connect`].
-pub async fn from_env() -> Result<Leasehold> {
+/// - The other errors of [`connect`].
+pub async fn from_env() -> Result<Client> {
     let (builder, url) = of_the_environment()?;
     builder.connect(url).await
 }
 
 fn of_the_environment() -> Result<(Builder, String)> {
-    let refused = |what: &str| Error::new(ErrorKind::Config, what).during("connect");
+    let refused = |what: &str| Error::new(ErrorKind::Config, what).with_operation("connect");
     let said = |name| match std::env::var(name) {
         Ok(text) => Ok(text),
         Err(std::env::VarError::NotPresent) => Ok(String::new()),
         Err(_) => Err(refused(&format!("{name} is not valid UTF-8"))),
     };
     let namespace = said("LEASEHOLD_NAMESPACE")?;
-    let Some(url) = kit::store_of_environment().map_err(|error| error.during("connect"))? else {
+    let Some(url) = kit::store_of_environment().map_err(|error| error.with_operation("connect"))?
+    else {
         let hint = "set it to the URL of a store, such as file: or redis://host";
         return Err(refused("LEASEHOLD_STORE is not set").with_hint(hint));
     };
@@ -314,7 +320,7 @@ pub mod blocking {
     ///
     /// # Errors
     /// The same as [`leasehold::connect`](crate::connect).
-    pub fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
+    pub fn connect(url: impl AsRef<str>) -> Result<Client> {
         builder().connect_blocking(url)
     }
 
@@ -329,7 +335,7 @@ pub mod blocking {
     ///
     /// # Errors
     /// The same as [`leasehold::from_env`](crate::from_env).
-    pub fn from_env() -> Result<Leasehold> {
+    pub fn from_env() -> Result<Client> {
         let (builder, url) = of_the_environment()?;
         builder.connect_blocking(url)
     }
@@ -339,8 +345,8 @@ pub mod store {
     //! The contract of stores, and the stores that are compiled in. A store keeps the queues of
     //! locks.
     //!
-    //! A store implements what needs its own atomicity and clock, and nothing else. Everything that
-    //! is the same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
+    //! A store implements only what depends on its own atomicity and clock. Everything that is the
+    //! same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
     //! implemented once, in the client. [`Store`] states the contract of each method. The suite
     //! `conformance` checks it, and [`kit`](crate::kit) has the building blocks.
 
@@ -361,6 +367,9 @@ pub mod store {
     #[cfg(feature = "file")]
     #[doc(inline)]
     pub use leasehold_file as file;
+    #[cfg(feature = "http-store")]
+    #[doc(inline)]
+    pub use leasehold_http::store as http;
     #[cfg(feature = "redis")]
     #[doc(inline)]
     pub use leasehold_redis::redis;

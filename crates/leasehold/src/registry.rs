@@ -2,11 +2,23 @@
 
 use crate::Registry;
 
-/// The constant and the function below, from one table.
+/// The name of a store, which is the name of its feature unless another one is given.
+#[allow(unused_macros, reason = "used for the stores that are compiled in")]
+macro_rules! name {
+    ($feature:literal) => {
+        $feature
+    };
+    ($feature:literal $name:literal) => {
+        $name
+    };
+}
+
+/// Generates `BUILT_IN` and `registry` from one table.
 macro_rules! stores {
-    ($($feature:literal: $schemes:expr, $open:path;)+) => {
+    ($($feature:literal $(as $name:literal)?: $schemes:expr, $open:path;)+) => {
         /// The names of the stores that are compiled in.
-        pub const BUILT_IN: &[&str] = &["memory", $(#[cfg(feature = $feature)] $feature),+];
+        pub const BUILT_IN: &[&str] =
+            &["memory", $(#[cfg(feature = $feature)] name!($feature $($name)?)),+];
 
         /// Returns the stores that are compiled in, for a [`Builder`](crate::Builder) of your own;
         /// see [`builder`](crate::builder).
@@ -21,7 +33,7 @@ macro_rules! stores {
             let registry = Registry::default();
             $(
                 #[cfg(feature = $feature)]
-                let registry = registry.with($feature, $schemes, $open);
+                let registry = registry.with(name!($feature $($name)?), $schemes, $open);
                 #[cfg(not(feature = $feature))]
                 let registry = registry.without($feature, $schemes);
             )+
@@ -35,14 +47,16 @@ stores! {
     "sqlite": &["sqlite"], leasehold_sql::store::open;
     "postgres": &["postgres", "postgresql"], leasehold_sql::store::open;
     "mysql": &["mysql", "mariadb"], leasehold_sql::store::open;
-    // Any of these may have a deployment after a `+`.
+    // Each of these may be followed by a `+` and a deployment.
     "redis": &["redis+", "rediss+", "valkey+", "valkeys+"], leasehold_redis::redis::open;
     "zookeeper": &["zookeeper", "zookeepers"], leasehold_zookeeper::open;
     "etcd": &["etcd", "etcds"], leasehold_etcd::open;
     "redlock": &["redlock", "redlocks"], leasehold_redis::redlock::open;
-    "memcached": &["memcached"], leasehold_cell::memcached::open;
-    "nats": &["nats"], leasehold_cell::nats::open;
+    "memcached": &["memcached", "memcacheds"], leasehold_cell::memcached::open;
+    "nats": &["nats", "natss"], leasehold_cell::nats::open;
     "s3": &["s3"], leasehold_cell::objects::open;
     "gs": &["gs"], leasehold_cell::objects::open;
     "az": &["az"], leasehold_cell::objects::open;
+    // The feature `http` is for fences, so this store's feature has another name.
+    "http-store" as "http": &["http", "https", "http+unix"], leasehold_http::store::open;
 }

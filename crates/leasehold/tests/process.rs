@@ -1,33 +1,34 @@
-//! What only a real process can show: it is stopped, it forks.
+//! Tests that need a real process, because the process is paused or forked.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::store::MemoryStore;
-use leasehold::{Builder, Error, ErrorKind, Leasehold, LostReason, State};
+use leasehold::{Builder, Client, Error, ErrorKind, LostReason, State};
 
 const LEASE: Duration = Duration::from_secs(3);
 
-fn locks() -> Leasehold {
+fn locks() -> Client {
     Builder::default().store(std::sync::Arc::new(MemoryStore::new())).unwrap()
 }
 
-/// The child of the test below: holds, and tells what it believes right after it was stopped.
+/// The child of the test below. It holds a lock, and reports the guard's state right after it was
+/// paused.
 #[test]
-fn child_that_is_stopped() {
+fn child_process_that_is_paused() {
     if std::env::var_os("LEASEHOLD_TEST_CHILD").is_none() {
         return;
     }
-    let locks: leasehold::blocking::Leasehold = locks().into();
+    let locks: leasehold::blocking::Client = locks().into();
     let guard = locks.mutex("paused").with(|m| m.lease(LEASE)).lock().unwrap();
-    // A stop shows as a gap between two looks at the clock, wherever it comes: so the first one is
-    // before the parent is told, and each ends one gap and begins the next.
+    // A pause appears as a gap between two reads of the clock, wherever it happens. So the first
+    // read is before the parent is notified, and each read ends one gap and begins the next.
     let mut before = Instant::now();
     println!("held {}", guard.is_held());
     loop {
         let now = Instant::now();
-        // The first look at the guard after a gap.
+        // The first check of the guard after a gap.
         let held = guard.is_held();
         if now - before > LEASE * 2 {
             println!("first sight {held} {:?}", guard.state());
@@ -38,10 +39,11 @@ fn child_that_is_stopped() {
     }
 }
 
+// S09
 #[test]
-fn s09_sigstop_for_three_leases_is_lost_at_first_sight() {
+fn hold_is_lost_on_the_first_check_after_a_long_sigstop() {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_is_stopped", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "child_process_that_is_paused", "--nocapture", "--test-threads=1"])
         .env("LEASEHOLD_TEST_CHILD", "1")
         .stdout(Stdio::piped())
         .spawn()
@@ -50,49 +52,50 @@ fn s09_sigstop_for_three_leases_is_lost_at_first_sight() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut line = |start: &str| lines.find(|l| l.contains(start)).unwrap();
     assert!(line("held ").contains("held true"));
-    // SAFETY: plain kills of a child that we have not waited for yet.
+    // SAFETY: plain kills of a child that was not waited for yet.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
     std::thread::sleep(LEASE * 3);
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     unsafe { libc::kill(pid, libc::SIGCONT) };
     assert!(line("first sight ").contains("first sight false Lost(Expired)"));
     assert!(child.wait().unwrap().success());
 }
 
+// S13
 #[test]
-fn s13_a_forked_child_holds_nothing_and_releases_nothing() {
-    let locks: leasehold::blocking::Leasehold = locks().into();
+fn a_forked_child_holds_nothing_and_releases_nothing() {
+    let locks: leasehold::blocking::Client = locks().into();
     let guard = locks.mutex("forked").lock().unwrap();
-    // SAFETY: the child only looks at the guard, drops it and leaves without unwinding.
+    // SAFETY: the child only reads and drops the guard, and exits without unwinding.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let inert = !guard.is_held()
             && guard.state() == State::Lost(LostReason::Forked)
             && guard.remaining().is_zero()
             && guard.release().unwrap_err().lost_reason() == Some(LostReason::Forked);
-        // SAFETY: ends the child at once, without the test harness noticing.
+        // SAFETY: ends the child immediately and skips the exit code of the test harness.
         unsafe { libc::_exit(if inert { 7 } else { 8 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(libc::WEXITSTATUS(status), 7, "the child believed that it holds");
+    assert_eq!(libc::WEXITSTATUS(status), 7, "the child believes that it holds the lock");
     assert!(guard.is_held());
     let tried = locks.mutex("forked").try_lock().map(drop).map_err(|e: Error| e.kind());
     assert_eq!(tried, Err(ErrorKind::Contended), "the child's drop released the parent's lock");
     guard.release().unwrap();
 }
 
-/// The child of the test below: connects as its environment says, and tells to what.
+/// The child of the test below. It connects as its environment says, and prints the store's URL.
 #[cfg(feature = "file")]
 #[tokio::test]
-async fn child_that_looks_at_its_environment() {
+async fn child_process_that_reads_its_environment() {
     if std::env::var_os("LEASEHOLD_TEST_CHILD").is_none() {
         return;
     }
     let locks = leasehold::from_env().await.unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
-    // The blocking face reads the same.
+    // The blocking API reads the same environment.
     let tries = || leasehold::blocking::from_env()?.mutex("a").try_lock();
     let refused = std::thread::spawn(tries).join().unwrap().unwrap_err();
     let all = leasehold::connect(locks.url()).await.unwrap().list("").await.unwrap();
@@ -103,7 +106,7 @@ async fn child_that_looks_at_its_environment() {
 
 #[cfg(feature = "file")]
 #[test]
-fn a_program_connects_as_its_environment_says() {
+fn program_connects_as_its_environment_configures() {
     let place = tempfile::tempdir().unwrap();
     let store = format!("file:{}", place.path().display());
     let file = place.path().join("url");
@@ -111,7 +114,7 @@ fn a_program_connects_as_its_environment_says() {
     let ask_by = |name: &str, value: &std::ffi::OsStr, namespace: Option<&str>| {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child
-            .args(["--exact", "child_that_looks_at_its_environment", "--nocapture"])
+            .args(["--exact", "child_process_that_reads_its_environment", "--nocapture"])
             .env("LEASEHOLD_TEST_CHILD", "1")
             .env_remove("LEASEHOLD_STORE")
             .env(name, value)

@@ -1,4 +1,4 @@
-//! What operators see, with the features `metrics` and `tracing`.
+//! The metrics and events that operators see, with the features `metrics` and `tracing`.
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -31,12 +31,12 @@ impl MakeWriter<'_> for Log {
     }
 }
 
-/// What the recorder was told so far.
+/// What the recorder has received so far.
 #[derive(Default)]
 struct Told {
     seen: BTreeSet<String>,
     labels: BTreeSet<String>,
-    /// Those of what is zero, too.
+    /// The series, including those whose value is zero.
     series: BTreeSet<String>,
     undescribed: BTreeSet<String>,
     gauges: BTreeMap<String, f64>,
@@ -68,13 +68,14 @@ impl Told {
 
 const NAME: &str = "line\u{2028}break";
 
-/// As it is shown.
+/// Returns the name in the form in which it is shown.
 fn lock_name() -> String {
     leasehold::Name::new(NAME).unwrap().to_string()
 }
 
+// R14
 #[tokio::test]
-async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
+async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
     let recorder = DebuggingRecorder::new();
     let metrics = recorder.snapshotter();
     recorder.install().unwrap();
@@ -88,7 +89,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
 
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
     let lock = locks.mutex(NAME).lease(Duration::from_secs(9));
-    // What an alert is for begins at zero, so that the first is seen to rise.
+    // Metrics for alerts begin at zero, so that the first increase is visible.
     let mut at_first = Told::default();
     at_first.look(&metrics);
     for name in ["leasehold_lost_total", "leasehold_renewal_failures_total", "leasehold_waiting"] {
@@ -99,7 +100,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();
     let mut told = Told::default();
-    // It is counted, then logged, by another thread, and after the guard has been told.
+    // Another thread counts and then logs the event, after it has notified the guard.
     let until = async |told: &mut Told, name: &str, event: &str| {
         for _ in 0..3_000 {
             told.look(&metrics);
@@ -110,7 +111,8 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    // How many are held and wait: told by whoever ends it, so at once.
+    // The numbers of holds and waits are updated by the call that changes them, so they are correct
+    // immediately.
     let now = |told: &mut Told| {
         told.look(&metrics);
         ["leasehold_held", "leasehold_waiting"].map(|name| told.gauges.get(name).copied())
@@ -118,7 +120,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     let of = |held, waiting| [Some(held), Some(waiting)];
     assert_eq!(now(&mut told), of(1.0, 0.0));
     until(&mut told, "leasehold_renewals_total", "renewed").await;
-    // f80: who waits behind its own client is told of after a while.
+    // f80: a task that waits for its own client's lock is reported after a while.
     let again = lock.clone();
     let waiting = tokio::spawn(async move { again.lock().await });
     until(
@@ -156,7 +158,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     ] {
         assert!(told.seen.contains(name), "{name} is not in {:?}", told.seen);
     }
-    // f71: one word each, of one kind of words, and all are described.
+    // f71: each label is one word from a fixed set, and all metrics are described.
     assert_eq!(told.undescribed, BTreeSet::new());
     let expected = [
         "leasehold_acquire_seconds kind=mutex",
@@ -171,7 +173,8 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         "leasehold_waiting kind=mutex",
     ];
     assert_eq!(told.labels.iter().map(String::as_str).collect::<Vec<_>>(), expected);
-    // Names, of as many locks as were asked for; and a loss of such a one is seen to rise from zero, too.
+    // Only the requested number of locks get names as labels. A loss of such a lock also begins at
+    // zero.
     leasehold::telemetry::label_names(1);
     for name in ["first", "second", "third", "first"] {
         locks.mutex(name).lock().await.unwrap().release().await.unwrap();
@@ -189,7 +192,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         assert!(log.contains(event), "{event:?} is not in the log: {log}");
     }
     assert!(log.contains(&token.to_string()));
-    // What lasts has a span, and a call of the store for a wait or a hold is under it.
+    // Waits and holds have spans, which contain the store calls for them.
     let hold = format!("hold{{name={} kind=mutex token={token}}}", lock_name());
     for (span, then) in [
         (format!("wait{{operation=\"try_lock\" name={}}}", lock_name()), "close"),
@@ -202,7 +205,8 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         let told = |line: &str| line.contains(&format!("{span}: leasehold::telemetry: {then}"));
         assert!(log.lines().any(told), "{span} {then} is not in the log: {log}");
     }
-    // s90, s91: one line an event, whatever the name; never the secret of a claim.
+    // s90, s91: each event is one line, whatever the lock's name, and no event contains the secret
+    // of a claim.
     assert!(!log.contains('\u{2028}'), "{log}");
     let secret = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
     assert!(!log.split(|c: char| !c.is_ascii_alphanumeric()).any(secret), "{log}");

@@ -1,4 +1,4 @@
-//! Azurite, the emulator of Azure Blob Storage that its makers keep: one server, with a container.
+//! Azurite, the official emulator of Azure Blob Storage: one server, with a container.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,14 +7,14 @@ use crate::command::run;
 use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
 use crate::{python, reaper};
 
-/// The container that is there from the beginning.
+/// The container that exists from the beginning.
 const CONTAINER: &str = "locks";
 /// The account of every emulator, and its key.
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// An Azurite that keeps what it acknowledged when it is killed.
+/// An Azurite server that keeps acknowledged writes when it is killed.
 #[derive(Debug)]
 pub struct Azurite {
     daemon: Daemon,
@@ -22,7 +22,7 @@ pub struct Azurite {
 }
 
 impl Azurite {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         let server = start_somewhere(Self::try_start);
         server.make_container();
@@ -60,29 +60,29 @@ impl Azurite {
         run(Command::new(python()).args(["-c", script, &port, ACCOUNT, KEY, CONTAINER]));
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL of this folder of its container.
+    /// Returns the URL of this folder in the server's container.
     pub fn url(&self, folder: &str) -> String {
         let port = self.port;
         format!("az://{CONTAINER}/{folder}?emulator=yes&endpoint=http://127.0.0.1:{port}")
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port, with what it kept; killed before if it runs.
+    /// Restarts the server on the same port with its data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| accepts(self.port));
     }
 }
 
-/// Where `test.sh` puts packages for Node.
+/// Returns the directory in which `test.sh` installs Node packages.
 fn home() -> PathBuf {
     let environment = python();
     let target = environment.ancestors().nth(3).expect("target/python/bin/python");

@@ -1,16 +1,18 @@
-//! A browser without a screen: what it makes of a page, as text and as a picture.
+//! A headless browser, which returns a page as text or as a picture.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::command::program;
 use crate::reaper;
 
-/// How long a page may take. Only ever reached when something is wrong.
+/// Time limit for a page. It is only reached if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A way to look at pages: Chromium, with a profile of its own.
+/// Chromium with its own profile.
 #[derive(Debug)]
 pub struct Browser {
     directory: PathBuf,
@@ -19,34 +21,65 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// With a window of this size.
+    /// Creates a browser with a window of this size.
     pub fn new(width: u32, height: u32) -> Self {
         Self { directory: reaper::directory("browser"), size: (width, height), is_dark: false }
     }
 
-    /// Of somebody who prefers dark pages.
+    /// Sets the user's preference for dark pages.
     pub fn dark(mut self) -> Self {
         self.is_dark = true;
         self
     }
 
-    /// The document as it is when the page's programs have run. `address` is behind the file's name,
-    /// as `#place`.
+    /// Returns the page's HTML after its scripts have run. `address` is appended to the file's
+    /// name, such as `#place`.
     pub fn document(&self, page: &Path, address: &str) -> String {
         String::from_utf8(self.run(&["--dump-dom"], page, address)).expect("a document of text")
     }
 
-    /// What is seen, as PNG.
+    /// Returns a picture of the visible part of the page, as PNG.
     pub fn picture(&self, page: &Path, address: &str) -> Vec<u8> {
         self.filed("--screenshot", page, address)
     }
 
-    /// What is printed, as PDF.
+    /// Returns the printed page as PDF.
     pub fn print(&self, page: &Path) -> Vec<u8> {
         self.filed("--print-to-pdf", page, "")
     }
 
-    /// What Chromium writes into a file.
+    /// Starts a browser that is controlled by messages of the Chrome DevTools Protocol.
+    pub fn control(&self) -> DevTools {
+        // Chromium reads messages from descriptor 3 and writes them to 4.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"exec "$@" 3<&0 4>&1 0</dev/null 1>&2"#, "sh"]);
+        command.arg(program("chromium", &[], "chromium"));
+        self.options(&mut command);
+        command.args([
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--remote-debugging-pipe",
+        ]);
+        let log = std::fs::File::create(self.directory.join("said")).expect("our own directory");
+        command.current_dir(&self.directory).stderr(log);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+        let requests = child.stdin.take().expect("it is piped");
+        let answers = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (sender, messages) = mpsc::channel();
+        std::thread::spawn(move || {
+            for message in answers.split(0).map_while(Result::ok) {
+                let message = String::from_utf8(message).expect("messages are UTF-8");
+                if sender.send(message).is_err() {
+                    return;
+                }
+            }
+        });
+        DevTools { child, requests, messages }
+    }
+
+    /// Returns the contents of a file that Chromium writes.
     fn filed(&self, what: &str, page: &Path, address: &str) -> Vec<u8> {
         let file = self.directory.join("result.png");
         let _ = std::fs::remove_file(&file);
@@ -54,10 +87,10 @@ impl Browser {
         std::fs::read(&file).unwrap_or_else(|e| panic!("no {what} of {}: {e}", page.display()))
     }
 
-    fn run(&self, what: &[&str], page: &Path, address: &str) -> Vec<u8> {
+    /// Adds the options that are the same for each start.
+    fn options(&self, command: &mut Command) {
         let (width, height) = self.size;
-        let mut command = Command::new(program("chromium", &[], "chromium"));
-        // Root may not have its sandbox, and these pages are ours.
+        // Root cannot use Chromium's sandbox, and these pages are trusted.
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
         command.args([
             "--force-device-scale-factor=1",
@@ -66,8 +99,13 @@ impl Browser {
         ]);
         command.arg(format!("--window-size={width},{height}"));
         command.arg(format!("--user-data-dir={}", self.directory.join("profile").display()));
-        // Light is 1.
+        // 0 means dark, 1 means light.
         command.arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!self.is_dark)));
+    }
+
+    fn run(&self, what: &[&str], page: &Path, address: &str) -> Vec<u8> {
+        let mut command = Command::new(program("chromium", &[], "chromium"));
+        self.options(&mut command);
         command.args(what).arg(format!("file://{}{address}", page.display()));
         let said = std::fs::File::create(self.directory.join("said")).expect("our own directory");
         let printed = self.directory.join("printed");
@@ -88,5 +126,34 @@ impl Browser {
         let said = std::fs::read_to_string(self.directory.join("said")).unwrap_or_default();
         assert!(status.success(), "{command:?}: {status}\n{said}");
         std::fs::read(printed).expect("our own file")
+    }
+}
+
+/// A browser that is controlled by messages of the Chrome DevTools Protocol: JSON objects, as text.
+/// Dropping it ends the browser.
+#[derive(Debug)]
+pub struct DevTools {
+    child: Child,
+    requests: ChildStdin,
+    messages: mpsc::Receiver<String>,
+}
+
+impl DevTools {
+    /// Sends a message.
+    pub fn send(&mut self, message: &str) {
+        let sent = self.requests.write_all(&[message.as_bytes(), &[0]].concat());
+        sent.and_then(|()| self.requests.flush()).expect("the browser runs");
+    }
+
+    /// Waits for the next message.
+    pub fn receive(&self) -> String {
+        self.messages.recv_timeout(PATIENCE).expect("a message of the browser")
+    }
+}
+
+impl Drop for DevTools {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

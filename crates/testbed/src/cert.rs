@@ -5,11 +5,11 @@ use std::process::Command;
 
 use crate::command::{program, run};
 
-/// Files in PEM. Authority and server are two certificates: clients refuse an authority's own
-/// as a server's.
+/// Certificates and keys, as files in PEM format. The authority and the server have separate
+/// certificates, because clients refuse an authority's own certificate as a server's.
 #[derive(Debug)]
 pub struct Certificates {
-    authority: PathBuf,
+    pub(crate) authority: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
     client: (PathBuf, PathBuf),
@@ -18,7 +18,7 @@ pub struct Certificates {
 const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
 
 impl Certificates {
-    /// Made anew in the directory, good for two days.
+    /// Creates the files in the directory. The certificates are valid for two days.
     pub fn make(directory: &Path) -> Self {
         let file = |name: &str| directory.join(name);
         let (authority, authority_key) = (file("authority.pem"), file("authority.key"));
@@ -41,18 +41,23 @@ impl Certificates {
         Self { authority, certificate, key, client }
     }
 
-    /// What a client has to trust.
+    /// Returns the certificate that a client must trust.
     pub fn authority(&self) -> &Path {
         &self.authority
     }
 
-    /// What a client can show: its certificate and the key.
+    /// Returns the server's certificate and its key.
+    pub fn server(&self) -> (&Path, &Path) {
+        (&self.certificate, &self.key)
+    }
+
+    /// Returns a client's certificate and its key.
     pub fn client(&self) -> (&Path, &Path) {
         (&self.client.0, &self.client.1)
     }
 }
 
-/// A certificate of the authority's, and its key.
+/// Creates a key and a certificate for it, signed by the authority.
 fn sign(
     directory: &Path,
     (authority, authority_key): (&Path, &Path),

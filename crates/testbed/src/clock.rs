@@ -1,4 +1,4 @@
-//! A server's wall clock, shifted while it runs (`clockskew.c` says how).
+//! A server's wall clock, which can be shifted while it runs (`clockskew.c` explains how).
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -16,7 +16,7 @@ pub(crate) struct MovableClock {
 }
 
 impl MovableClock {
-    /// A clock that shows the true time until it is shifted.
+    /// Creates a clock that shows the true time until it is shifted.
     pub(crate) fn new(directory: &Path) -> Self {
         let path = directory.join("clock-offset");
         let file = File::create_new(&path).expect("a new file in our directory");
@@ -26,7 +26,7 @@ impl MovableClock {
         clock
     }
 
-    /// From now on the clock shows the true time plus this.
+    /// Sets the clock to the true time plus `nanoseconds`, from now on.
     pub(crate) fn shift(&self, nanoseconds: i64) {
         self.file.write_all_at(&nanoseconds.to_ne_bytes(), 0).expect("our own file");
     }
@@ -36,7 +36,7 @@ impl MovableClock {
     }
 }
 
-/// The shared object, compiled once for each test process.
+/// Returns the shared object of `clockskew.c`, which is compiled once for each test process.
 fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {

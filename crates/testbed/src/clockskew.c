@@ -1,9 +1,9 @@
-/* A wall clock that can be shifted while the program runs: preloaded into a server.
+/* A wall clock that can be shifted while a program runs. It is preloaded into a server.
  *
  * CLOCKSKEW_FILE names a file of one 64-bit integer, the offset in nanoseconds, which is mapped
- * shared: whoever writes the file shifts the clock. Only the wall clock moves, never the monotonic
- * clocks. Calls the kernel directly, looks no symbol up and allocates nothing, so it is safe in
- * programs that bring their own allocator. */
+ * shared, so that writing the file shifts the clock. Only the wall clock moves, never the monotonic
+ * clocks. The code calls the kernel directly, looks up no symbols and allocates nothing. So it is
+ * safe in programs with their own allocator. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

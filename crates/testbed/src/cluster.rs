@@ -1,4 +1,4 @@
-//! A Redis Cluster: masters that share the 16,384 slots, each with as many replicas as wanted.
+//! A Redis Cluster: masters that share the 16,384 slots, with a number of replicas each.
 
 use crate::daemon::{Setup, start_somewhere};
 use crate::redis::Redis;
@@ -6,7 +6,7 @@ use crate::wait::wait;
 
 const SLOTS: usize = 16_384;
 
-/// Masters first, then their replicas in the same order.
+/// A Redis Cluster. The nodes are the masters, followed by their replicas in the same order.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Redis>,
@@ -14,39 +14,40 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Three masters of the test's own.
+    /// Starts three private masters.
     pub fn start() -> Self {
         Self::with(3, 0, Setup::new().fast())
     }
 
-    /// The same, which nobody breaks.
+    /// Starts three masters that tests do not break.
     pub fn unbroken() -> Self {
         Self::unbroken_with(3, 0, Setup::new().fast())
     }
 
-    /// So many masters, each with so many replicas, which nobody breaks: a machine that does much
-    /// else is no reason to take a node for dead.
+    /// Starts `masters` masters with `replicas` replicas each, which tests do not break. A node is
+    /// considered dead only after a minute, because a busy machine may delay its answers.
     pub fn unbroken_with(masters: usize, replicas: usize, setup: Setup) -> Self {
         let cluster = Self::acquainted(masters, replicas, setup);
-        // Only now: while they meet, it is also how long it takes to try again.
+        // This is set after the nodes have met, because the timeout also delays the retries while
+        // they meet.
         for node in &cluster.nodes {
             node.command(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
         cluster.settled(replicas)
     }
 
-    /// So many masters, each with so many replicas. A node that does not answer for two seconds is
-    /// taken for dead.
+    /// Starts `masters` masters with `replicas` replicas each. A node that does not answer for two
+    /// seconds is considered dead.
     pub fn with(masters: usize, replicas: usize, setup: Setup) -> Self {
         Self::acquainted(masters, replicas, setup).settled(replicas)
     }
 
-    /// Nodes that have met and have their slots or masters.
+    /// Starts nodes that have met and have their slots or masters.
     fn acquainted(masters: usize, replicas: usize, setup: Setup) -> Self {
         let count = masters * (1 + replicas);
         let nodes: Vec<Redis> = (0..count).map(|_| start_somewhere(|p| node(&setup, p))).collect();
         let buses: Vec<String> = nodes.iter().map(bus).collect();
-        // Epochs first: a node that has met another takes none.
+        // Epochs are set first, because a node that has met another node refuses them.
         for (i, node) in nodes.iter().enumerate() {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(i + 1).to_string()]);
             if i < masters {
@@ -64,14 +65,14 @@ impl Cluster {
         let cluster = Self { nodes, masters };
         wait("the nodes to know each other", &|| {
             cluster.nodes.iter().all(|n| {
-                // Those that are only being met are listed as well.
+                // Nodes that are still in the handshake are listed as well.
                 let nodes = n.command(&["CLUSTER", "NODES"]);
                 nodes.lines().count() == count && !nodes.contains("handshake")
             })
         });
         for (i, node) in cluster.nodes.iter().enumerate().skip(masters) {
             let of = cluster.id(i % masters);
-            // It must have heard of the master as such first.
+            // The node must first know the master as such.
             wait("a master to be known", &|| {
                 node.command(&["CLUSTER", "NODES"])
                     .lines()
@@ -82,7 +83,7 @@ impl Cluster {
         cluster
     }
 
-    /// The same once all slots are served, and every master has so many replicas.
+    /// Waits until all slots are served and every master has `replicas` replicas.
     fn settled(self, replicas: usize) -> Self {
         wait("the cluster to be ok", &|| self.is_ok());
         for master in self.nodes.iter().take(self.masters) {
@@ -91,34 +92,34 @@ impl Cluster {
         self
     }
 
-    /// Whether all nodes that run say that all slots are served.
+    /// Returns whether all running nodes report that all slots are served.
     pub fn is_ok(&self) -> bool {
         self.nodes.iter().all(|n| n.command(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
     }
 
-    /// The URL that names three of the nodes.
+    /// Returns the URL of the cluster, with its first three nodes.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.nodes.iter().take(3).map(|n| format!("127.0.0.1:{}", n.port())).collect();
         format!("redis+cluster://{}/", hosts.join(","))
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
 
-    /// How many of the nodes were made masters.
+    /// Returns how many of the nodes were created as masters.
     pub fn masters(&self) -> usize {
         self.masters
     }
 
-    /// A node's own name in the cluster.
+    /// Returns a node's ID in the cluster.
     pub fn id(&self, node: usize) -> String {
         self.nodes[node].command(&["CLUSTER", "MYID"])
     }
 
-    /// Returns when another node than this one serves what it served.
+    /// Waits until the replica of the master `dead` serves its slots.
     pub fn wait_for_failover(&self, dead: usize) {
         let replica = dead + self.masters;
         wait("the fail-over", &|| {
@@ -127,14 +128,15 @@ impl Cluster {
         });
     }
 
-    /// Begins to move a slot: keys that are asked for and not there are to be found at `to`.
+    /// Starts moving a slot. From then on, requests for keys that are not on `from` are redirected
+    /// to `to`.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         self.nodes[to].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.id(from)]);
         self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.id(to)]);
     }
 
-    /// Moves up to `most` of the slot's keys, and tells how many there were.
+    /// Moves up to `most` of the slot's keys, and returns how many were moved.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize, most: usize) -> usize {
         let (slot, most) = (slot.to_string(), most.to_string());
         let keys = self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot, &most]);
@@ -147,13 +149,13 @@ impl Cluster {
         moved
     }
 
-    /// Ends the move: the slot belongs to `to`. Returns when all nodes agree, and have heard of each
-    /// other's epochs: another move before that could leave them at odds for ever.
+    /// Ends the move, so that the slot belongs to `to`. Waits until all nodes agree and know each
+    /// other's epochs. Another move before that could leave them in permanent disagreement.
     pub fn end_move(&self, slot: u16, to: usize) {
         let (number, id) = (slot.to_string(), self.id(to));
         let masters = || self.nodes.iter().filter(|n| n.is_master());
-        wait("the nodes to agree on who has the slot", &|| {
-            // The new owner first, so that there is always one.
+        wait("the nodes to agree on the owner of the slot", &|| {
+            // The new owner is first, so that the slot always has an owner.
             for node in std::iter::once(&self.nodes[to]).chain(masters()) {
                 node.command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
             }
@@ -171,7 +173,7 @@ fn line_of(text: &str, start: &str) -> String {
     text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned()
 }
 
-/// Whether a node's view of the cluster gives the slot to the node of this name.
+/// Returns whether a node's view of the cluster assigns the slot to the node with this ID.
 fn has_slot(nodes: &str, id: &str, slot: u16) -> bool {
     let line = line_of(nodes, id);
     line.split(' ').skip(8).any(|range| {

@@ -1,9 +1,9 @@
-//! Commands that are run to their end, and where programs are.
+//! Runs commands to their end, and finds programs.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Runs a command to its end and returns what it printed; panics if it fails.
+/// Runs a command to its end and returns its output. Panics if it fails.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
@@ -13,16 +13,17 @@ pub(crate) fn run(command: &mut Command) -> String {
     printed
 }
 
-/// Runs a command to its end and tells whether it succeeded.
+/// Runs a command to its end and returns whether it succeeded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Cargo, for a test that has it do something: as from a shell, and not as from within the run of tests
-/// that cargo has begun. What that says to test programs (whose package they are, that they may use what
-/// is unstable) some packages' builds are told to look at: they would all be built again here, with all
-/// that stands on them, and then once more by whoever builds next.
+/// Returns a cargo command for a test to run, with the environment that it would have in a shell.
+/// Cargo sets variables for test programs, such as the package name and permission for unstable
+/// features. Some packages' build scripts depend on these variables. With them, these packages and
+/// all that depend on them would be built again here, and once more by the next build outside the
+/// tests.
 pub fn cargo() -> Command {
     const TOLD: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
     const MORE: [&str; 3] = ["CARGO_PRIMARY_PACKAGE", "OUT_DIR", "RUSTC_BOOTSTRAP"];
@@ -36,17 +37,18 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Where a program is: in one of the folders, or on the PATH.
+/// Returns the path of a program in one of the folders, or on the PATH. Panics if it does not
+/// exist.
 pub(crate) fn program(name: &str, folders: &[PathBuf], package: &str) -> PathBuf {
     find(name, folders).unwrap_or_else(|| {
         panic!("no {name} on this machine: run ./test.sh, or install the package {package}")
     })
 }
 
-/// The same, if it is there.
+/// Returns the path of a program, if it exists.
 pub(crate) fn find(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Daemons are in folders that an ordinary user's PATH does not have.
+    // Daemons are in folders that are not on an ordinary user's PATH.
     let system = [PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")];
     let all = folders.iter().cloned().chain(std::env::split_paths(&path)).chain(system);
     all.map(|folder| folder.join(name)).find(|path| path.is_file())

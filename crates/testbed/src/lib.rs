@@ -1,28 +1,30 @@
-//! Real servers for tests and demonstrations: private, throw-away, breakable at will.
+//! Real servers for tests and demonstrations: private, disposable, and breakable.
 //!
-//! A test says what it needs and gets a server of its own, started from the machine's installed
-//! packages on a free loopback port with a directory of its own:
+//! A test declares what it needs and gets a private server. The server is started from the
+//! machine's installed packages, on a free loopback port, with its own directory:
 //!
 //! ```no_run
 //! let server = testbed::Postgres::start();
 //! println!("{}", server.database()); // the URL of a new, empty database
-//! server.stop(); // SIGSTOP to every process of it; `cont` goes on
+//! server.stop(); // SIGSTOP to all its processes; `cont` resumes them
 //! server.kill(); // kill -9
 //! server.restart(); // same port, same data
 //! ```
 //!
-//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`], [`etcd`]) and
-//! take a database each. Shared servers trade durability for speed, so a test that kills one
-//! starts its own.
+//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`],
+//! [`etcd`]) and use a database each. Shared servers trade durability for speed, so a test that
+//! kills a server starts its own.
 //!
-//! **Clean-up.** All that a test process starts lives in one directory, and the working directory
-//! of each of its processes is in there. A small shell, the reaper, waits for the test process
-//! to end, in whatever way (its end of a pipe closes), then kills what works in that directory
-//! and deletes it. So neither `kill -9` of the tests nor a panic leaves anything behind.
+//! **Clean-up.** All servers of a test process have their files, and the working directories of
+//! their processes, in one directory. A small shell script, the reaper, waits until the test
+//! process's end of a pipe is closed, which happens however the process ends. Then the reaper kills
+//! the processes that work in that directory and deletes it. So neither `kill -9` of the tests nor
+//! a panic leaves anything behind.
 //!
-//! Everything panics with a message for the reader of a failed test: there is nobody else to handle an error.
-//! Who must not panic asks first what is not installed ([`Server::missing`]), and starts servers on a thread
-//! of its own, whose panic is the error. One file for each kind of server; what they share is in `daemon.rs`.
+//! All errors are panics with a message for the reader of a failed test, because tests have no
+//! other error handling. A program that must not panic first checks what is not installed
+//! ([`Server::missing`]). Then it starts servers on a thread of its own, whose panic is the error.
+//! Each kind of server has a file, and `daemon.rs` contains the common part.
 
 mod azurite;
 mod browser;
@@ -34,6 +36,7 @@ mod daemon;
 mod dice;
 mod etcd;
 mod google;
+mod lock_service;
 mod mariadb;
 mod memcached;
 mod moto;
@@ -59,7 +62,7 @@ mod zookeeper;
 use std::sync::OnceLock;
 
 pub use azurite::Azurite;
-pub use browser::Browser;
+pub use browser::{Browser, DevTools};
 pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use command::cargo;
@@ -67,11 +70,14 @@ pub use daemon::Setup;
 pub use dice::Dice;
 pub use etcd::Etcd;
 pub use google::FakeGcs;
+pub use lock_service::LockService;
 pub use mariadb::{MariaDb, MySql};
 pub use memcached::Memcached;
 pub use moto::Moto;
 pub use nats::{Nats, NatsCluster};
-pub use network::{Cut, in_own_network};
+pub use network::{
+    Cut, TWO_ADDRESSES, TWO_OF_A_FAMILY, drop_ipv6, drop_second_ipv4, in_own_network,
+};
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
@@ -85,12 +91,12 @@ pub use texts::{cases, texts};
 pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
-/// Picks `long` in a run of `./test.sh --long`, which may take hours, and `short` in any other.
+/// Returns `long` in a run of `./test.sh --long`, which may take hours, and `short` in any other.
 pub fn sized<T>(long: T, short: T) -> T {
     if extent() == Some("long") { long } else { short }
 }
 
-/// Picks `quick` in `cargo test` and `./test.sh`, `whole` in `./test.sh --all`, and `long` in
+/// Returns `quick` in `cargo test` and `./test.sh`, `whole` in `./test.sh --all`, and `long` in
 /// `./test.sh --long`.
 pub fn by_extent<T>(quick: T, whole: T, long: T) -> T {
     match extent() {
@@ -100,103 +106,104 @@ pub fn by_extent<T>(quick: T, whole: T, long: T) -> T {
     }
 }
 
-/// What `LEASEHOLD_TESTS` asks for.
+/// Returns the value of `LEASEHOLD_TESTS`.
 fn extent() -> Option<&'static str> {
     static EXTENT: OnceLock<Option<String>> = OnceLock::new();
     EXTENT.get_or_init(|| std::env::var("LEASEHOLD_TESTS").ok()).as_deref()
 }
 
-/// This test binary's memcached: not to be stopped or killed, or emptied.
+/// Returns this test binary's memcached. Tests must not pause, kill or empty it.
 pub fn memcached() -> &'static Memcached {
     static SHARED: OnceLock<Memcached> = OnceLock::new();
     SHARED.get_or_init(Memcached::start)
 }
 
-/// This test binary's SeaweedFS: not to be stopped or killed.
+/// Returns this test binary's SeaweedFS. Tests must not pause or kill it.
 pub fn seaweed() -> &'static SeaweedFs {
     static SHARED: OnceLock<SeaweedFs> = OnceLock::new();
     SHARED.get_or_init(SeaweedFs::start)
 }
 
-/// This test binary's Azurite: not to be stopped or killed.
+/// Returns this test binary's Azurite. Tests must not pause or kill it.
 pub fn azurite() -> &'static Azurite {
     static SHARED: OnceLock<Azurite> = OnceLock::new();
     SHARED.get_or_init(Azurite::start)
 }
 
-/// This test binary's emulator of Google Cloud Storage: not to be stopped or killed.
+/// Returns this test binary's emulator of Google Cloud Storage. Tests must not pause or kill it.
 pub fn google() -> &'static FakeGcs {
     static SHARED: OnceLock<FakeGcs> = OnceLock::new();
     SHARED.get_or_init(FakeGcs::start)
 }
 
-/// This test binary's NATS server: not to be stopped or killed.
+/// Returns this test binary's NATS server. Tests must not pause or kill it.
 pub fn nats() -> &'static Nats {
     static SHARED: OnceLock<Nats> = OnceLock::new();
     SHARED.get_or_init(Nats::start)
 }
 
-/// This test binary's PostgreSQL: not to be stopped or killed.
+/// Returns this test binary's PostgreSQL. Tests must not pause or kill it.
 pub fn postgres() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
     SHARED.get_or_init(|| Postgres::with(Setup::new().fast()))
 }
 
-/// This test binary's MariaDB: not to be stopped or killed.
+/// Returns this test binary's MariaDB. Tests must not pause or kill it.
 pub fn mariadb() -> &'static MariaDb {
     static SHARED: OnceLock<MariaDb> = OnceLock::new();
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
 }
 
-/// This test binary's MySQL: not to be stopped or killed.
+/// Returns this test binary's MySQL. Tests must not pause or kill it.
 pub fn mysql() -> &'static MySql {
     static SHARED: OnceLock<MySql> = OnceLock::new();
     SHARED.get_or_init(|| MySql::with(Setup::new().fast()))
 }
 
-/// This test binary's Redis: not to be stopped or killed, or emptied.
+/// Returns this test binary's Redis. Tests must not pause, kill or empty it.
 pub fn redis() -> &'static Redis {
     static SHARED: OnceLock<Redis> = OnceLock::new();
     SHARED.get_or_init(|| Redis::with(Setup::new().fast()))
 }
 
-/// This test binary's Valkey: not to be stopped or killed.
+/// Returns this test binary's Valkey. Tests must not pause or kill it.
 pub fn valkey() -> &'static Redis {
     static SHARED: OnceLock<Redis> = OnceLock::new();
     SHARED.get_or_init(|| Redis::with(Setup::valkey().fast()))
 }
 
-/// This test binary's sentinels with a master and a replica: not to be stopped or killed.
+/// Returns this test binary's sentinels with a master and a replica. Tests must not pause or kill
+/// them.
 pub fn sentinel() -> &'static Sentinel {
     static SHARED: OnceLock<Sentinel> = OnceLock::new();
     SHARED.get_or_init(Sentinel::unbroken)
 }
 
-/// This test binary's Redis Cluster: not to be stopped or killed.
+/// Returns this test binary's Redis Cluster. Tests must not pause or kill it.
 pub fn cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(Cluster::unbroken)
 }
 
-/// This test binary's etcd, of one member: not to be stopped or killed.
+/// Returns this test binary's etcd with one member. Tests must not pause or kill it.
 pub fn etcd() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::start)
 }
 
-/// This test binary's etcd cluster of three members: not to be stopped or killed.
+/// Returns this test binary's etcd cluster of three members. Tests must not pause or kill it.
 pub fn etcd_cluster() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::cluster)
 }
 
-/// This test binary's ZooKeeper: one server, not to be stopped or killed.
+/// Returns this test binary's single ZooKeeper server. Tests must not pause or kill it.
 pub fn zookeeper() -> &'static ZooKeeper {
     static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
     SHARED.get_or_init(ZooKeeper::start)
 }
 
-/// This test binary's five independent Redis servers: not to be stopped or killed.
+/// Returns this test binary's five independent Redis servers. Tests must not pause or kill them.
 pub fn redlock() -> &'static Redlock {
     static SHARED: OnceLock<Redlock> = OnceLock::new();
     SHARED.get_or_init(|| Redlock::with(5, Setup::new().fast()))

@@ -14,8 +14,8 @@ use crate::reaper;
 use crate::template;
 use crate::version::{Server, Version};
 
-/// A MariaDB server. The user `admin` may do everything; `lh` (password `lh`) may use the
-/// databases that tests get, and nothing else.
+/// A MariaDB server. The user `admin` has all permissions. `lh` (password `lh`) may use the tests'
+/// databases, and nothing else.
 #[derive(Debug)]
 pub struct MariaDb {
     daemon: Daemon,
@@ -24,17 +24,17 @@ pub struct MariaDb {
     databases: AtomicU32,
 }
 
-/// MySQL itself, which is everything that [`MariaDb`] is here. There is only a newest.
+/// A MySQL server with the methods of [`MariaDb`]. Only its newest version is available.
 #[derive(Debug)]
 pub struct MySql(MariaDb);
 
 impl MySql {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         Self(start_somewhere(|port| MariaDb::try_start(Server::MySql, &setup, port)))
     }
@@ -48,7 +48,7 @@ impl std::ops::Deref for MySql {
     }
 }
 
-/// Read at each start, one statement a line.
+/// Statements that are executed at each start, one per line.
 const INIT: &str = "\
 CREATE USER IF NOT EXISTS 'admin'@'127.0.0.1' IDENTIFIED BY 'admin';
 GRANT ALL ON *.* TO 'admin'@'127.0.0.1' WITH GRANT OPTION;
@@ -56,17 +56,17 @@ CREATE USER IF NOT EXISTS 'lh'@'127.0.0.1' IDENTIFIED BY 'lh';
 GRANT ALL ON `test%`.* TO 'lh'@'127.0.0.1';
 ";
 
-/// What keeps MySQL as small as MariaDB is by itself: its log of changes, and no books kept on what
-/// each of its threads does, which half of its start would be spent on.
+/// Options that make MySQL as small as MariaDB is by default. They limit the redo log, and disable
+/// the statistics of threads, which would take half of the start-up time.
 const MYSQL: [&str; 2] = ["--innodb-redo-log-capacity=8M", "--performance-schema=OFF"];
 
 impl MariaDb {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         start_somewhere(|port| Self::try_start(Server::MariaDb, &setup, port))
     }
@@ -79,7 +79,8 @@ impl MariaDb {
         let directory = reaper::directory("mariadb");
         let certificates = setup.tls.then(|| Certificates::make(&directory));
         let clock = setup.movable_clock.then(|| MovableClock::new(&directory));
-        // Each its own: a server that starts deletes the temporary tables that it finds.
+        // Each server has its own directory for temporary files, because a starting server deletes
+        // the temporary tables that it finds.
         std::fs::create_dir(directory.join("tmp")).expect("a directory in our directory");
         std::fs::write(directory.join("init.sql"), INIT).expect("a file in our directory");
         let program =
@@ -93,7 +94,7 @@ impl MariaDb {
         });
         let path = |name: &str| directory.join(name).display().to_string();
         let mut args = places(server, version);
-        // Unasked, it refuses to serve as root.
+        // Without this option the server refuses to run as root.
         args.extend(we_are_root().then(|| "--user=root".into()));
         args.extend(
             ["--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin"].map(Into::into),
@@ -116,7 +117,8 @@ impl MariaDb {
             args.push("--innodb-flush-log-at-trx-commit=0".into());
         }
         let passing = || {
-            // Older ones offer no TLS by themselves, and MySQL's files came with a certificate.
+            // Older versions do not enable TLS on their own, and MySQL's files already contain a
+            // certificate.
             (server == Server::MariaDb && version == Version::Newest).then(passing_certificate)
         };
         if let Some(shown) = certificates.as_ref().or_else(passing) {
@@ -129,7 +131,7 @@ impl MariaDb {
         Ok(Self { daemon, port, certificates, databases: AtomicU32::new(0) })
     }
 
-    /// The URL of a new, empty database that the user `lh` may do everything with.
+    /// Creates a new, empty database for the user `lh` and returns its URL.
     pub fn database(&self) -> String {
         let number = self.databases.fetch_add(1, Ordering::Relaxed);
         let name = format!("test{number}");
@@ -137,68 +139,69 @@ impl MariaDb {
         self.url("lh", "lh", &name)
     }
 
-    /// The URL of a database for a user.
+    /// Returns the URL of a database for a user.
     pub fn url(&self, user: &str, password: &str, database: &str) -> String {
         format!("mysql://{user}:{password}@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// Runs SQL as the administrator; one line for each row, columns separated by tabs.
+    /// Runs SQL as the administrator. Returns one line for each row, with columns separated by
+    /// tabs.
     pub fn admin(&self, sql: &str) -> String {
         run(client(self.port, "admin").args(["-N", "-B", "-e", sql])).trim_end().to_owned()
     }
 
-    /// The same, where the server may refuse.
+    /// Runs SQL as the administrator and returns whether it succeeded.
     pub fn admin_may_fail(&self, sql: &str) -> bool {
         succeeds(client(self.port, "admin").args(["-e", sql]))
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its one process.
+    /// Returns the ID of the server's only process.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// What it logged.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// Its certificates, with [`Setup::tls`].
+    /// Returns the server's certificates. Panics if it was started without [`Setup::tls`].
     pub fn certificates(&self) -> &Certificates {
         self.certificates.as_ref().expect("ask for Setup::tls first")
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port with the same data; killed before if it runs.
+    /// Restarts the server on the same port with its data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(self.port));
     }
 
-    /// From now on its wall clock shows the true time plus this ([`Setup::movable_clock`]).
+    /// Sets the server's wall clock to the true time plus `seconds` ([`Setup::movable_clock`]).
     pub fn shift_clock(&self, seconds: i64) {
         self.daemon.clock().shift(seconds * 1_000_000_000);
     }
 }
 
-/// The options that tell a server where its own files are.
+/// Returns the options with the paths of a server's own files.
 fn places(server: Server, version: Version) -> Vec<String> {
     let mut options = vec!["--no-defaults".to_owned()];
     if version == Version::Oldest {
@@ -214,14 +217,15 @@ fn places(server: Server, version: Version) -> Vec<String> {
     options
 }
 
-/// For servers of which nobody wants TLS in particular. They offer it, as they do where nobody says
-/// anything; the certificate that they would make at each start is of RSA, which takes long.
+/// Returns a shared certificate for servers without particular TLS requirements. These servers
+/// offer TLS by default. They would generate an RSA certificate at each start, which takes a long
+/// time.
 fn passing_certificate() -> &'static Certificates {
     static MADE: OnceLock<Certificates> = OnceLock::new();
     MADE.get_or_init(|| Certificates::make(&reaper::directory("mariadb-tls")))
 }
 
-/// Makes the files of a new MariaDB, and says where.
+/// Creates the files of a new MariaDB and returns their directory.
 fn make_mariadb_data(version: Version, directory: &Path) -> PathBuf {
     let server = Server::MariaDb;
     let data = directory.join("data");
@@ -235,7 +239,7 @@ fn make_mariadb_data(version: Version, directory: &Path) -> PathBuf {
     data
 }
 
-/// The same of a new MySQL.
+/// Creates the files of a new MySQL and returns their directory.
 fn make_mysql_data(version: Version, directory: &Path) -> PathBuf {
     let data = directory.join("data");
     let mut install = Command::new(Server::MySql.program(version, "mysqld"));
@@ -245,7 +249,7 @@ fn make_mysql_data(version: Version, directory: &Path) -> PathBuf {
     install.arg(format!("--tmpdir={}", directory.join("tmp").display()));
     install.args(we_are_root().then_some("--user=root"));
     run(&mut install);
-    // Its identity is what a server gives itself as it starts.
+    // A server generates its identity when it starts.
     std::fs::remove_file(data.join("auto.cnf")).expect("it has been made");
     data
 }
@@ -257,7 +261,7 @@ fn client(port: u16, user: &str) -> Command {
     client
 }
 
-/// When the users of the init file can log in: it answers pings before that.
+/// Returns whether the users of the init file can log in. The server answers pings earlier.
 fn is_ready(port: u16) -> bool {
     accepts(port) && succeeds(client(port, "lh").args(["-e", "SELECT 1"]))
 }

@@ -1,4 +1,4 @@
-//! memcached: one server, which forgets all when it is killed.
+//! memcached: one server, which loses all data when it is killed.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -6,22 +6,23 @@ use std::time::Duration;
 
 use crate::command::program;
 use crate::daemon::{Daemon, Launch, Setup, accepts, start_somewhere};
-use crate::reaper;
+use crate::{Certificates, reaper};
 
-/// A memcached server. More arguments, as on its own command line, with [`Setup::arg`].
+/// A memcached server. Further arguments of its command line can be added with [`Setup::arg`].
 #[derive(Debug)]
 pub struct Memcached {
     daemon: Daemon,
     port: u16,
+    certificates: Option<Certificates>,
 }
 
 impl Memcached {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         start_somewhere(|port| Self::try_start(&setup, port))
     }
@@ -31,29 +32,45 @@ impl Memcached {
         let port_text = port.to_string();
         let fixed = ["-l", "127.0.0.1", "-p", &port_text, "-U", "0", "-t", "2", "-u", "nobody"];
         let mut args: Vec<String> = fixed.map(str::to_owned).to_vec();
+        let certificates = setup.tls.then(|| Certificates::make(&directory));
+        if let Some(Certificates { authority, certificate, key, .. }) = &certificates {
+            // The server drops root permissions before it reads the files.
+            let verify = if setup.client_certificates { 2 } else { 0 };
+            let files = [("chain_cert", certificate), ("key", key), ("ca_cert", authority)];
+            args.push("-Z".into());
+            for (name, file) in files {
+                args.extend(["-o".into(), format!("ssl_{name}={}", file.display())]);
+            }
+            args.extend(["-o".into(), format!("ssl_verify_mode={verify}")]);
+        }
         args.extend(setup.args.iter().cloned());
         let launch = Launch { program: program("memcached", &[], "memcached"), args, user: None };
         let daemon = Daemon::start("memcached", directory, launch, None, &|| accepts(port))?;
-        Ok(Self { daemon, port })
+        Ok(Self { daemon, port, certificates })
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its URL.
+    /// Returns the server's URL.
     pub fn url(&self) -> String {
-        format!("memcached://127.0.0.1:{}/", self.port)
+        let scheme = if self.certificates.is_some() { "memcacheds" } else { "memcached" };
+        format!("{scheme}://127.0.0.1:{}/", self.port)
     }
 
-    /// Says one line, and tells the lines of the answer, up to the last that it begins with `END`, or the
-    /// first if it is the only one.
+    /// Returns the server's certificates. Panics if it was started without [`Setup::tls`].
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("ask for Setup::tls first")
+    }
+
+    /// Sends one line and returns the lines of the answer.
     pub fn say(&self, line: &str) -> Vec<String> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("not zero");
         let mut stream = BufReader::new(stream);
-        // What follows tells where the answer ends.
+        // The reply to the no-op that follows marks the end of the answer.
         stream
             .get_mut()
             .write_all(format!("{line}\r\nmn\r\nquit\r\n").as_bytes())
@@ -63,7 +80,7 @@ impl Memcached {
         said.lines().take_while(|line| *line != "MN").map(str::to_owned).collect()
     }
 
-    /// One figure of `stats`.
+    /// Returns the number `name` in the answer to `stats`.
     pub fn figure(&self, name: &str) -> u64 {
         let start = format!("STAT {name} ");
         let all = self.say("stats");
@@ -71,32 +88,32 @@ impl Memcached {
         value.unwrap_or_else(|| panic!("stats have no {name}: {all:?}"))
     }
 
-    /// Forgets all, as a restart does, and goes on.
+    /// Makes the server discard all data without a restart.
     pub fn flush(&self) {
         assert_eq!(self.say("flush_all"), ["OK"]);
     }
 
-    /// The server's process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port, empty; killed before if it runs.
+    /// Restarts the server on the same port, without data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| accepts(self.port));
     }

@@ -1,5 +1,5 @@
-//! moto: S3 as programs in Python are tested with it, another reading of the protocol than SeaweedFS's. It keeps
-//! objects in its memory.
+//! moto, an S3 emulator in Python. It implements the protocol independently of SeaweedFS, and keeps
+//! objects in memory.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -7,13 +7,13 @@ use std::net::{Ipv4Addr, TcpStream};
 use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
 use crate::{python, reaper};
 
-/// The bucket that is there from the beginning.
+/// The bucket that exists from the beginning.
 const BUCKET: &str = "locks";
-/// It wants to be told who asks, and believes it.
+/// Request header with the caller's identity. moto requires it, but does not verify it.
 const OWNER: &str = "AWS4-HMAC-SHA256 Credential=lh/20260101/us-east-1/s3/aws4_request, \
                      SignedHeaders=host, Signature=lh";
 
-/// A server with a bucket that everybody may write to.
+/// A server with a bucket that all clients may write to.
 #[derive(Debug)]
 pub struct Moto {
     daemon: Daemon,
@@ -21,7 +21,7 @@ pub struct Moto {
 }
 
 impl Moto {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         start_somewhere(Self::try_start)
     }
@@ -37,20 +37,21 @@ impl Moto {
         Ok(Self { daemon, port })
     }
 
-    /// The URL of this folder of its bucket.
+    /// Returns the URL of this folder in the server's bucket.
     pub fn url(&self, folder: &str) -> String {
         let port = self.port;
         format!("s3://{BUCKET}/{folder}?anonymous=yes&endpoint=http://127.0.0.1:{port}")
     }
 
-    /// What it printed.
+    /// Returns the server's output.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 }
 
-/// Makes it. That everybody may use its objects is said by a policy: what is in it is private for a moment before
-/// its own list of rights is there, and anonymous readers are refused then.
+/// Creates the bucket and returns whether that succeeded. A policy grants access to its objects.
+/// Without it, an object is private for a moment before its own access list exists, and anonymous
+/// readers are refused.
 fn has_bucket(port: u16) -> bool {
     let policy = format!(
         r#"{{"Version":"2012-10-17","Statement":[{{"Effect":"Allow","Principal":"*","Action":"s3:*","Resource":"arn:aws:s3:::{BUCKET}/*"}}]}}"#
@@ -60,7 +61,7 @@ fn has_bucket(port: u16) -> bool {
     done(BUCKET, "") && done(&format!("{BUCKET}?policy"), &policy)
 }
 
-/// The answer's status.
+/// Sends a PUT request, and returns the status of the answer.
 fn put(port: u16, path: &str, body: &str) -> Option<u16> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     let length = body.len();

@@ -1,37 +1,40 @@
-//! NATS with JetStream: one server, or a cluster of three whose members break one by one.
+//! NATS with JetStream: one server, or a cluster of three members that can be broken separately.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::command::run;
 use crate::daemon::{Daemon, Launch, Setup, accepts, start_somewhere};
 use crate::network::{Cut, Network};
 use crate::version::{Server, Version};
-use crate::{port, reaper};
+use crate::{Certificates, port, reaper};
 
-/// How long a cluster may take to be whole.
+/// Time limit for a cluster to become complete.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A NATS server that keeps its streams in a directory of its own. More arguments, as on its own command
-/// line, with [`Setup::arg`].
+/// A NATS server that keeps its streams in its own directory. Further arguments of its command line
+/// can be added with [`Setup::arg`].
 #[derive(Debug)]
 pub struct Nats {
     daemon: Daemon,
     port: u16,
+    certificates: Option<Certificates>,
 }
 
 impl Nats {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         start_somewhere(|port| Self::try_start(&setup, port, true))
     }
 
-    /// A server that keeps nothing: no JetStream.
+    /// Starts a server that stores nothing, without JetStream.
     pub fn without_jetstream() -> Self {
         start_somewhere(|port| Self::try_start(&Setup::new(), port, false))
     }
@@ -44,28 +47,41 @@ impl Nats {
             args.push("-js".into());
             args.extend(["-sd".into(), directory.join("data").display().to_string()]);
         }
+        let certificates = setup.tls.then(|| Certificates::make(&directory));
+        if let Some(Certificates { authority, certificate, key, .. }) = &certificates {
+            let verify = format!("--tlsverify={}", setup.client_certificates);
+            args.extend(["--tls".into(), verify]);
+            for (name, file) in [("cert", certificate), ("key", key), ("cacert", authority)] {
+                args.push(format!("--tls{name}={}", file.display()));
+            }
+        }
         args.extend(setup.args.iter().cloned());
         let launch = Launch { program: program(), args, user: None };
         let daemon = Daemon::start("nats", directory, launch, None, &|| accepts(port))?;
-        Ok(Self { daemon, port })
+        Ok(Self { daemon, port, certificates })
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its URL, without a bucket.
+    /// Returns the server's URL, without a bucket.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// The answer to one request, as text: what a client sends, without a library.
+    /// Returns the server's certificates. Panics if it was started without [`Setup::tls`].
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("ask for Setup::tls first")
+    }
+
+    /// Sends one request like a client, without a library. Returns the answer as text.
     pub fn ask(&self, subject: &str, what: &str) -> String {
         ask(self.port, subject, what).unwrap_or_else(|why| panic!("no answer of {subject}: {why}"))
     }
 
-    /// What it says of itself to whoever comes, as text.
+    /// Returns the information that the server sends to each new client, as text.
     pub fn info(&self) -> String {
         let mut line = String::new();
         let stream = connected(self.port).expect("it listens");
@@ -73,38 +89,43 @@ impl Nats {
         line
     }
 
-    /// What it printed.
+    /// Returns the server's output.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// The server's process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Makes the server read its configuration file again.
+    pub fn reload(&self) {
+        run(Command::new("kill").args(["-HUP", &self.pid().to_string()]));
+    }
+
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port, with what it kept; killed before if it runs.
+    /// Restarts the server on the same port with its data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| accepts(self.port));
     }
 }
 
-/// A cluster of three members, numbered from 0, called `n0` and so on.
+/// A cluster of three members, which are numbered from 0 and named `n0` and so on.
 #[derive(Debug)]
 pub struct NatsCluster {
     members: Vec<Member>,
@@ -119,13 +140,13 @@ struct Member {
 }
 
 impl NatsCluster {
-    /// Three members.
+    /// Starts three members.
     pub fn start() -> Self {
         Self::start_in(|| None)
     }
 
-    /// Three members that can be [cut](Self::cut) from each other. Within
-    /// [`in_own_network`](crate::in_own_network) only, and once there.
+    /// Starts three members that can be [cut](Self::cut) from each other. Only within
+    /// [`in_own_network`](crate::in_own_network), and only once there.
     pub fn separable() -> Self {
         Self::start_in(|| Some(Network::new()))
     }
@@ -162,7 +183,7 @@ impl NatsCluster {
             if let Some(network) = &cluster.network {
                 network.admit(n, &mut launch, &directory);
             }
-            // It is ready when the others are there as well.
+            // A member is ready only when the others are running as well.
             let daemon = Daemon::start("nats", directory, launch, None, &|| true)?;
             cluster.members.push(Member { daemon, client, monitor });
         }
@@ -170,7 +191,7 @@ impl NatsCluster {
         Ok(cluster)
     }
 
-    /// Waits until every member that runs says that it is well.
+    /// Waits until every running member is healthy.
     fn until_whole(&self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         for member in &self.members {
@@ -185,25 +206,25 @@ impl NatsCluster {
         Ok(())
     }
 
-    /// The URL of all members, without a bucket.
+    /// Returns the URL with all members, without a bucket.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.client)).collect();
         format!("nats://{}", hosts.join(","))
     }
 
-    /// Where a member listens for clients.
+    /// Returns a member's port for clients.
     pub fn port(&self, member: usize) -> u16 {
         self.members[member].client
     }
 
-    /// The answer to one request at a member.
+    /// Sends one request to a member and returns the answer.
     pub fn ask(&self, member: usize, subject: &str, what: &str) -> String {
         let port = self.members[member].client;
         ask(port, subject, what).unwrap_or_else(|why| panic!("no answer of {subject}: {why}"))
     }
 
-    /// The member that leads this stream, once there is one.
+    /// Waits until this stream has a leader, and returns the leader's number.
     pub fn leader(&self, stream: &str) -> usize {
         let end = Instant::now() + PATIENCE;
         let subject = format!("$JS.API.STREAM.INFO.{stream}");
@@ -220,35 +241,36 @@ impl NatsCluster {
         }
     }
 
-    /// SIGSTOP to a member.
+    /// Sends SIGSTOP to a member.
     pub fn stop(&self, member: usize) {
         self.members[member].daemon.stop();
     }
 
-    /// SIGCONT to a member.
+    /// Sends SIGCONT to a member.
     pub fn cont(&self, member: usize) {
         self.members[member].daemon.cont();
     }
 
-    /// kill -9 of a member.
+    /// Sends SIGKILL to a member.
     pub fn kill(&self, member: usize) {
         self.members[member].daemon.kill();
     }
 
-    /// A member up again, on its port and with its data; killed before if it runs. Returns when it
-    /// is well, for which a majority must be up.
+    /// Restarts a member on its port and with its data. Kills it first if it runs. Waits until it
+    /// is healthy, which requires a majority.
     pub fn restart(&self, member: usize) {
         let member = &self.members[member];
         member.daemon.restart(&|| member.is_healthy());
     }
 
-    /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
+    /// Cuts a member from the others, but not from its clients. Requires
+    /// [`separable`](Self::separable).
     pub fn cut(&self, member: usize, cut: Cut) {
         let Member { client, monitor, .. } = self.members[member];
         self.network().cut(member, cut, &[client, monitor]);
     }
 
-    /// Ends all cuts; returns when every member is well again.
+    /// Ends all cuts and waits until every member is healthy.
     pub fn mend(&self) {
         self.network().mend();
         self.until_whole().unwrap_or_else(|why| panic!("{why}"));
@@ -265,12 +287,13 @@ impl Member {
     }
 }
 
-/// There is only a newest: what Debian 12 has knows no keys that end by themselves.
+/// Returns the server's program. Only the newest version is tested, because Debian 12's version
+/// does not support keys that expire.
 fn program() -> std::path::PathBuf {
     Server::Nats.program(Version::Newest, "nats-server")
 }
 
-/// The answer to one plain HTTP request, or `None` if there is none soon.
+/// Returns the answer to one plain HTTP request, or `None` if it does not arrive in time.
 fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = connected(port).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
@@ -287,7 +310,7 @@ fn connected(port: u16) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// One request in NATS's own protocol, and the payload of its answer.
+/// Sends one request in NATS's own protocol, and returns the payload of its answer.
 fn ask(port: u16, subject: &str, what: &str) -> std::io::Result<String> {
     let mut stream = BufReader::new(connected(port)?);
     let hello =

@@ -1,43 +1,64 @@
-//! A loopback network of a test's own, in which members of a cluster can be parted from each other.
+//! A private loopback network for a test, in which members of a cluster can be separated from each
+//! other.
 //!
-//! Members talk to each other over connections that either may have opened, all of them from
-//! 127.0.0.1: no proxy and no port tells who speaks. So each member runs as a user of its own; the
-//! kernel marks every connection in which that user ever sent a packet (nft, conntrack), and packets are
-//! dropped by these marks. The rules are in a network namespace of the test's own, which ends with it,
-//! in whatever way.
+//! Members talk to each other over connections that either of them may have opened, all from
+//! 127.0.0.1. So neither a proxy nor a port can identify the sender. Instead, each member runs as
+//! its own user. The kernel marks every connection in which that user ever sent a packet (nft,
+//! conntrack), and packets are dropped by these marks. The rules are in the test's own network
+//! namespace, which ends with the test, however it ends.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::command::{run, succeeds};
 use crate::daemon::{Launch, give_to};
+use crate::reaper;
 
-/// Set in the process that runs inside the namespace.
+/// Environment variable that is set in the process inside the namespace.
 const INSIDE: &str = "TESTBED_OWN_NETWORK";
 const TABLE: &str = "inet testbed";
 
-/// The users as whom members run, by their numbers: the rules tell members apart by them.
+/// A host name with two addresses in a [private network](in_own_network). Clients try ::1 before
+/// 127.0.0.1.
+pub const TWO_ADDRESSES: &str = "two-addresses.test";
+
+/// A host name with two IPv4 addresses in a [private network](in_own_network). Clients try
+/// 127.0.0.2 before 127.0.0.1.
+pub const TWO_OF_A_FAMILY: &str = "two-of-a-family.test";
+
+/// The numeric users of the members. The rules distinguish the members by their users.
 const USERS: [&str; 3] = ["61001", "61002", "61003"];
 
-/// Runs the body of the test of this name, as the test harness knows it, in a network of its own: in
-/// another process of the same test binary, whose failure is ours. Where the machine allows no
-/// such network (it takes root), it says so and does nothing, but fails where CI is set: there
-/// nobody reads what is said.
+/// Runs the body of a test in a network of its own. `test` is its name in the test harness. The
+/// body runs in another process of the same test binary, and fails this test if it fails. If the
+/// machine does not allow such a network (this requires root), this prints a message and does
+/// nothing. Where CI is set, it fails instead, because messages are not read there.
 pub fn in_own_network(test: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
-    if !succeeds(Command::new("unshare").args(["--net", "true"])) {
-        assert!(std::env::var_os("CI").is_none(), "{test}: `unshare --net` is not allowed here");
-        eprintln!("{test}: not run: `unshare --net` is not allowed here");
+    if !succeeds(Command::new("unshare").args(["--net", "--mount", "true"])) {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "{test}: `unshare --net --mount` is not allowed here"
+        );
+        eprintln!("{test}: not run: `unshare --net --mount` is not allowed here");
         return;
     }
     let ourselves = std::env::current_exe().expect("the test's own program");
-    // It is not to outlive us.
+    let hosts = reaper::directory("network").join("hosts");
+    let names = format!(
+        "127.0.0.1 localhost\n::1 {TWO_ADDRESSES}\n127.0.0.1 {TWO_ADDRESSES}\n\
+         127.0.0.2 {TWO_OF_A_FAMILY}\n127.0.0.1 {TWO_OF_A_FAMILY}\n"
+    );
+    std::fs::write(&hosts, names).expect("a file in our directory");
+    // The process must not outlive this one.
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", "unshare", "--net"]);
-    command.args(["sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
+    command.args(["--pdeathsig", "KILL", "--", "unshare", "--net", "--mount"]);
+    let begin = "ip link set lo up && mount --bind \"$0\" /etc/hosts && exec \"$@\"";
     command
+        .args(["sh", "-c", begin])
+        .arg(hosts)
         .arg(ourselves)
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(INSIDE, "1");
@@ -45,23 +66,40 @@ pub fn in_own_network(test: &str, body: impl FnOnce()) {
     assert!(printed.contains("1 passed"), "no test of the name {test}: {printed}");
 }
 
-/// What does not pass between a member and the others any more. No connection ends by it.
+/// Drops all packets to 127.0.0.2 without an answer, in a [private network](in_own_network).
+pub fn drop_second_ipv4() {
+    assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
+    nft("add table ip dropped");
+    nft("add chain ip dropped output { type filter hook output priority 0; }");
+    nft("add rule ip dropped output ip daddr 127.0.0.2 drop");
+}
+
+/// Drops all packets to ::1 without an answer, in a [private network](in_own_network).
+pub fn drop_ipv6() {
+    assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
+    nft("add table ip6 dropped");
+    nft("add chain ip6 dropped output { type filter hook output priority 0; }");
+    nft("add rule ip6 dropped output ip6 daddr ::1 drop");
+}
+
+/// Which packets between a member and the others are dropped. Connections stay open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Nothing, either way.
+    /// All packets in both directions.
     Off,
-    /// Nothing that it says.
+    /// Only the packets that the member sends.
     Mute,
-    /// Nothing that is said to it.
+    /// Only the packets that are sent to the member.
     Deaf,
 }
 
-/// The rules of this network.
+/// The rules of a [private network](in_own_network) by which members are separated.
 #[derive(Debug)]
 pub(crate) struct Network;
 
 impl Network {
-    /// To be made before the members start: connections are marked from their first packet.
+    /// Creates the rules. This must be done before the members start, because connections are
+    /// marked from their first packet.
     pub(crate) fn new() -> Self {
         assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
         let chain = |name: &str, priority: i32| {
@@ -78,13 +116,13 @@ impl Network {
         Self
     }
 
-    /// Has a member, which works in this directory, run as its own user.
+    /// Makes a member, which works in this directory, run as its own user.
     pub(crate) fn admit(&self, member: usize, launch: &mut Launch, directory: &Path) {
         launch.user = Some(USERS[member]);
         give_to(USERS[member], directory);
     }
 
-    /// Cuts a member from the others, but not from who calls one of the `open` ports.
+    /// Cuts a member from the others, but not from clients of the `open` ports.
     pub(crate) fn cut(&self, member: usize, cut: Cut, open: &[u16]) {
         let (bit, user) = (bit(member), USERS[member]);
         let open: Vec<String> = open.iter().map(ToString::to_string).collect();
@@ -100,7 +138,7 @@ impl Network {
         ));
     }
 
-    /// Ends all cuts.
+    /// Removes all cuts, which reconnects all members.
     pub(crate) fn mend(&self) {
         nft(&format!("flush chain {TABLE} cuts"));
     }

@@ -1,4 +1,4 @@
-//! PgBouncer: a pooler in front of a PostgreSQL, in transaction mode.
+//! PgBouncer: a pooler for a PostgreSQL server, in transaction mode.
 
 use crate::command::program;
 use crate::daemon::{Daemon, Launch};
@@ -6,7 +6,7 @@ use crate::daemon::{give_to, start_somewhere};
 use crate::postgres::Postgres;
 use crate::reaper;
 
-/// It refuses to run as root.
+/// The user to run as, because PgBouncer refuses to run as root.
 const USER: &str = "postgres";
 
 /// A pooler that gives each transaction any of a few connections to the server.
@@ -17,13 +17,15 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// In front of this server, with four connections to each of its databases. As it is installed, it refuses
-    /// sessions with parameters that it does not know.
+    /// Starts PgBouncer in front of this server, with up to four connections to each of the
+    /// server's databases. It rejects sessions with unknown parameters, as PgBouncer does by
+    /// default.
     pub fn before(server: &Postgres) -> Self {
         Self::that_ignores(server, "")
     }
 
-    /// The same, and it drops these parameters (separated by commas) instead of refusing them.
+    /// Like [`before`](Self::before), but ignores these parameters (separated by commas) instead of
+    /// rejecting them.
     pub fn that_ignores(server: &Postgres, parameter: &str) -> Self {
         start_somewhere(|port| Self::try_start(server, parameter, port))
     }
@@ -51,12 +53,12 @@ impl PgBouncer {
         Ok(Self { daemon, port })
     }
 
-    /// The URL of the same database through the pooler.
+    /// Returns the URL of the same database through the pooler.
     pub fn in_front_of(&self, server: &Postgres, url: &str) -> String {
         url.replace(&format!(":{}/", server.port()), &format!(":{}/", self.port))
     }
 
-    /// What it logged.
+    /// Returns the pooler's log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::{Mutex, PoisonError};
 
-/// A loopback port that was free just now; another process may be faster, so starts are retried. No
-/// port is given twice to this process: whoever loses such a race would find the winner's server
-/// ready, and take it for its own.
+/// Returns a loopback port that was free just now. Another process may take it first, so starts are
+/// retried. This process never gets the same port twice. Otherwise a server that lost the race
+/// would seem ready, because the other server on its port answers.
 ///
-/// From below the range that the kernel gives to outgoing connections. From inside it, a client
-/// that keeps calling a server that is down would at last get the server's port as its own, be
-/// connected to itself, and block the server's return.
+/// The port is below the kernel's range for outgoing connections. A client repeatedly calls a
+/// server that is down. If the server's port were in that range, the client would eventually get it
+/// as its own port. It would be connected to itself, and block the server's restart.
 pub(crate) fn free() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let lowest_outgoing = range

@@ -13,11 +13,11 @@ use crate::reaper;
 use crate::template;
 use crate::version::{Server, Version};
 
-/// It refuses to run as root.
+/// The user to run as, because PostgreSQL refuses to run as root.
 const USER: &str = "postgres";
 
-/// A PostgreSQL server. Its superuser `postgres` needs no password; the role `lh` (password `lh`)
-/// owns the databases that tests get, and nothing else.
+/// A PostgreSQL server. Its superuser `postgres` needs no password. The role `lh` (password `lh`)
+/// owns the tests' databases, and nothing else.
 #[derive(Debug)]
 pub struct Postgres {
     daemon: Daemon,
@@ -29,34 +29,64 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         start_somewhere(|port| Self::try_start(&setup, port))
     }
 
+    /// Starts an asynchronous streaming replica of this server, with this setup. This server is
+    /// restarted, because its files are copied while it is down.
+    pub fn replica(&self, setup: Setup) -> Self {
+        self.kill();
+        let replica = start_somewhere(|port| {
+            Self::launch(&setup, port, |_, data| {
+                run(Command::new("cp").arg("-a").arg(self.directory.join("data")).arg(data));
+                let _ = std::fs::remove_file(data.join("postmaster.pid"));
+                let primary =
+                    format!("primary_conninfo = 'host=127.0.0.1 port={} user={USER}'\n", self.port);
+                std::fs::write(data.join("postgresql.auto.conf"), primary)
+                    .and_then(|()| std::fs::write(data.join("standby.signal"), ""))
+                    .expect("files in our directory");
+                give_to(USER, data);
+            })
+        });
+        self.restart();
+        replica
+    }
+
     fn try_start(setup: &Setup, port: u16) -> Result<Self, String> {
+        let server = Self::launch(setup, port, |programs, data| {
+            template::copy(Server::Postgres, setup.version(), data, |place| {
+                let made = place.join("data");
+                give_to(USER, place);
+                let mut initdb = as_user(Some(USER), &programs.join("initdb"));
+                initdb.args(["-U", USER, "-A", "trust", "-N", "--no-instructions", "-E", "UTF8"]);
+                run(initdb.args(["--locale=C", "-D"]).arg(&made).current_dir(place));
+                made
+            });
+            let access = "host all,replication postgres 127.0.0.1/32 trust\n\
+                          host all all 127.0.0.1/32 scram-sha-256\n";
+            std::fs::write(data.join("pg_hba.conf"), access)
+                .expect("initdb has made the directory");
+        })?;
+        server.admin("postgres", "CREATE ROLE lh LOGIN PASSWORD 'lh'");
+        Ok(server)
+    }
+
+    /// Starts a server. `fill` writes its data, and gets the directory of PostgreSQL's programs.
+    fn launch(setup: &Setup, port: u16, fill: impl FnOnce(&Path, &Path)) -> Result<Self, String> {
         let programs = programs(setup.version());
         let directory = reaper::directory("postgres");
         let certificates = setup.tls.then(|| Certificates::make(&directory));
         let clock = setup.movable_clock.then(|| MovableClock::new(&directory));
         give_to(USER, &directory);
         let data = directory.join("data");
-        template::copy(Server::Postgres, setup.version(), &data, |place| {
-            let made = place.join("data");
-            give_to(USER, place);
-            let mut initdb = as_user(Some(USER), &programs.join("initdb"));
-            initdb.args(["-U", USER, "-A", "trust", "-N", "--no-instructions", "-E", "UTF8"]);
-            run(initdb.args(["--locale=C", "-D"]).arg(&made).current_dir(place));
-            made
-        });
-        let access = "host all postgres 127.0.0.1/32 trust\n\
-                      host all all 127.0.0.1/32 scram-sha-256\n";
-        std::fs::write(data.join("pg_hba.conf"), access).expect("initdb has made the directory");
+        fill(&programs, &data);
 
         let mut args = vec!["-D".into(), data.display().to_string(), "-p".into(), port.to_string()];
         let mut set = |setting: String| args.extend(["-c".into(), setting]);
@@ -64,7 +94,7 @@ impl Postgres {
         set("unix_socket_directories=".into());
         set("max_connections=300".into());
         set("shared_buffers=32MB".into());
-        // In our directory, since it is killed without having cleaned up.
+        // Shared memory is in the server's directory, because a killed server does not remove it.
         set("dynamic_shared_memory_type=mmap".into());
         if setup.fast {
             set("fsync=off".into());
@@ -80,13 +110,10 @@ impl Postgres {
         let launch = Launch { program: programs.join("postgres"), args, user: Some(USER) };
         let ready = || is_ready(&programs, port);
         let daemon = Daemon::start("postgres", directory.clone(), launch, clock, &ready)?;
-        let server =
-            Self { daemon, directory, programs, port, certificates, databases: AtomicU32::new(0) };
-        server.admin("postgres", "CREATE ROLE lh LOGIN PASSWORD 'lh'");
-        Ok(server)
+        Ok(Self { daemon, directory, programs, port, certificates, databases: AtomicU32::new(0) })
     }
 
-    /// The URL of a new, empty database that the role `lh` owns.
+    /// Creates a new, empty database of the role `lh` and returns its URL.
     pub fn database(&self) -> String {
         let number = self.databases.fetch_add(1, Ordering::Relaxed);
         let name = format!("test{number}");
@@ -94,13 +121,13 @@ impl Postgres {
         self.url("lh", "lh", &name)
     }
 
-    /// The URL of a database for a role.
+    /// Returns the URL of a database for a role.
     pub fn url(&self, role: &str, password: &str, database: &str) -> String {
         format!("postgres://{role}:{password}@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// Runs SQL as the superuser; one line for each row, columns separated by `|`. Several
-    /// statements are one transaction.
+    /// Runs SQL as the superuser. Returns one line for each row, with columns separated by `|`.
+    /// Several statements are one transaction.
     pub fn admin(&self, database: &str, sql: &str) -> String {
         let mut psql = Command::new(self.programs.join("psql"));
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", USER, "-h", "127.0.0.1"]);
@@ -108,48 +135,48 @@ impl Postgres {
         run(&mut psql).trim_end().to_owned()
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The postmaster.
+    /// Returns the process ID of the postmaster.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// What it logged.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// Its certificates, with [`Setup::tls`].
+    /// Returns the server's certificates. Panics if the server was started without [`Setup::tls`].
     pub fn certificates(&self) -> &Certificates {
         self.certificates.as_ref().expect("ask for Setup::tls first")
     }
 
-    /// SIGSTOP for every process of it.
+    /// Sends SIGSTOP to every process of the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9 for every process of it.
+    /// Sends SIGKILL to every process of the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port with the same data; killed before if it runs.
+    /// Restarts the server on the same port with its data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(&self.programs, self.port));
     }
 
-    /// Killed, and up again as a hot standby whose primary is gone: it answers, and cannot be written
-    /// to.
+    /// Kills the server and restarts it as a hot standby without a primary, which answers but is
+    /// read-only.
     pub fn become_standby(&self) {
         self.kill();
         let signal = self.directory.join("data").join("standby.signal");
@@ -158,7 +185,13 @@ impl Postgres {
         self.restart();
     }
 
-    /// From now on its wall clock shows the true time plus this ([`Setup::movable_clock`]).
+    /// Makes a replica a primary and waits until it accepts writes.
+    pub fn promote(&self) {
+        let promoted = self.admin("postgres", "SELECT pg_promote(true, 60)");
+        assert_eq!(promoted, "t", "the replica was not promoted:\n{}", self.log());
+    }
+
+    /// Sets the server's wall clock to the true time plus `seconds` ([`Setup::movable_clock`]).
     pub fn shift_clock(&self, seconds: i64) {
         self.daemon.clock().shift(seconds * 1_000_000_000);
     }

@@ -1,8 +1,8 @@
 //! A TCP proxy that breaks connections in the ways in which networks do.
 //!
-//! Two threads for each connection, one a direction. What a thread has read it forwards once the
-//! current mode lets it; while the mode says "wait" it keeps the bytes, so that nothing is lost
-//! or reordered. Every change of mode wakes all of them.
+//! Each connection has two threads, one per direction. A thread forwards the data that it has read
+//! once the current mode allows it. Until then it keeps the data, so nothing is lost or reordered.
+//! Every change of mode wakes all threads.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 
-/// What a piece begins with that is a message of Redis's.
+/// The beginning of data that is a message published by Redis.
 const MESSAGE: &[u8] = b">3\r\n$7\r\nmessage\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,20 +25,20 @@ struct State {
     frozen: bool,
     replies_held: bool,
     requests_held: bool,
-    /// How many more replies pass before the others are dropped.
+    /// Number of replies that still pass before the others are dropped.
     replies_left: Option<usize>,
-    /// What Redis publishes is dropped.
+    /// Whether messages published by Redis are dropped.
     messages_dropped: bool,
     refusing: bool,
     ended: bool,
     delay: Duration,
-    /// How many connections have come.
+    /// Number of connections that have been accepted.
     came: usize,
-    /// Of those, the first so many are silent for good.
+    /// The first `silent` connections are silenced: no more data is passed on them.
     silent: usize,
-    /// Requests of the first so many wait.
+    /// Requests on the first `held` connections are held.
     held: usize,
-    /// Those that come after the first so many wait.
+    /// No data is passed on connections after the first `admitted`, if this is set.
     admitted: Option<usize>,
     /// Both ends of every connection that was not cut yet.
     connections: Vec<[TcpStream; 2]>,
@@ -64,7 +64,8 @@ impl Shared {
     }
 }
 
-/// A proxy before a port of this machine. Dropped, it cuts its connections and stops listening.
+/// A proxy for a port of this machine. When it is dropped, it cuts its connections and stops
+/// listening.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -72,7 +73,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// In front of this loopback port.
+    /// Starts a proxy for this loopback port.
     pub fn before(target: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, crate::port::free()))
             .or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
@@ -84,35 +85,34 @@ impl Proxy {
         Self { port, shared }
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The same URL, through this proxy.
+    /// Returns `url` with this proxy's port instead of `target`.
     pub fn in_front_of(&self, target: u16, url: &str) -> String {
         let before = format!(":{target}/");
         assert!(url.contains(&before), "{url} does not lead to port {target}");
         url.replace(&before, &format!(":{}/", self.port))
     }
 
-    /// Nothing passes, nothing is lost; [`thaw`](Self::thaw) lets it go on.
+    /// Stops all data without losing any, until [`thaw`](Self::thaw).
     pub fn freeze(&self) {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Connections that come from now on get no further than to be accepted; those that there are
-    /// go on.
+    /// Accepts new connections, but passes no data on them. Existing connections continue.
     pub fn freeze_new(&self) {
         self.shared.change(|state| state.admitted = Some(state.came));
     }
 
-    /// Requests wait on the connections that there are; those that come from now on go on.
+    /// Holds requests on the existing connections. New connections are not affected.
     pub fn hold_requests_so_far(&self) {
         self.shared.change(|state| state.held = state.came);
     }
 
-    /// Ends what freezes and holds.
+    /// Ends all freezes and holds.
     pub fn thaw(&self) {
         self.shared.change(|state| {
             (state.replies_held, state.requests_held) = (false, false);
@@ -120,50 +120,50 @@ impl Proxy {
         });
     }
 
-    /// Nothing passes any more on the connections that there are, and nobody is told: a firewall
-    /// has forgotten them. New ones are served.
+    /// Passes no more data on the existing connections, without closing them, like a firewall that
+    /// has forgotten them. New connections are served.
     pub fn silence(&self) {
         self.shared.change(|state| state.silent = state.came);
     }
 
-    /// Requests arrive, their replies wait.
+    /// Passes requests and holds their replies.
     pub fn hold_replies(&self) {
         self.shared.change(|state| state.replies_held = true);
     }
 
-    /// Requests wait; what the server sends passes.
+    /// Holds requests and passes what the server sends.
     pub fn hold_requests(&self) {
         self.shared.change(|state| state.requests_held = true);
     }
 
-    /// So many more replies pass; after them requests arrive, and their replies never do. For the
-    /// connections as they are: cut them afterwards.
+    /// Passes this many more replies. After that, requests are passed, but their replies are lost.
+    /// The existing connections are then unusable and should be cut.
     pub fn drop_replies_after(&self, replies: usize) {
         self.shared.change(|state| state.replies_left = Some(replies));
     }
 
-    /// Ends [`drop_replies_after`](Self::drop_replies_after).
+    /// Stops dropping replies after [`drop_replies_after`](Self::drop_replies_after).
     pub fn pass_replies(&self) {
         self.shared.change(|state| state.replies_left = None);
     }
 
-    /// What a Redis server publishes (over RESP3) is dropped, and all else passes: a message is lost
-    /// on a connection that stays up.
+    /// Drops the messages that a Redis server publishes (over RESP3), and passes everything else.
+    /// So a message is lost on a connection that stays up.
     pub fn drop_messages(&self, on: bool) {
         self.shared.change(|state| state.messages_dropped = on);
     }
 
-    /// Whether a reply was dropped since it was last asked for.
+    /// Returns whether a reply was dropped since the last call.
     pub fn has_dropped(&self) -> bool {
         std::mem::take(&mut self.shared.state().dropped)
     }
 
-    /// Everything takes this much longer, in each direction.
+    /// Delays all data by this time, in each direction.
     pub fn delay(&self, by: Duration) {
         self.shared.change(|state| state.delay = by);
     }
 
-    /// Resets every connection that there is. New ones are served.
+    /// Resets every existing connection. New ones are served.
     pub fn cut(&self) {
         self.shared.change(|state| {
             for ends in state.connections.drain(..) {
@@ -172,7 +172,7 @@ impl Proxy {
         });
     }
 
-    /// Resets every connection that there is, and new ones too, until told otherwise.
+    /// Resets all existing connections and, while `on`, all new ones.
     pub fn refuse(&self, on: bool) {
         self.shared.change(|state| state.refusing = on);
         if on {
@@ -180,18 +180,19 @@ impl Proxy {
         }
     }
 
-    /// How often a client has asked after it had been answered, over all connections: the number
-    /// of round trips, as long as nobody sends unasked.
+    /// Returns how often a client sent a request after it had been answered, over all connections.
+    /// That is the number of round trips, unless the server sends data without a request.
     pub fn round_trips(&self) -> usize {
         self.shared.state().round_trips
     }
 
-    /// How many pieces clients have sent. Tells when a request has got this far.
+    /// Returns how many pieces of data clients have sent. This shows whether a request has reached
+    /// the proxy.
     pub fn requests(&self) -> usize {
         self.shared.state().requests
     }
 
-    /// How many connections have come and were not cut by [`cut`](Self::cut).
+    /// Returns how many connections were accepted and were not cut by [`cut`](Self::cut).
     pub fn connections(&self) -> usize {
         self.shared.state().connections.len()
     }
@@ -201,21 +202,21 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.change(|state| state.ended = true);
         self.cut();
-        // Wakes the thread that accepts, to see that it is over.
+        // This wakes the accepting thread, so that it notices the end.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
 
-/// Ends a connection at once and for both sides: what is under way is lost, a reader gets an error.
+/// Resets a connection in both directions. Data in transit is lost, and readers get an error.
 fn reset(end: &TcpStream) {
-    // Either may fail, on a connection that is gone already.
+    // Either call may fail on a connection that is already closed.
     let _ = set_socket_linger(end, Some(Duration::ZERO));
     let _ = end.shutdown(Shutdown::Both);
 }
 
 fn accept(listener: &TcpListener, target: u16, shared: &Arc<Shared>) {
     for client in listener.incoming() {
-        // A client that has gone again is no reason to stop.
+        // A client may already be gone, which must not end the proxy.
         let Ok(client) = client else { continue };
         let mut state = shared.state();
         if state.ended {
@@ -241,7 +242,7 @@ fn accept(listener: &TcpListener, target: u16, shared: &Arc<Shared>) {
         ] {
             let (shared, last) = (shared.clone(), last.clone());
             std::thread::spawn(move || {
-                // An error is the end of the connection, however it comes.
+                // Any error ends the connection.
                 let _ = forward(&from, &to, (number, direction), &shared, &last);
                 let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
             });

@@ -1,15 +1,16 @@
-//! Python, with the clients of other people that tests let contend with ours.
+//! Python, with third-party lock clients that compete with leasehold in tests.
 
 use std::path::{Path, PathBuf};
 
-/// The interpreter of the environment that `install.sh` makes in the target directory.
+/// Returns the interpreter of the environment that `install.sh` creates in the target directory.
 pub fn python() -> PathBuf {
     let python = environment().join("python");
     assert!(python.exists(), "no {}: run ./test.sh --install", python.display());
     python
 }
 
-/// The folder of that environment's programs; it need not exist.
+/// Returns the folder with the programs of the environment that `install.sh` creates. It need not
+/// exist.
 pub(crate) fn environment() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let target =

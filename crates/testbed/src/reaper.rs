@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Waits for the end of its input, which comes when the last descriptor of the test process is
-/// closed; then kills every process that works below the directory, and deletes it. Signals that
-/// a terminal sends to everybody (Ctrl-C) do not keep it from that.
+/// The reaper's script. It waits for the end of its input, which comes when the last descriptor of
+/// the test process is closed. Then it kills every process that works below the directory, and
+/// deletes the directory. It ignores signals that a terminal sends to all processes (Ctrl-C).
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 while read -r _; do :; done
@@ -27,11 +27,11 @@ while [ "$round" -lt 100 ]; do
     round=$((round + 1))
     sleep 0.05
 done
-# What PostgreSQL would remove itself, had it the time: there are few of these on a machine.
+# Shared memory that a killed PostgreSQL leaves behind. A machine has few such segments.
 for server in "$1"/*/data/postmaster.pid; do
     [ -r "$server" ] && ipcrm -m "$(sed -n '7s/.* //p' "$server")" 2>/dev/null
 done
-# What SeaweedFS puts there, wherever else it was told to work.
+# Sockets that SeaweedFS creates in /tmp, whatever directory it is configured to use.
 cat "$1"/*/ports 2>/dev/null | while read -r port; do
     rm -f "/tmp/seaweedfs-"*"-grpc-$port.sock"
 done
@@ -40,14 +40,13 @@ rm -rf -- "$1"
 
 struct Place {
     directory: PathBuf,
-    /// Its input is closed by the kernel when this process ends: that is the signal.
+    /// The reaper. The kernel closes its input when this process ends, which starts the clean-up.
     _reaper: Child,
 }
 
-/// A file system in memory with room for the data of many servers, unless the user names another
-/// place. What a server has written outlives its end by SIGKILL there too, and no disk that is busy
-/// with something else makes servers stand still: the servers' tests are of what leasehold makes of
-/// faults, not of the disk.
+/// Returns a file system in memory with enough room for many servers, unless the user has set
+/// `TMPDIR`. Data in it survives SIGKILL of a server too. And a busy disk does not pause the
+/// servers there. The tests are about faults, and not about the disk.
 fn in_memory() -> Option<PathBuf> {
     const ROOM: u64 = 8 << 30;
     if std::env::var_os("TMPDIR").is_some() {
@@ -59,7 +58,7 @@ fn in_memory() -> Option<PathBuf> {
         [_, "/dev/shm", "tmpfs", options, ..] => Some(options.to_string()),
         _ => None,
     })?;
-    // Libraries that servers are to load are compiled there.
+    // Servers load libraries that are compiled there.
     let usable = options.split(',').all(|option| option != "noexec" && option != "ro");
     let room = rustix::fs::statvfs("/dev/shm").ok()?;
     let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -72,8 +71,8 @@ fn in_memory() -> Option<PathBuf> {
 fn place() -> &'static Place {
     static PLACE: OnceLock<Place> = OnceLock::new();
     PLACE.get_or_init(|| {
-        // A short name: paths of Unix sockets end at 107 bytes. Readable, since some servers run
-        // as another user.
+        // The name is short, because paths of Unix sockets are limited to 107 bytes. The directory
+        // is readable, because some servers run as another user.
         let mut builder = tempfile::Builder::new();
         builder.prefix("lh-").permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755));
         let made = match in_memory() {
@@ -81,21 +80,23 @@ fn place() -> &'static Place {
             None => builder.tempdir(),
         };
         let made = made.expect("a temporary directory");
-        // Links resolved: /proc shows the true path.
+        // Links are resolved, because /proc shows the true path.
         let directory = made.path().canonicalize().expect("the directory was just made");
         let mut reaper = Command::new("sh");
         reaper.args(["-c", SCRIPT, "reaper"]).arg(&directory).current_dir("/");
         reaper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // A group of its own: whoever kills the tests' group does not mean the reaper.
+        // The reaper has its own process group, so that it is not killed together with the tests'
+        // group.
         std::os::unix::process::CommandExt::process_group(&mut reaper, 0);
         let reaper = reaper.spawn().expect("a shell to clean up after the tests");
-        // From here on the shell deletes it; where there is none, it is deleted at once.
+        // From here on the reaper deletes the directory. Until here `made` deletes it, for example
+        // if the reaper cannot be started.
         let _ = made.keep();
         Place { directory, _reaper: reaper }
     })
 }
 
-/// A new directory for one server, deleted at the end of this process at the latest.
+/// Creates a new directory for one server. It is deleted at the end of this process at the latest.
 pub(crate) fn directory(kind: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -104,8 +105,8 @@ pub(crate) fn directory(kind: &str) -> PathBuf {
     directory
 }
 
-/// Every process that works at or below the directory: a server with all its children, whatever
-/// sessions and groups they made for themselves. Dead ones are not among them.
+/// Returns every process that works at or below the directory. That includes all children of a
+/// server, whatever sessions and groups they have. Dead processes are not included.
 pub(crate) fn processes_in(directory: &Path) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").expect("/proc is mounted");
     let working_there = |pid: &i32| {

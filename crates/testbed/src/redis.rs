@@ -13,14 +13,14 @@ use crate::reaper;
 use crate::version::Server;
 
 /// A Redis server. Without [`Setup::fast`] it writes every command to its disk before it answers.
-/// A password is asked for with `Setup::arg("--requirepass")` and the next argument, users with
-/// `--user`; both as on Redis's own command line.
+/// `Setup::arg("--requirepass")` and the next argument set a password. `--user` adds users, as on
+/// Redis's own command line.
 #[derive(Debug)]
 pub struct Redis {
     daemon: Daemon,
     directory: PathBuf,
     port: u16,
-    /// Where it listens now.
+    /// Port on which the server listens at present.
     listens: AtomicU16,
     tls_port: Option<u16>,
     password: Option<String>,
@@ -28,17 +28,17 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         start_somewhere(|port| Self::try_start(&setup, port))
     }
 
-    /// A replica of another server.
+    /// Starts a replica of another server.
     pub fn replica_of(master: u16, setup: Setup) -> Self {
         Self::with(setup.arg("--replicaof").arg(format!("127.0.0.1 {master}")))
     }
@@ -61,7 +61,7 @@ impl Redis {
         set("protected-mode", "no".into());
         set("daemonize", "no".into());
         set("enable-debug-command", "local".into());
-        // Replication begins at once, and not after five seconds of waiting for more replicas.
+        // Replication begins immediately, and not after a wait of five seconds for more replicas.
         set("repl-diskless-sync-delay", "0".into());
         let tls_port = certificates.as_ref().map(|certificates| {
             let tls_port = crate::port::free();
@@ -81,12 +81,12 @@ impl Redis {
         Ok(Self { daemon, directory, port, listens, tls_port, password, certificates })
     }
 
-    /// Where it listens, in the clear.
+    /// Returns the port without TLS.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its URL; with [`Setup::tls`] that of its encrypted port.
+    /// Returns the server's URL. With [`Setup::tls`] the URL names the TLS port.
     pub fn url(&self) -> String {
         let password = self.password.as_ref().map(|p| format!(":{p}@")).unwrap_or_default();
         match self.tls_port {
@@ -95,18 +95,18 @@ impl Redis {
         }
     }
 
-    /// Its Unix socket.
+    /// Returns the path of the server's Unix socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("socket")
     }
 
-    /// Its certificates, with [`Setup::tls`].
+    /// Returns the server's certificates. Panics if it was started without [`Setup::tls`].
     pub fn certificates(&self) -> &Certificates {
         self.certificates.as_ref().expect("ask for Setup::tls first")
     }
 
-    /// Runs a command as its default user; an array's elements are put on lines of their own.
-    /// Panics if the server refuses.
+    /// Runs a command as the default user. Each element of an array is a line. Panics if the server
+    /// refuses.
     pub fn command(&self, args: &[&str]) -> String {
         self.try_command(args).unwrap_or_else(|why| panic!("{args:?}: {why}"))
     }
@@ -120,34 +120,35 @@ impl Redis {
         line.command(args)
     }
 
-    /// Has it listen at this port in place of another, which [`command`](Self::command) knows of:
-    /// its own again ends that.
+    /// Makes the server listen on `port` instead of its present port. [`command`](Self::command)
+    /// then uses `port`. To undo this, pass the server's original [port](Self::port).
     pub fn listen_at(&self, port: u16) {
         self.command(&["CONFIG", "SET", "port", &port.to_string()]);
         self.listens.store(port, Ordering::SeqCst);
         crate::wait::wait("it to listen there", &|| is_ready(port));
     }
 
-    /// What it tells of replication; nothing while it tells nothing. A sentinel that makes it a master
-    /// closes all connections to it, ours included.
+    /// Returns the server's replication status, or an empty text if the server does not answer. A
+    /// sentinel that makes the server a master closes all connections to it, including the one used
+    /// here.
     fn replication(&self) -> String {
         self.try_command(&["INFO", "replication"]).unwrap_or_default()
     }
 
-    /// Whether it knows that it is a replica.
+    /// Returns whether the server knows that it is a replica.
     pub fn is_replica(&self) -> bool {
         self.replication().lines().any(|line| line.trim() == "role:slave")
     }
 
-    /// One figure of INFO.
+    /// Returns the value of `figure` in this section of INFO.
     pub fn info(&self, section: &str, figure: &str) -> String {
         let all = self.command(&["INFO", section]);
         let value = all.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':'));
         value.unwrap_or_else(|| panic!("INFO {section} has no {figure}:\n{all}")).trim().to_owned()
     }
 
-    /// How often each command ran since `CONFIG RESETSTAT`, by name, of those that clients sent
-    /// and of those that scripts ran.
+    /// Returns how often each command ran since `CONFIG RESETSTAT`, by name. Commands of scripts
+    /// are included.
     pub fn calls(&self) -> Vec<(String, u64)> {
         let all = self.command(&["INFO", "commandstats"]);
         let calls = all.lines().filter_map(|line| {
@@ -158,14 +159,14 @@ impl Redis {
         calls.collect()
     }
 
-    /// Returns when so many replicas follow this master, and have told it so.
+    /// Waits until exactly `count` replicas are online at this master.
     pub fn wait_for_replicas(&self, count: usize) {
         crate::wait::wait("the replicas to be in step", &|| {
             self.replication().matches("state=online").count() == count
         });
     }
 
-    /// Returns when somebody has made this replica a master.
+    /// Waits until this replica has become a master.
     pub fn wait_for_master(&self) {
         crate::wait::wait("a replica to become master", &|| self.is_master());
     }
@@ -174,41 +175,41 @@ impl Redis {
         self.replication().lines().any(|line| line.trim() == "role:master")
     }
 
-    /// What it logged.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// The server's process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port with what its disk kept; killed before if it runs.
+    /// Restarts the server on the same port with its data on disk. Kills it first if it runs.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(self.port));
     }
 
-    /// Up again on the same port with nothing.
+    /// Restarts the server on the same port, without data.
     pub fn restart_empty(&self) {
         self.kill();
         let data = self.directory.join("data");
-        // A cluster's node keeps its place in the cluster.
+        // A node of a cluster keeps its place in the cluster.
         let nodes = std::fs::read(data.join("nodes.conf")).ok();
         std::fs::remove_dir_all(&data).expect("our own directory");
         std::fs::create_dir(&data).expect("our own directory");
@@ -218,13 +219,13 @@ impl Redis {
         self.restart();
     }
 
-    /// From now on its wall clock shows the true time plus this ([`Setup::movable_clock`]).
+    /// Sets the server's wall clock to the true time plus `seconds` ([`Setup::movable_clock`]).
     pub fn shift_clock(&self, seconds: i64) {
         self.daemon.clock().shift(seconds * 1_000_000_000);
     }
 }
 
-/// Redis, or Valkey if that is what was asked for.
+/// Returns the program of Redis, or of Valkey if the setup requires it.
 pub(crate) fn server_program(setup: &Setup) -> PathBuf {
     match setup.valkey {
         true => Server::Valkey.program(setup.version(), "valkey-server"),
@@ -232,7 +233,7 @@ pub(crate) fn server_program(setup: &Setup) -> PathBuf {
     }
 }
 
-/// It answers, whatever it answers; but not that it is still loading its data.
+/// Returns whether the server answers a PING, or requires a password for it.
 pub(crate) fn is_ready(port: u16) -> bool {
     match Line::open(port).map(|mut line| line.command(&["PING"])) {
         Ok(Ok(_)) => true,
@@ -241,13 +242,13 @@ pub(crate) fn is_ready(port: u16) -> bool {
     }
 }
 
-/// Runs one command on a server that asks for no password.
+/// Runs one command on a server that requires no password.
 pub(crate) fn ask(port: u16, args: &[&str]) -> Result<String, String> {
     let mut line = Line::open(port).map_err(|e| e.to_string())?;
     line.command(args)
 }
 
-/// A connection that speaks as much of the protocol as tests need.
+/// A connection that implements as much of the protocol as tests need.
 struct Line(BufReader<TcpStream>);
 
 impl Line {

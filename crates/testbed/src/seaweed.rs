@@ -1,4 +1,4 @@
-//! SeaweedFS: one server that speaks S3, with a bucket.
+//! SeaweedFS: one server with the S3 protocol and a bucket.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::daemon::{Daemon, Launch, Setup, accepts};
 use crate::{port, python, reaper};
 
-/// The bucket that is there from the beginning.
+/// The bucket that exists from the beginning.
 const BUCKET: &str = "locks";
 
-/// No ports that were not asked for, no word to anybody, and little room.
+/// Fixed options: no additional ports, no telemetry, and little disk space.
 const FIXED: [&str; 5] = [
     "-s3.port.iceberg=0",
     "-s3.port.lance=0",
@@ -19,8 +19,8 @@ const FIXED: [&str; 5] = [
     "-volume.max=20",
 ];
 
-/// A SeaweedFS server that lets everybody in, unless it was told otherwise. More arguments, as on its own
-/// command line, with [`Setup::arg`].
+/// A SeaweedFS server, without access control unless configured. Further arguments of its command
+/// line can be added with [`Setup::arg`].
 #[derive(Debug)]
 pub struct SeaweedFs {
     daemon: Daemon,
@@ -28,12 +28,12 @@ pub struct SeaweedFs {
 }
 
 impl SeaweedFs {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(Setup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: Setup) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
@@ -46,7 +46,7 @@ impl SeaweedFs {
         panic!("five times a port was taken: {last}");
     }
 
-    /// Only for whoever may do this: the rest is refused.
+    /// Starts a server that accepts only this key and secret.
     pub fn guarded(key: &str, secret: &str) -> Self {
         let directory = reaper::directory("seaweed-users");
         let file = directory.join("users.json");
@@ -79,7 +79,7 @@ impl SeaweedFs {
             args.push(format!("-{part}.port.grpc={other}"));
             others.push_str(&format!("{other}\n"));
         }
-        // Their sockets are where they cannot be told to be: the reaper removes them.
+        // The server's sockets are in a fixed location, so the reaper removes them.
         std::fs::write(directory.join("ports"), others).map_err(|why| why.to_string())?;
         args.extend(setup.args.iter().cloned());
         let weed = python().with_file_name("weed");
@@ -89,58 +89,60 @@ impl SeaweedFs {
         Ok(Self { daemon, port: s3 })
     }
 
-    /// Where it listens.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What it is asked at.
+    /// Returns the server's endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The URL of this folder of its bucket.
+    /// Returns the URL of this folder in the server's bucket.
     pub fn url(&self, folder: &str) -> String {
         format!("s3://{BUCKET}/{folder}?anonymous=yes&endpoint={}", self.endpoint())
     }
 
-    /// Its status and what it says, of an object in the bucket.
+    /// Sends a request for an object in the bucket, and returns the status and the body of the
+    /// answer.
     pub fn ask(&self, method: &str, object: &str, body: &str) -> (u16, String) {
         ask(self.port, method, &format!("/{BUCKET}/{object}"), body).expect("it answers")
     }
 
-    /// What it printed.
+    /// Returns the server's output.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// The server's process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same ports, with what it kept; killed before if it runs.
+    /// Restarts the server on the same ports with its data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(self.port));
     }
 }
 
-/// It takes objects, not only connections: or it would not let us, and is there all the same.
+/// Returns whether the server accepts objects, and not only connections. A refusal for lack of
+/// permission also counts as ready.
 fn is_ready(port: u16) -> bool {
     let is_done = |told: Option<(u16, String)>| matches!(told, Some((200 | 403 | 409, _)));
     accepts(port)

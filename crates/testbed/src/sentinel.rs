@@ -1,4 +1,4 @@
-//! A Redis master with replicas, watched by sentinels that fail over when it dies.
+//! A Redis master with replicas, monitored by sentinels that fail over when it crashes.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::reaper;
 use crate::redis::{Redis, ask, is_ready, server_program};
 use crate::wait::wait;
 
-/// What the sentinels call the master.
+/// The sentinels' name for the master.
 const MASTER: &str = "mymaster";
 
-/// Servers that replicate the first of them, and three sentinels.
+/// A master with its replicas, and three sentinels.
 #[derive(Debug)]
 pub struct Sentinel {
     servers: Vec<Redis>,
@@ -18,28 +18,30 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// One master and one replica, of the test's own.
+    /// Starts one private master and one replica.
     pub fn start() -> Self {
         Self::with(1, Setup::new().fast())
     }
 
-    /// One master and so many replicas. The sentinels take a server for dead after two seconds.
+    /// Starts one master and `replicas` replicas. The sentinels consider a server dead after two
+    /// seconds.
     pub fn with(replicas: usize, setup: Setup) -> Self {
         Self::judging(replicas, setup, Duration::from_secs(2))
     }
 
-    /// One master and one replica, which nobody breaks.
+    /// Starts one master and one replica that tests do not break.
     pub fn unbroken() -> Self {
         Self::unbroken_with(1, Setup::new().fast())
     }
 
-    /// One master and so many replicas, which nobody breaks: a machine that does much else is no
-    /// reason for a fail-over.
+    /// Starts one master and `replicas` replicas that tests do not break. A busy machine does not
+    /// cause a fail-over.
     pub fn unbroken_with(replicas: usize, setup: Setup) -> Self {
         Self::judging(replicas, setup, Duration::from_secs(60))
     }
 
-    /// The sentinels take a server for dead when it has not answered for so long.
+    /// Starts servers that the sentinels consider dead when they have not answered for
+    /// `down_after`.
     fn judging(replicas: usize, setup: Setup, down_after: Duration) -> Self {
         let master = Redis::with(setup.clone());
         let port = master.port();
@@ -65,19 +67,20 @@ impl Sentinel {
         })
     }
 
-    /// The URL that finds the master through the sentinels.
+    /// Returns the URL that finds the master through the sentinels.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|(_, port)| format!("127.0.0.1:{port}")).collect();
         format!("redis+sentinel://{}/{MASTER}", hosts.join(","))
     }
 
-    /// The servers: at first the master, then its replicas; after a fail-over whoever it is.
+    /// Returns the servers: the first master, followed by its replicas. After a fail-over, any of
+    /// them may be the master.
     pub fn servers(&self) -> &[Redis] {
         &self.servers
     }
 
-    /// Who is master by the word of the sentinels' majority.
+    /// Returns the master, according to the majority of the sentinels.
     pub fn master(&self) -> &Redis {
         let mut votes: Vec<u16> = self.sentinels.iter().filter_map(|(_, at)| told(*at)).collect();
         votes.sort_unstable();
@@ -85,7 +88,8 @@ impl Sentinel {
         self.servers.iter().find(|s| s.port() == port).expect("one of the servers")
     }
 
-    /// Returns when all sentinels name another master than `old`, and it takes writes.
+    /// Waits until all sentinels name a master other than `old`, and the server that they name is a
+    /// master.
     pub fn wait_for_failover(&self, old: u16) {
         wait("the fail-over", &|| {
             self.sentinels.iter().all(|(_, at)| {
@@ -96,7 +100,7 @@ impl Sentinel {
         });
     }
 
-    /// Where the sentinels listen.
+    /// Returns the ports of the sentinels.
     pub fn sentinel_ports(&self) -> Vec<u16> {
         self.sentinels.iter().map(|(_, port)| *port).collect()
     }
@@ -135,10 +139,13 @@ fn sentinel(
         user: None,
     };
     let daemon = Daemon::start("sentinel", directory, launch, None, &|| is_ready(port))?;
-    // They meet, look and vote ten times as often as by default. And one that had no turn for two
-    // seconds goes on: by default it would do nothing for thirty more.
-    // A replica is fit to be master if what it last told is no older than five pings; and once the master is
-    // down, each is asked only once a second: so three pings a second, or half of the elections fail.
+    // The sentinels publish, poll and vote ten times as often as by default. A sentinel that was
+    // not scheduled for two seconds continues. By default it would do nothing for thirty more
+    // seconds.
+    //
+    // A replica can become master if its last answer is no older than five pings. Once the master
+    // is down, replicas are polled only once per second. So the ping period allows three pings per
+    // second. Otherwise half of the elections fail.
     let periods = ["publish-period", "100", "info-period", "200", "ping-period", "300"];
     let others = ["ask-period", "100", "tilt-trigger", "60000"];
     let args: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).chain(others).collect();

@@ -1,8 +1,9 @@
-//! The files of a new database server, made once for each test process and copied for each server.
+//! The files of a new database server, which are created once for each test process and copied for
+//! each server.
 //!
-//! To make them takes one to two seconds of a processor (what a server installs into itself), to copy
-//! them a tenth of one, and some test programs start dozens of servers. A copy is what a new one is:
-//! nothing has ever run on it.
+//! Creating them takes one to two seconds of processor time, and copying them takes a tenth of
+//! that. Some test programs start dozens of servers. A copy equals new files, because no server has
+//! ever run on the original.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use crate::command::run;
 use crate::reaper;
 use crate::version::{Server, Version};
 
-/// Copies the files of a new server to `to`, which is not there yet. `make` makes them in a directory
-/// of its own below the one that it is given, whose path it returns.
+/// Copies the files of a new server to `to`, which must not exist yet. `make` creates them in a
+/// directory below the one that it is given, and returns their path.
 pub(crate) fn copy(
     server: Server,
     version: Version,
@@ -28,8 +29,8 @@ pub(crate) fn copy(
         let mut all = MADE.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(key).or_default())
     };
-    // Who needs the same waits for it here, and others do not.
+    // Callers that need the same files wait here, and others do not.
     let from = made.get_or_init(|| make(&reaper::directory("new")));
-    // With owners and rights; sparse files stay sparse.
+    // The copy keeps owners and permissions, and sparse files stay sparse.
     run(Command::new("cp").arg("-a").arg("--").arg(from).arg(to));
 }

@@ -1,20 +1,21 @@
-//! Text as it comes from outside: anything at all, and what is right but for a few errors.
+//! Text from outside: arbitrary text, and valid text with a few errors.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 
-/// How many cases a property test runs: 5,000, in CI 100,000, always the same ones, so that a failure
-/// belongs to the change at hand; and with `--long` ten million, new ones each time.
+/// Returns the configuration of property tests. They run 5,000 cases, or 20,000 in CI. These are
+/// always the same cases, so that a failure is caused by the current change. With `--long` they run
+/// ten million cases, which differ each time.
 pub fn cases() -> ProptestConfig {
     const SEED: RngSeed = RngSeed::Fixed(20_261_122);
     let (cases, rng_seed) =
-        crate::by_extent((5_000, SEED), (100_000, SEED), (10_000_000, RngSeed::Random));
+        crate::by_extent((5_000, SEED), (20_000, SEED), (10_000_000, RngSeed::Random));
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// What has a meaning to one parser or another, and what has none to any.
+/// Characters with a meaning in some parser, and others without one.
 const LOUD: &[char] = &[
     '%',
     '/',
@@ -89,7 +90,7 @@ fn with(mut text: Vec<char>, at: Index, error: &Error) -> Vec<char> {
         Error::CutOff => text.truncate(at),
         Error::Again => text.extend_from_within(at..),
         Error::Number(n) => {
-            // The number that is there, or begins here.
+            // An existing number is replaced. Otherwise the number is inserted here.
             let digits = text[at..].iter().take_while(|c| c.is_ascii_digit()).count();
             text.splice(at..at + digits, n.to_string().chars());
         }
@@ -97,7 +98,7 @@ fn with(mut text: Vec<char>, at: Index, error: &Error) -> Vec<char> {
     text
 }
 
-/// Texts: one of the `right` ones with up to five errors, or anything at all.
+/// Generates texts: one of the `right` ones with up to five errors, or arbitrary text.
 pub fn texts(right: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
     let errors = vec((any::<Index>(), error()), 0..=5);
     let nearly = (select(right), errors).prop_map(|(right, errors)| {

@@ -1,9 +1,9 @@
-//! Which version of its server a test runs on.
+//! The version of the server that a test uses.
 //!
-//! The oldest is the machine's own (what `apt-get install` gives on Debian 12). The newest are
-//! those that `newer-servers.sh` extracts from later versions of Debian. A run uses the newest
-//! where they are there, unless `LEASEHOLD_SERVERS=oldest` says otherwise; a test that wants a
-//! certain one says so in its [`Setup`](crate::Setup).
+//! The oldest version is the machine's own (from `apt-get install` on Debian 12). The newest
+//! versions are those that `newer-servers.sh` extracts from later versions of Debian. A run uses
+//! the newest ones if they are available, unless `LEASEHOLD_SERVERS=oldest` is set. A test that
+//! needs a certain version selects it in its [`Setup`](crate::Setup).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,18 +12,18 @@ use std::sync::OnceLock;
 use crate::command::{find, program, run};
 use crate::python;
 
-/// One end of the range of versions that is tested.
+/// One end of the range of tested versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// What is installed on this machine.
+    /// The version that is installed on this machine.
     Oldest,
-    /// What `newer-servers.sh` made available.
+    /// The version that `newer-servers.sh` made available.
     Newest,
 }
 
 impl Version {
-    /// What `LEASEHOLD_SERVERS` asks for (`oldest` or `newest`), and otherwise the newest that is
-    /// there.
+    /// Returns the version in `LEASEHOLD_SERVERS` (`oldest` or `newest`). By default it is the
+    /// newest that is available.
     pub fn of_this_run() -> Self {
         static OF_THIS_RUN: OnceLock<Version> = OnceLock::new();
         *OF_THIS_RUN.get_or_init(|| match std::env::var("LEASEHOLD_SERVERS").as_deref() {
@@ -32,7 +32,7 @@ impl Version {
             Ok(other) => panic!("LEASEHOLD_SERVERS={other}: oldest or newest"),
             Err(_) if newer_servers().join("trixie").is_dir() => Self::Newest,
             Err(_) => {
-                // A continuous integration that leaves out half of its servers must not pass.
+                // A CI run that leaves out half of its servers must not pass.
                 assert!(std::env::var_os("CI").is_none(), "no newer servers: run ./test.sh");
                 Self::Oldest
             }
@@ -47,22 +47,22 @@ pub enum Server {
     Postgres,
     /// MariaDB.
     MariaDb,
-    /// MySQL, of which there is only a newest.
+    /// MySQL. Only its newest version is available.
     MySql,
     /// Redis.
     Redis,
-    /// Valkey, of which there is only a newest.
+    /// Valkey. Only its newest version is available.
     Valkey,
     /// ZooKeeper.
     ZooKeeper,
     /// etcd.
     Etcd,
-    /// NATS, of which there is only a newest.
+    /// NATS. Only its newest version is available.
     Nats,
 }
 
 impl Server {
-    /// All of them.
+    /// All servers.
     pub const ALL: [Self; 8] = [
         Self::Postgres,
         Self::MariaDb,
@@ -74,7 +74,7 @@ impl Server {
         Self::Nats,
     ];
 
-    /// What people call it.
+    /// Returns the server's usual name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Postgres => "PostgreSQL",
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// Whether there is one of this version on this machine.
+    /// Returns whether this version is available on this machine.
     pub fn exists(self, version: Version) -> bool {
         match (self, version) {
             (Self::MySql | Self::Valkey | Self::Nats, Version::Oldest) => false,
@@ -98,7 +98,7 @@ impl Server {
         }
     }
 
-    /// The Debian packages without which the server of this machine cannot be started; none: it can.
+    /// Returns the missing Debian packages without which this machine's server cannot be started.
     pub fn missing(self) -> Vec<&'static str> {
         let needed: &[(&str, &str)] = match self {
             Self::Postgres => &[("initdb", "postgresql"), ("psql", "postgresql-client")],
@@ -119,8 +119,8 @@ impl Server {
         packages
     }
 
-    /// For a test that can run on this server only: whether it can in this run. Where it cannot, this
-    /// says so, and under continuous integration fails, unless that runs the oldest servers.
+    /// Returns whether this server is available in this run. If not, prints a message. In CI, this
+    /// panics if the newer servers are missing, unless the run selects the oldest ones.
     pub fn in_this_run(self) -> bool {
         if self.exists(Version::of_this_run()) {
             return true;
@@ -129,7 +129,7 @@ impl Server {
         false
     }
 
-    /// What the server says of its version, such as `15.18`.
+    /// Returns the server's version, such as `15.18`.
     pub fn version(self, version: Version) -> String {
         if self == Self::ZooKeeper {
             return self.version_of_jar(version);
@@ -144,7 +144,7 @@ impl Server {
             Self::Etcd | Self::ZooKeeper => "etcd",
         };
         let told = run(Command::new(self.program(version, name)).arg("--version"));
-        // The first thing that looks like one.
+        // The version is the first word in the form of a version.
         let words = told.split(|c: char| c.is_whitespace() || c == '=' || c == '-');
         let mut versions = words.map(|word| word.trim_start_matches('v')).filter(|word| {
             word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok())
@@ -152,7 +152,8 @@ impl Server {
         versions.next().unwrap_or_else(|| panic!("no version in {told:?}")).to_owned()
     }
 
-    /// A Java library has its version in its name, or in that of a link to it.
+    /// Returns the version of a Java library, which is in its file name or in the name of a link to
+    /// it.
     fn version_of_jar(self, version: Version) -> String {
         let jar = self.jar(version, "zookeeper");
         let folder = jar.parent().map(std::fs::read_dir).expect("it is in a folder");
@@ -164,7 +165,7 @@ impl Server {
         versions.next().unwrap_or_else(|| panic!("no version beside {}", jar.display()))
     }
 
-    /// One of its programs.
+    /// Returns the path of one of the server's programs.
     pub(crate) fn program(self, version: Version, name: &str) -> PathBuf {
         match version {
             Version::Oldest => program(name, &self.folders(Path::new("/")), self.package()),
@@ -185,14 +186,14 @@ impl Server {
         }
     }
 
-    /// One of its Java libraries.
+    /// Returns the path of one of the server's Java libraries.
     pub(crate) fn jar(self, version: Version, name: &str) -> PathBuf {
         let jar = self.root(version).join(format!("usr/share/java/{name}.jar"));
         assert!(jar.exists(), "no {}: run ./test.sh", jar.display());
         jar
     }
 
-    /// Where its files are.
+    /// Returns the root directory of the server's files.
     pub(crate) fn root(self, version: Version) -> PathBuf {
         match (version, self) {
             (Version::Oldest, _) => PathBuf::from("/"),
@@ -201,7 +202,8 @@ impl Server {
         }
     }
 
-    /// Debian keeps the programs of each version of PostgreSQL in a folder of their own.
+    /// Returns the folders of the server's programs. Debian has a separate folder for each version
+    /// of PostgreSQL.
     fn folders(self, root: &Path) -> Vec<PathBuf> {
         if self != Self::Postgres {
             return Vec::new();
@@ -227,7 +229,7 @@ impl Server {
     }
 }
 
-/// The folder that the script makes; it need not be there.
+/// Returns the folder that `newer-servers.sh` creates. It need not exist.
 fn newer_servers() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

@@ -1,8 +1,8 @@
-//! Waiting for servers to come into a state.
+//! Waits for servers to reach a state.
 
 use std::time::{Duration, Instant};
 
-/// Only ever reached when something is wrong.
+/// Time limit that is only reached if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn wait(what: &str, done: &dyn Fn() -> bool) {
     let end = Instant::now() + PATIENCE;

@@ -12,7 +12,7 @@ use crate::network::{Cut, Network};
 use crate::version::{Server, Version};
 use crate::{Proxy, port, reaper};
 
-/// How a server or an ensemble is set up.
+/// The configuration of a server or an ensemble.
 #[derive(Clone, Debug)]
 pub struct ZooKeeperSetup {
     tick: Duration,
@@ -43,70 +43,72 @@ impl Default for ZooKeeperSetup {
 }
 
 impl ZooKeeperSetup {
-    /// Ticks of 200 ms, sessions of 0.4 to 60 s.
+    /// Returns the default configuration, with ticks of 200 ms and sessions of 0.4 to 60 s.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One end of the range of versions that is tested, and not what this run uses.
+    /// Sets the version, instead of the version of this run.
     pub fn version(mut self, version: Version) -> Self {
         self.version = Some(version);
         self
     }
 
-    /// The version that was asked for, or that of this run.
+    /// Returns the selected version, or the version of this run.
     fn the_version(&self) -> Version {
         self.version.unwrap_or_else(Version::of_this_run)
     }
 
-    /// The unit of all the servers' times.
+    /// Sets the tick, which is the unit of the servers' times.
     pub fn tick(mut self, tick: Duration) -> Self {
         self.tick = tick;
         self
     }
 
-    /// The shortest and the longest session that clients get.
+    /// Sets the shortest and the longest session of clients.
     pub fn sessions(mut self, min: Duration, max: Duration) -> Self {
         (self.min_session, self.max_session) = (min, max);
         self
     }
 
-    /// Starts with a node at `path` (one level, such as `/name`) under which `children` children
-    /// have been created and deleted, so that the next sequential one gets that number.
+    /// Makes the server start with a node at `path` (one level, such as `/name`). The node's
+    /// counter shows that `children` children have been created and deleted, so the next sequential
+    /// child gets that number.
     pub fn sequences_at(mut self, path: &str, children: i32) -> Self {
         self.sequences_at.push((path.to_owned(), children));
         self
     }
 
-    /// Speaks TLS on a [port of its own](ZooKeeper::tls_port), and plainly on the other. (One server.)
+    /// Enables TLS on a [separate port](ZooKeeper::tls_port). The other port stays plain. (Only for
+    /// a single server.)
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// The same, and only with clients that show a [certificate](Certificates::client) of the same
+    /// Enables TLS, and accepts only clients with a [certificate](Certificates::client) of the same
     /// authority.
     pub fn client_certificates(mut self) -> Self {
         self.client_certificates = true;
         self.tls()
     }
 
-    /// An ensemble of so many.
+    /// Sets the number of members of an ensemble.
     pub fn members(mut self, members: usize) -> Self {
         self.members = members;
         self
     }
 
-    /// Lets the members of an ensemble talk through proxies, so that one can be
-    /// [cut off](ZooKeepers::cut_off) from the others.
+    /// Connects the members of an ensemble through proxies, so that one can be [cut
+    /// off](ZooKeepers::cut_off) from the others.
     pub fn links(mut self) -> Self {
         self.links = true;
         self
     }
 }
 
-/// One ZooKeeper server: alone, or a member of an ensemble. Keeps what it acknowledged over
-/// [`kill`](Self::kill), but not over a power cut.
+/// A ZooKeeper server: alone, or a member of an ensemble. Acknowledged writes survive
+/// [`kill`](Self::kill), but not a power failure.
 #[derive(Debug)]
 pub struct ZooKeeper {
     daemon: Daemon,
@@ -115,12 +117,12 @@ pub struct ZooKeeper {
 }
 
 impl ZooKeeper {
-    /// A server of the test's own.
+    /// Starts a private server.
     pub fn start() -> Self {
         Self::with(&ZooKeeperSetup::new())
     }
 
-    /// The same, with more wishes.
+    /// Starts a private server with this setup.
     pub fn with(setup: &ZooKeeperSetup) -> Self {
         start_somewhere(|port| {
             let directory = reaper::directory("zookeeper");
@@ -139,42 +141,43 @@ impl ZooKeeper {
         })
     }
 
-    /// Where clients connect.
+    /// Returns the port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// `zookeeper://127.0.0.1:PORT`.
+    /// Returns `zookeeper://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("zookeeper://127.0.0.1:{}", self.port)
     }
 
-    /// Where clients connect that speak TLS, with [`ZooKeeperSetup::tls`].
+    /// Returns the port for TLS clients, with [`ZooKeeperSetup::tls`].
     pub fn tls_port(&self) -> u16 {
         self.tls.as_ref().expect("ask for ZooKeeperSetup::tls first").0
     }
 
-    /// Its certificates, with [`ZooKeeperSetup::tls`].
+    /// Returns the server's certificates. Panics without [`ZooKeeperSetup::tls`].
     pub fn certificates(&self) -> &Certificates {
         &self.tls.as_ref().expect("ask for ZooKeeperSetup::tls first").1
     }
 
-    /// Its one process.
+    /// Returns the ID of the server's only process.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// What it logged.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// What it answers to one of its four-letter words, such as `mntr`; empty if it does not.
+    /// Returns the answer to a four-letter word, such as `mntr`, or an empty text if the server
+    /// does not answer.
     pub fn ask(&self, word: &str) -> String {
         four_letters(self.port, word).unwrap_or_default()
     }
 
-    /// One of the numbers of `mntr`, such as `zk_watch_count`.
+    /// Returns one of the numbers of `mntr`, such as `zk_watch_count`.
     pub fn metric(&self, name: &str) -> i64 {
         let end = Instant::now() + PATIENCE;
         let mut told = self.ask("mntr");
@@ -187,65 +190,65 @@ impl ZooKeeper {
         value.unwrap_or_else(|| panic!("no {name} in {told}"))
     }
 
-    /// Whether it leads its ensemble now.
+    /// Returns whether the server leads its ensemble now.
     pub fn is_leader(&self) -> bool {
         self.ask("srvr").contains("Mode: leader")
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP to the server.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to the server.
     pub fn cont(&self) {
         self.daemon.cont();
     }
 
-    /// kill -9.
+    /// Sends SIGKILL to the server.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Up again on the same port with the same data, and serving; killed before if it runs.
+    /// Restarts the server on the same port with the same data. Kills it first if it is running.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(self.port));
     }
 
-    /// As [`restart`](Self::restart), without waiting for it to serve: alone it cannot, if its
-    /// ensemble has no quorum without it.
+    /// Like [`restart`](Self::restart), but does not wait until the server is ready. Use it if the
+    /// server's ensemble has no quorum yet.
     pub fn restart_without_waiting(&self) {
         self.daemon.restart(&|| true);
     }
 
-    /// Waits until it serves.
+    /// Waits until the server is ready.
     pub fn until_ready(&self) {
         wait_for("serves", || is_ready(self.port));
     }
 }
 
-/// Several servers that agree on everything.
+/// An ensemble of several servers.
 #[derive(Debug)]
 pub struct ZooKeepers {
     members: Vec<ZooKeeper>,
-    /// Between two of them, by their numbers: from, to.
+    /// Links between two members, by their numbers: from, to.
     links: Vec<(usize, usize, Proxy)>,
     network: Option<Network>,
 }
 
 impl ZooKeepers {
-    /// Three members.
+    /// Starts three members.
     pub fn start() -> Self {
         Self::with(&ZooKeeperSetup::new())
     }
 
-    /// The same, or as many as are wished for, with more wishes. (Not `sequences_at`.)
+    /// Starts three members, or as many as the setup requires. (`sequences_at` is not supported.)
     pub fn with(setup: &ZooKeeperSetup) -> Self {
         start_somewhere(|_| Self::start_on(setup, None))
     }
 
-    /// Three members that can be [cut](Self::cut) from each other in one way only. Within
-    /// [`in_own_network`](crate::in_own_network) only, and once there.
+    /// Starts three members that can be [cut](Self::cut) from each other, even in one direction
+    /// only. Only within [`in_own_network`](crate::in_own_network), and only once there.
     pub fn separable() -> Self {
         let all = Self::start_on(&ZooKeeperSetup::new(), Some(Network::new()));
         all.unwrap_or_else(|why| panic!("{why}"))
@@ -270,14 +273,14 @@ impl ZooKeepers {
             if let Some(network) = &network {
                 network.admit(i, &mut launch, &directory);
             }
-            // None of them serves before there are most of them.
+            // No member is ready before a majority runs.
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
             members.push(ZooKeeper { daemon, port: ports[0], tls: None });
         }
         let all = Self { members, links, network };
         let end = Instant::now() + PATIENCE;
         while !all.members.iter().all(|m| is_ready(m.port)) {
-            // Another may have taken one of the ports meanwhile.
+            // Another process may have taken one of the ports.
             if let Some(taken) = all.members.iter().find(|m| m.log().contains("BindException")) {
                 return Err(format!("Address already in use: {}", taken.log()));
             }
@@ -287,39 +290,41 @@ impl ZooKeepers {
         Ok(all)
     }
 
-    /// All of them.
+    /// Returns all members.
     pub fn members(&self) -> &[ZooKeeper] {
         &self.members
     }
 
-    /// `zookeeper://127.0.0.1:P1,127.0.0.1:P2,…`.
+    /// Returns `zookeeper://127.0.0.1:P1,127.0.0.1:P2,…`.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.port)).collect();
         format!("zookeeper://{}", hosts.join(","))
     }
 
-    /// Nothing passes between this member and the others any more, and no connection ends: it serves
-    /// its clients until it has missed the others for too long. For [`ZooKeeperSetup::links`].
+    /// Stops all data between this member and the others, without closing connections. The member
+    /// serves its clients until it has missed the others for too long. Requires
+    /// [`ZooKeeperSetup::links`].
     pub fn cut_off(&self, member: &ZooKeeper) {
         for link in self.links_of(member) {
             link.freeze();
         }
     }
 
-    /// Ends [`cut_off`](Self::cut_off).
+    /// Reconnects a member that was [cut off](Self::cut_off).
     pub fn mend(&self, member: &ZooKeeper) {
         for link in self.links_of(member) {
             link.thaw();
         }
     }
 
-    /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
+    /// Cuts a member from the others, but not from its clients. Requires
+    /// [`separable`](Self::separable).
     pub fn cut(&self, member: &ZooKeeper, cut: Cut) {
         self.network().cut(self.number(member), cut, &[member.port]);
     }
 
-    /// Ends all [cuts](Self::cut); returns when every member serves.
+    /// Ends all [cuts](Self::cut) and waits until every member is ready.
     pub fn uncut(&self) {
         self.network().mend();
         self.members.iter().for_each(ZooKeeper::until_ready);
@@ -340,19 +345,19 @@ impl ZooKeepers {
         self.links.iter().filter(move |(from, to, _)| touches(*from, *to)).map(|(_, _, link)| link)
     }
 
-    /// The one that leads, once there is one.
+    /// Waits until the ensemble has a leader, and returns it.
     pub fn leader(&self) -> &ZooKeeper {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(leader) = self.members.iter().find(|m| m.is_leader()) {
                 return leader;
             }
-            assert!(Instant::now() < end, "nobody leads: {}", self.members[0].log());
+            assert!(Instant::now() < end, "the ensemble has no leader: {}", self.members[0].log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// The ones that follow.
+    /// Returns the followers.
     pub fn followers(&self) -> Vec<&ZooKeeper> {
         let leader = self.leader().port;
         self.members.iter().filter(|m| m.port != leader).collect()
@@ -375,11 +380,11 @@ fn launch(directory: &Path, version: Version) -> Launch {
             .map(Into::into)
             .into();
     args.push("-Dzookeeper.jmx.log4j.disable=true".into());
-    // Containers, and reaped soon.
+    // This enables container nodes, which are removed soon after they become empty.
     args.push("-Dzookeeper.extendedTypesEnabled=true".into());
     args.push("-Dznode.container.checkIntervalMs=1000".into());
-    // What TLS needs of Netty, and the package's own list lacks. That list has absolute paths: what
-    // must be of the server's own version comes before it.
+    // These are libraries of Netty that TLS needs and that the package's own list lacks. That list
+    // has absolute paths, so libraries of the server's own version must come first.
     let class_path = ["zookeeper-jute", "zookeeper", "netty-codec", "netty-resolver"];
     let class_path =
         class_path.map(|jar| Server::ZooKeeper.jar(version, jar).display().to_string());
@@ -407,7 +412,8 @@ fn write_config(directory: &Path, setup: &ZooKeeperSetup, port: u16, ensemble: &
     std::fs::write(directory.join("zoo.cfg"), config).expect("a file in our directory");
 }
 
-/// A second port, with the certificate and its key in one file, as the server wants them.
+/// Adds a TLS port to the configuration. The server expects the certificate and its key in one
+/// file.
 fn add_tls(directory: &Path, port: u16, certificates: &Certificates, client_auth: &str) {
     let read = |path: &Path| std::fs::read_to_string(path).expect("a file that we made");
     let own = directory.join("own.pem");
@@ -440,8 +446,8 @@ fn is_ready(port: u16) -> bool {
     four_letters(port, "srvr").is_some_and(|told| told.contains("Mode: "))
 }
 
-/// A snapshot with some nodes beside what every new server has, written as the server itself writes
-/// it: no client can bring a node's child counter this far in a test's time.
+/// Writes a snapshot with additional nodes, in the server's own format. No client could bring a
+/// node's child counter this far in a test's time.
 fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
     let mut file = Vec::new();
     let int = |file: &mut Vec<u8>, n: i32| file.extend(n.to_be_bytes());
@@ -454,7 +460,8 @@ fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
     file.extend(b"ZKSN");
     int(&mut file, 2);
     long(&mut file, -1);
-    // No sessions; one access list, number 1: the world may do everything.
+    // The snapshot has no sessions, and one access list with number 1, which permits everything to
+    // everyone.
     int(&mut file, 0);
     int(&mut file, 1);
     long(&mut file, 1);
@@ -465,8 +472,8 @@ fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
     let bare = [(String::new(), 0), ("/zookeeper".to_owned(), 0)];
     for (path, cversion) in bare.iter().chain(nodes) {
         text(&mut file, path);
-        // No data; the access list; then created, modified (zxid, time each), data version,
-        // children version, access list version, owner, last change of children.
+        // The fields are: no data, the access list, created and modified (zxid and time each), data
+        // version, children version, access list version, owner, and last change of children.
         int(&mut file, 0);
         long(&mut file, 1);
         for _ in 0..4 {
@@ -485,7 +492,7 @@ fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
     let data: PathBuf = directory.join("data/version-2");
     std::fs::create_dir(&data).expect("a directory in our directory");
     std::fs::write(data.join("snapshot.0"), file).expect("a file in our directory");
-    // Without a log the server would take the snapshot for a sign of lost data.
+    // Without a log the server would take the snapshot as a sign of lost data.
     std::fs::write(directory.join("data/initialize"), "").expect("a file in our directory");
     let config = directory.join("zoo.cfg");
     let mut text = std::fs::read_to_string(&config).expect("the file that we wrote");

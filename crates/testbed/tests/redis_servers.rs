@@ -1,4 +1,4 @@
-//! Redis alone, with sentinels and as a cluster: they start, break and come back.
+//! Redis alone, with sentinels and as a cluster starts, breaks and recovers.
 
 use testbed::{Cluster, Redis, Sentinel, Setup};
 
@@ -15,7 +15,7 @@ fn redis_keeps_what_it_acknowledged_when_killed() {
 }
 
 #[test]
-fn a_redis_with_a_password_a_certificate_and_a_clock() {
+fn redis_supports_a_password_tls_and_a_movable_clock() {
     let setup = Setup::new().fast().tls().movable_clock();
     let server = Redis::with(setup.arg("--requirepass").arg("secret"));
     assert!(server.url().starts_with("rediss://:secret@"), "{}", server.url());
@@ -33,7 +33,7 @@ fn a_redis_with_a_password_a_certificate_and_a_clock() {
 #[test]
 fn sentinels_fail_over() {
     let set = Sentinel::start();
-    // Not the first one any more, on a machine that stood still.
+    // After a stall of the machine, this may be another one than the first.
     let old = set.master().port();
     set.master().kill();
     set.wait_for_failover(old);
@@ -43,7 +43,7 @@ fn sentinels_fail_over() {
 #[test]
 fn a_cluster_moves_a_slot_and_fails_over() {
     let cluster = Cluster::with(3, 1, Setup::new().fast());
-    // The slot of this key, which the first third has.
+    // The slot of this key belongs to the first third.
     let slot: u16 = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "b"]).parse().expect("one");
     assert!(slot < 5461);
     cluster.nodes()[0].command(&["SET", "b", "7"]);

@@ -1,4 +1,4 @@
-//! The servers start, break and come back as they are told, and nothing stays behind.
+//! The servers start, break and recover on command, and leave nothing behind.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use testbed::{Etcd, MariaDb, Memcached, Nats, NatsCluster, PgBouncer, Postgres, Proxy, Setup};
 
-/// Longer than anything here takes; only waited for in full when a test fails.
+/// Time limit that is longer than anything here takes. It is only reached if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 #[test]
@@ -56,7 +56,10 @@ fn nats_keeps_what_it_acknowledged_when_killed() {
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
     let without = Nats::without_jetstream();
-    assert!(without.ask("$JS.API.INFO", "").starts_with("NATS/1.0 503"), "nobody answers");
+    assert!(
+        without.ask("$JS.API.INFO", "").starts_with("NATS/1.0 503"),
+        "a server without JetStream replied"
+    );
 }
 
 #[test]
@@ -84,19 +87,19 @@ fn mariadb_keeps_what_it_acknowledged_when_killed() {
     assert_eq!(server.admin("SELECT n FROM testk.kept"), "7");
 }
 
-/// Runs a query beside the test, and tells when it is answered.
+/// Runs a query in a thread, and notifies the receiver when it is answered.
 fn ask(query: impl FnOnce() + Send + 'static) -> mpsc::Receiver<()> {
     let (answered, answer) = mpsc::channel();
     std::thread::spawn(move || {
         query();
-        // Nobody may be listening any more.
+        // The receiver may be gone.
         let _ = answered.send(());
     });
     answer
 }
 
 #[test]
-fn a_stopped_server_answers_once_it_goes_on() {
+fn paused_server_answers_after_it_resumes() {
     let (postgres, mariadb) = (Postgres::start(), MariaDb::start());
     let (postgres, mariadb): (&'static _, &'static _) =
         (Box::leak(Box::new(postgres)), Box::leak(Box::new(mariadb)));
@@ -107,17 +110,17 @@ fn a_stopped_server_answers_once_it_goes_on() {
         ask(|| drop(mariadb.admin("SELECT 1"))),
     ];
     for answer in &answers {
-        answer.recv_timeout(Duration::from_millis(300)).expect_err("it was stopped");
+        answer.recv_timeout(Duration::from_millis(300)).expect_err("a stopped server replied");
     }
     postgres.cont();
     mariadb.cont();
     for answer in &answers {
-        answer.recv_timeout(LONG).expect("it goes on");
+        answer.recv_timeout(LONG).expect("the resumed server does not reply");
     }
 }
 
 #[test]
-fn the_wall_clock_moves_while_the_server_runs() {
+fn wall_clock_of_a_running_server_can_be_shifted() {
     let near = |told: &str, expected: i64| {
         let told: f64 = told.parse().expect("seconds");
         assert!((told - expected as f64).abs() < 60.0, "{told}, not {expected}");
@@ -164,7 +167,7 @@ fn databases_are_owned_by_a_user_without_other_rights() {
 }
 
 #[test]
-fn tls_is_spoken_with_a_certificate_of_the_authority() {
+fn servers_use_tls_certificates_of_the_test_authority() {
     let server = Postgres::with(Setup::new().fast().tls());
     let authority = server.certificates().authority().display().to_string();
     let url = server.database();
@@ -185,7 +188,7 @@ fn tls_is_spoken_with_a_certificate_of_the_authority() {
 }
 
 #[test]
-fn the_pooler_gives_transactions_away() {
+fn pooler_forwards_queries_to_the_server() {
     let server = testbed::postgres();
     let pooler = PgBouncer::before(server);
     let url = pooler.in_front_of(server, &server.database());
@@ -194,7 +197,7 @@ fn the_pooler_gives_transactions_away() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n", "{output:?}\n{}", pooler.log());
 }
 
-/// An echo of single bytes, through a proxy.
+/// Starts an echo server for single bytes, behind a proxy.
 fn echo() -> (Proxy, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -203,14 +206,15 @@ fn echo() -> (Proxy, std::net::TcpStream) {
             let mut stream = stream.expect("a connection");
             std::thread::spawn(move || {
                 let mut copy = stream.try_clone().expect("a descriptor");
-                // Ends when the client does.
+                // This ends when the client does.
                 let _ = std::io::copy(&mut stream, &mut copy);
             });
         }
     });
     let proxy = Proxy::before(port);
-    let client = std::net::TcpStream::connect(("127.0.0.1", proxy.port())).expect("it listens");
-    client.set_read_timeout(Some(LONG)).expect("longer than zero");
+    let client = std::net::TcpStream::connect(("127.0.0.1", proxy.port()))
+        .expect("the proxy does not listen");
+    client.set_read_timeout(Some(LONG)).expect("the timeout is zero");
     (proxy, client)
 }
 
@@ -228,7 +232,7 @@ fn the_proxy_counts_round_trips() {
     let (proxy, client) = echo();
     for n in 1..=5 {
         send(&client, n);
-        assert_eq!(receive(&client).expect("an echo"), n);
+        assert_eq!(receive(&client).expect("no echo arrived"), n);
         assert_eq!(proxy.round_trips(), usize::from(n));
     }
 }
@@ -240,41 +244,44 @@ fn the_proxy_holds_delays_and_drops() {
     for freeze in [Proxy::freeze as fn(&Proxy), Proxy::hold_replies] {
         freeze(&proxy);
         send(&client, 1);
-        client.set_read_timeout(short).expect("longer than zero");
-        assert!(receive(&client).is_err(), "nothing passes");
-        client.set_read_timeout(Some(LONG)).expect("longer than zero");
+        client.set_read_timeout(short).expect("the timeout is zero");
+        assert!(receive(&client).is_err(), "a frozen proxy passed data");
+        client.set_read_timeout(Some(LONG)).expect("the timeout is zero");
         proxy.thaw();
-        assert_eq!(receive(&client).expect("nothing was lost"), 1);
+        assert_eq!(receive(&client).expect("the proxy lost data"), 1);
     }
     proxy.delay(Duration::from_millis(40));
     let before = Instant::now();
     send(&client, 2);
-    assert_eq!(receive(&client).expect("an echo"), 2);
-    assert!(before.elapsed() >= Duration::from_millis(80), "both ways");
+    assert_eq!(receive(&client).expect("no echo arrived"), 2);
+    assert!(
+        before.elapsed() >= Duration::from_millis(80),
+        "the delay is not applied in both directions"
+    );
     proxy.delay(Duration::ZERO);
     proxy.drop_replies_after(1);
     send(&client, 3);
-    assert_eq!(receive(&client).expect("an echo"), 3);
+    assert_eq!(receive(&client).expect("no echo arrived"), 3);
     assert!(!proxy.has_dropped());
     send(&client, 3);
     let end = Instant::now() + LONG;
     while !proxy.has_dropped() {
-        assert!(Instant::now() < end, "not dropped");
+        assert!(Instant::now() < end, "the reply was not dropped");
         std::thread::sleep(Duration::from_millis(1));
     }
-    client.set_read_timeout(short).expect("longer than zero");
-    assert!(receive(&client).is_err(), "dropped");
-    client.set_read_timeout(Some(LONG)).expect("longer than zero");
+    client.set_read_timeout(short).expect("the timeout is zero");
+    assert!(receive(&client).is_err(), "the reply was not dropped");
+    client.set_read_timeout(Some(LONG)).expect("the timeout is zero");
     proxy.pass_replies();
     send(&client, 4);
-    assert_eq!(receive(&client).expect("an echo"), 4);
+    assert_eq!(receive(&client).expect("no echo arrived"), 4);
 }
 
 #[test]
 fn the_proxy_cuts_and_refuses() {
     let (proxy, client) = echo();
     send(&client, 1);
-    assert_eq!(receive(&client).expect("an echo"), 1);
+    assert_eq!(receive(&client).expect("no echo arrived"), 1);
     proxy.cut();
     assert!(receive(&client).is_err());
     let connect = || {
@@ -289,17 +296,19 @@ fn the_proxy_cuts_and_refuses() {
     assert_eq!(connect(), Some(2));
 }
 
-/// The child of the test below: starts servers, tells where, and waits to be killed.
+/// The child process of the test below. It starts servers, prints where they are, and waits to be
+/// killed.
 #[test]
 fn child_that_is_killed() {
     if std::env::var_os("TESTBED_CHILD").is_none() {
         return;
     }
     let (postgres, mariadb) = (Postgres::start(), testbed::mariadb());
-    // A stopped server has to go as well.
+    // A paused server must be removed as well.
     postgres.stop();
     for pid in [postgres.pid(), mariadb.pid()] {
-        let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs");
+        let directory =
+            std::fs::read_link(format!("/proc/{pid}/cwd")).expect("the process does not run");
         println!("server {pid} {}", directory.display());
     }
     println!("server end");
@@ -308,26 +317,29 @@ fn child_that_is_killed() {
 
 #[test]
 fn nothing_is_left_when_the_test_process_is_killed() {
-    let mut child = Command::new(std::env::current_exe().expect("we run"))
-        .args(["--exact", "child_that_is_killed", "--nocapture", "--test-threads=1"])
-        .env("TESTBED_CHILD", "1")
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("ourselves again");
-    let lines = BufReader::new(child.stdout.take().expect("asked for")).lines();
+    let mut child =
+        Command::new(std::env::current_exe().expect("the path of this program is unknown"))
+            .args(["--exact", "child_that_is_killed", "--nocapture", "--test-threads=1"])
+            .env("TESTBED_CHILD", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cannot start this program again");
+    let lines =
+        BufReader::new(child.stdout.take().expect("the child has no pipe for stdout")).lines();
     let mut servers = Vec::new();
     for line in lines.map_while(Result::ok) {
-        // The test harness prints before it on the same line.
+        // The test harness prints its own text at the beginning of the line.
         let Some((_, told)) = line.split_once("server ") else { continue };
         let Some((pid, directory)) = told.split_once(' ') else { break };
         servers.push((pid.to_owned(), directory.to_owned()));
     }
-    assert_eq!(servers.len(), 2, "the child has told");
-    child.kill().expect("it runs");
-    child.wait().expect("our child");
+    assert_eq!(servers.len(), 2, "the child has not printed both servers");
+    child.kill().expect("the process does not run");
+    child.wait().expect("cannot wait for the child");
     let end = Instant::now() + LONG;
     for (pid, directory) in servers {
-        // Whoever inherits it may take long to bury it: dead is gone enough.
+        // The process that inherits a dead process may take long to reap it, so a dead process
+        // counts as gone.
         let alive = || std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok();
         while alive() || Path::new(&directory).exists() {
             assert!(Instant::now() < end, "{pid} in {directory} is still there");
@@ -337,7 +349,7 @@ fn nothing_is_left_when_the_test_process_is_killed() {
 }
 
 #[test]
-fn an_etcd_cluster_keeps_what_it_acknowledged_and_elects_anew() {
+fn etcd_cluster_keeps_acknowledged_writes_and_elects_a_new_leader() {
     let cluster = Etcd::cluster();
     cluster.etcdctl(&["put", "kept", "7"]);
     let leader = cluster.leader();
@@ -350,7 +362,7 @@ fn an_etcd_cluster_keeps_what_it_acknowledged_and_elects_anew() {
 }
 
 #[test]
-fn etcd_with_users_and_tls() {
+fn etcd_enforces_user_permissions_over_tls() {
     let server = Etcd::with(Setup::new().tls(), 1);
     server.enable_auth("locks/");
     let refused = server.etcdctl_command().args(["get", "locks/a"]).output().unwrap();

@@ -1,10 +1,11 @@
-//! Every server of both ends of the range of versions starts and answers.
+//! Every server starts and answers, in both its oldest and its newest version.
 
 use testbed::{
     Etcd, MariaDb, MySql, Nats, Postgres, Redis, Server, Setup, Version, ZooKeeper, ZooKeeperSetup,
 };
 
-/// Starts one and asks it which version it is; the answer begins with what its program says.
+/// Starts a server and requests its version, which must begin with the version that its program
+/// prints.
 fn answers(server: Server, version: Version) {
     if !server.exists(version) {
         eprintln!("left out: {} ({version:?})", server.name());

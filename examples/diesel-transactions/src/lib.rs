@@ -1,5 +1,5 @@
-//! `lock_in`, `once`, `versioned` and `fence::sql` in transactions of `diesel-async`: the four methods of a
-//! [`Session`], for PostgreSQL.
+//! Uses `lock_in`, `once`, `versioned` and `fence::sql` in transactions of `diesel-async` on
+//! PostgreSQL. It implements the four methods of a [`Session`].
 //!
 //! ```no_run
 //! use diesel_async::{AsyncConnection as _, AsyncPgConnection};
@@ -9,15 +9,16 @@
 //! connection
 //!     .transaction(async |connection| {
 //!         leasehold::lock_in(&mut Diesel(connection), "account:7").await?;
-//!         // read, decide, write: nobody else is in here
+//!         // read, decide, write: no other client holds the lock
 //!         Ok::<(), Failed>(())
 //!     })
 //!     .await
 //! # }
 //! ```
 //!
-//! Diesel hands on what PostgreSQL says, without its code. So a few errors are known by their English texts, and what a
-//! server says in another language is told as a statement that the database refuses: `lc_messages = 'C'`.
+//! Diesel passes on PostgreSQL's error messages without their codes. So a few errors are recognized
+//! by their English texts. If the server's messages are in another language, these errors are
+//! reported as rejected statements. To prevent that, set `lc_messages = 'C'`.
 
 use diesel::deserialize::{self, FromSql, QueryableByName};
 use diesel::pg::Pg;
@@ -27,7 +28,7 @@ use diesel::sql_types::{BigInt, Binary, Bool, Double, Nullable, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl as _, SimpleAsyncConnection as _};
 use leasehold::database::{Column, Dialect, Fault, Param, Session, Transaction, Value};
 
-/// A statement with its parameters, each of the type that it is.
+/// Builds a statement with its parameters. Each parameter is bound with its own type.
 macro_rules! statement {
     ($sql:expr, $with:expr) => {{
         let query = diesel::sql_query($sql).into_boxed::<Pg>();
@@ -71,10 +72,10 @@ impl Session for Diesel<'_> {
 
 impl Transaction for Diesel<'_> {}
 
-/// A row as it comes: numbers and texts.
+/// A row of numbers and texts.
 struct Cells(Vec<Value>);
 
-/// What PostgreSQL calls a `BIGINT`.
+/// PostgreSQL's type ID of `BIGINT`.
 const INT8: u32 = 20;
 
 impl QueryableByName<Pg> for Cells {
@@ -93,7 +94,7 @@ impl QueryableByName<Pg> for Cells {
     }
 }
 
-/// Diesel's error in leasehold's words.
+/// Converts an error of Diesel to an error of leasehold.
 pub fn fault(error: Error) -> Fault {
     let code = match &error {
         Error::DatabaseError(DatabaseErrorKind::UnableToSendCommand, _)
@@ -124,7 +125,7 @@ fn code(kind: &DatabaseErrorKind, says: &str) -> &'static str {
     }
 }
 
-/// An error of a transaction's, diesel's own or leasehold's.
+/// The error of a transaction, from Diesel or from leasehold.
 #[derive(Debug)]
 pub struct Failed(pub leasehold::Error);
 

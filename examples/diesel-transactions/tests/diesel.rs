@@ -1,4 +1,4 @@
-//! The cases of the drivers that leasehold brings, for the one that this brings.
+//! Runs the test cases of leasehold's own drivers on this driver.
 
 #[path = "../../../crates/leasehold-driver-tests/tests/cases/mod.rs"]
 #[macro_use]
@@ -42,7 +42,7 @@ async fn rollback(tx: Diesel<'_>) {
 cases!();
 
 #[tokio::test]
-async fn in_a_transaction_as_diesel_writes_it() {
+async fn lock_in_works_in_a_diesel_transaction_closure() {
     use diesel_transactions::Failed;
     let mut client = client(&bed().await).await;
     let counted = client

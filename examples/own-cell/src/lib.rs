@@ -1,6 +1,7 @@
-//! Locks in a git repository: `git:/srv/locks.git`, for all who work on the machine that has it. A third party's store
-//! in 130 lines: whatever can write a value if it is still what was read keeps queues, tokens, sessions and waiters by
-//! `leasehold-cell`, and all that remains to be told is how that is done there.
+//! Locks in a git repository, `git:/srv/locks.git`, for all processes on its machine. This is a
+//! third party's store in 130 lines. `leasehold-cell` provides queues, tokens, sessions and waiters
+//! on anything that can write a value if it has not changed since it was read. Only the reads and
+//! writes are specific to git.
 //!
 //! ```no_run
 //! # async fn example() -> leasehold_core::Result<()> {
@@ -13,21 +14,24 @@
 //!
 //! A value is a ref, `refs/leasehold/…`, that points at a blob.
 //!
-//! **What is atomic**: `git update-ref REF NEW OLD`, which does nothing if the ref is not OLD. The blob is
-//! there before; whoever dies in between leaves a blob that `git gc` removes. Each value begins with a random
-//! line, from `leasehold-cell`, so that every state is another object and no version comes again.
+//! **Atomicity.** `git update-ref REF NEW OLD` does nothing if the ref is not OLD. The blob is
+//! written before. A process that crashes in between leaves a blob that `git gc` removes. Each
+//! value begins with a random line from `leasehold-cell`, so every state is a new object, and no
+//! version occurs twice.
 //!
-//! **Whose clock**: the machine's boot clock, which all its processes share and nobody can set. Each blob
-//! says in which boot it was written, and when; so one look tells how old it is. A restart of the machine
-//! ends all sessions; a power cut may damage what git wrote last, which it then says.
+//! **Clock.** Times come from the machine's boot clock, which all its processes share and which
+//! cannot be set. Each blob contains the ID of the boot and the time at which it was written, so
+//! one read shows its age. A restart of the machine ends all sessions. A power cut may damage what
+//! git wrote last, which git then reports.
 //!
-//! **If this reply is lost**: there is none to lose, for git is a child that ends when it is done; killed in
-//! the middle, it may leave a `.lock` file, of which the error then tells.
+//! **Lost replies.** These cannot occur, because git is a child process that exits when it is done.
+//! If it is killed during a write, it may leave a `.lock` file, which the error then names.
 //!
-//! **If this future is dropped**: git goes on, and the write may be done: as `leasehold-cell` expects.
+//! **Dropped futures.** git continues, and the write may be executed, as `leasehold-cell` expects.
 //!
-//! **What it costs**: a look is a process, a write is two, some milliseconds each: for builds and deploys, not for
-//! crowds. What was written before is left to `git gc`, a small blob for each change and each heartbeat.
+//! **Costs.** A read is one process and a write is two, at some milliseconds each. This is fast
+//! enough for builds and deployments, but not for long queues. `git gc` removes old values, which
+//! are a small blob for each change and each renewal.
 
 use std::io::{Error as Io, Write};
 use std::path::PathBuf;
@@ -43,10 +47,11 @@ use leasehold_core::store::{Durability, Store, StoreInfo, Survival};
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Opening, Result};
 use tokio::runtime::Handle;
 
-/// What a blob begins with; then the boot and the moment in which it was written.
+/// The beginning of a blob, followed by the ID of the boot and the time at which the blob was
+/// written.
 const START: &str = "leasehold git 1 ";
 
-/// Opens the store of a `git:` URL: what a [`Registry`](leasehold_core::Registry) wants.
+/// Opens the store of a `git:` URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move {
         let path = PathBuf::from(url.strip_prefix("git:").unwrap_or_default());
@@ -54,8 +59,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
         let git = Git { path, boot: boot_id(), clock: Clock::default(), runtime: runtime.clone() };
         let what = "a git: store is git:/a/repository that is there: git init --bare makes one";
         let there = git.aside(|git| git.say(&["rev-parse", "--git-dir"], b"")).await;
-        there.map_err(|e| Error::new(ErrorKind::Config, what).because(e))?;
-        // A ref is a file, and `.lock` stands behind its name while it is written.
+        there.map_err(|e| Error::new(ErrorKind::Config, what).with_source(e))?;
+        // A ref is a file, and its name gets the suffix `.lock` while it is written.
         let cells = Lasting::new(git, 200, 1 << 20, Duration::ZERO);
         let options = Options { prefix: String::new(), ..Options::default() };
         let mut promised = promises(cells.system(), &options);
@@ -108,7 +113,7 @@ impl Values for Git {
 }
 
 impl Git {
-    /// Where it may block.
+    /// Runs the work on a thread that may block.
     async fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> Result<T> + Send + 'static,
@@ -118,7 +123,8 @@ impl Git {
         self.runtime.spawn_blocking(move || work(git)).await.map_err(ended)?
     }
 
-    /// What a ref points at: OBJECT TYPE SIZE, a line of its own, and the content; or that it is missing.
+    /// Reads a ref. git prints OBJECT TYPE SIZE as a line, then the content, or that the ref is
+    /// missing.
     fn look(&self, name: &str) -> Result<Option<Value>> {
         let said = self.say(&["cat-file", "--batch"], name.as_bytes())?;
         let (head, blob) = line(&said);
@@ -126,7 +132,7 @@ impl Git {
         let blob = blob.strip_suffix(b"\n").unwrap_or(blob);
         let (mark, value) = line(blob);
         let written = mark.strip_prefix(START).and_then(|mark| mark.split_once(' '));
-        // What is not ours is shown as it is.
+        // A foreign value is returned unchanged.
         let bytes = if written.is_some() { value } else { blob }.to_vec();
         let age = written.map(|(boot, nanos)| match nanos.parse() {
             Ok(nanos) if boot == self.boot => self.clock.now().since(Moment::from_nanos(nanos)),
@@ -142,7 +148,8 @@ impl Git {
         let Err(error) = self.say(&["update-ref", name, &object, old], b"") else {
             return Ok(Some(Version(object)));
         };
-        // One that fails was refused if the ref is not what it was to be; or it was done, and git failed after it.
+        // The write failed. Either the ref is not the old one, or the write was done and git failed
+        // after it.
         match self.look(name)?.map_or(String::new(), |value| value.version.0) {
             now if now == object => Ok(Some(Version(object))),
             now if now == old => Err(error),
@@ -150,15 +157,15 @@ impl Git {
         }
     }
 
-    /// Runs git; what it prints.
+    /// Runs git and returns its output.
     fn say(&self, words: &[&str], input: &[u8]) -> Result<Vec<u8>> {
         let mut git = Command::new("git");
-        // What a hook or a shell has set would lead it elsewhere.
+        // Variables of a hook or a shell could select another repository.
         git.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         git.args(["-c", "core.filesRefLockTimeout=1000", "--git-dir"]).arg(&self.path).args(words);
         git.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut git = git.spawn().map_err(failed)?;
-        // One that has ended early says why.
+        // If git has exited early, its error message explains why.
         let _ = git.stdin.take().map(|mut stdin| stdin.write_all(input));
         let out = git.wait_with_output().map_err(failed)?;
         let said = || failed(Io::other(line(&out.stderr).0.to_owned()));
@@ -168,10 +175,11 @@ impl Git {
 
 fn failed(why: Io) -> Error {
     let what = "git cannot read or write the repository: see what it says";
-    Error::new(ErrorKind::Unreachable, what).because(why)
+    Error::new(ErrorKind::Unreachable, what).with_source(why)
 }
 
-/// A value's ref. What is escaped here stands in names alone, where an escape more means the same.
+/// Returns the ref of a key. Only lock names contain these characters, and an additional escape
+/// there does not change the name.
 fn ref_of(key: &str) -> String {
     let part = key.replace('.', "%2E").replace('~', "%7E").replace(':', "/");
     format!("refs/leasehold/{part}")
@@ -181,7 +189,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The first line, if it is text, and what follows.
+/// Returns the first line, or an empty text if it is not UTF-8, and the rest.
 fn line(bytes: &[u8]) -> (&str, &[u8]) {
     let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
     let rest = bytes.get(end + 1..).unwrap_or_default();

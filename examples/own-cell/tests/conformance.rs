@@ -1,14 +1,14 @@
-//! The suite that every store of leasehold passes, on this one; and what only git shows.
+//! The conformance suite on this store, and tests that are specific to git.
 
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold_core::{Builder, ErrorKind, Leasehold, Registry};
+use leasehold_core::{Builder, Client, ErrorKind, Registry};
 use tempfile::TempDir;
 
-/// One repository for all cases: each takes names that nobody else has.
+/// One repository for all cases. Each case has its own lock names.
 static PLACE: LazyLock<TempDir> = LazyLock::new(repository);
 
 fn repository() -> TempDir {
@@ -23,24 +23,25 @@ fn git(at: &Path, words: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-async fn connect(at: &Path) -> Leasehold {
+async fn connect(at: &Path) -> Client {
     let registry = Registry::default().with("git", &["git"], own_cell::open);
     Builder::new(registry).connect(format!("git:{}", at.display())).await.unwrap()
 }
 
 leasehold_conformance::conformance_suite!(git, slow, async { connect(PLACE.path()).await });
 
-/// What this file is an example of: it is as short as it says.
+/// Checks that the example is as short as it claims to be.
 #[test]
-fn an_adapter_is_130_lines_and_all_of_it_is_git() {
+fn adapter_has_at_most_130_lines_of_code() {
     let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
     let lines = include_str!("../src/lib.rs").lines().map(str::trim);
     let counted = lines.filter(is_code).count();
     assert!(counted <= 130, "{counted} lines");
 }
 
+// S90
 #[tokio::test]
-async fn s90_what_is_not_ours_stays() {
+async fn foreign_refs_are_left_unchanged() {
     let place = repository();
     let theirs = git(place.path(), &["hash-object", "-w", "--stdin"]);
     git(place.path(), &["update-ref", "refs/leasehold/l/taken", theirs.trim()]);
@@ -48,7 +49,7 @@ async fn s90_what_is_not_ours_stays() {
     let error = locks.mutex("taken").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert_eq!(git(place.path(), &["rev-parse", "refs/leasehold/l/taken"]), theirs);
-    // Names that no ref may have.
+    // Names that a ref may not have.
     for name in ["a.lock", "..", "a b/é~^:?*[", "@{1}", "-d", &"n".repeat(255)] {
         let guard = locks.mutex(name).try_lock().await.unwrap();
         assert_eq!(locks.list(name).await.unwrap().len(), 1, "{name}");
@@ -57,7 +58,7 @@ async fn s90_what_is_not_ours_stays() {
 }
 
 #[tokio::test]
-async fn what_is_no_repository_is_refused() {
+async fn directory_without_a_repository_is_rejected() {
     let place = tempfile::tempdir().unwrap();
     let registry = Registry::default().with("git", &["git"], own_cell::open);
     let url = format!("git:{}", place.path().display());
@@ -66,21 +67,21 @@ async fn what_is_no_repository_is_refused() {
     assert!(format!("{error:#}").contains("git init --bare"), "{error}");
 }
 
-/// Set in a process of the test below: the directory of its repository.
+/// Set in a child process of the test below. Contains the directory of its repository.
 const WORKS_AT: &str = "OWN_CELL_WORKS_AT";
 const PROCESSES: usize = 8;
 const TURNS: usize = 10;
 
-/// Each of some processes adds one to a number in a file; one is killed while it holds.
+/// Several processes increment a number in a file, and one is killed while it holds the lock.
 #[tokio::test]
-async fn many_processes_count_exactly_and_one_that_is_killed_is_replaced() {
+async fn processes_count_exactly_and_a_killed_holder_is_replaced() {
     if let Ok(at) = std::env::var(WORKS_AT) {
         return works(Path::new(&at)).await;
     }
     let place = repository();
     std::fs::write(place.path().join("number"), "0").unwrap();
     let start = |holds: bool| -> Child {
-        let name = "many_processes_count_exactly_and_one_that_is_killed_is_replaced";
+        let name = "processes_count_exactly_and_a_killed_holder_is_replaced";
         let mut process = Command::new(std::env::current_exe().unwrap());
         process.args(["--exact", name]).env(WORKS_AT, place.path());
         process.envs(holds.then_some(("OWN_CELL_HOLDS", "yes")));
@@ -88,7 +89,7 @@ async fn many_processes_count_exactly_and_one_that_is_killed_is_replaced() {
     };
     let mut holder = start(true);
     let locks = connect(place.path()).await;
-    while locks.read("counted").await.unwrap().is_none() {
+    while locks.inspect("counted").await.unwrap().is_none() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let workers: Vec<Child> = (0..PROCESSES).map(|_| start(false)).collect();

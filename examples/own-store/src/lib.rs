@@ -1,5 +1,6 @@
-//! A store of your own: `json:/a/file`, all locks of a machine in one JSON file. It depends on
-//! `leasehold-core` alone, as any third party's store does, and passes the suite that ours pass.
+//! A store of your own, `json:/a/file`, with all locks of a machine in one JSON file. Like any
+//! third party's store, it depends only on `leasehold-core`. It passes the same suite as the other
+//! stores.
 //!
 //! ```no_run
 //! # async fn example() -> leasehold_core::Result<()> {
@@ -10,17 +11,17 @@
 //! # drop(guard); Ok(()) }
 //! ```
 //!
-//! **What is atomic**: each call locks the file beside it (`flock`, which ends with the process),
-//! reads all queues, does one thing to one of them, writes all of them to a new file and renames that.
-//! Who dies halfway has changed nothing. Nothing is awaited meanwhile, so that a call that is dropped
-//! has done all of it or nothing.
+//! **Atomicity.** Each call locks a second file next to it (`flock`, which ends with the process),
+//! reads all queues, and changes one of them. It then writes all queues to a new file and renames
+//! that. A process that crashes in between has changed nothing. Nothing is awaited in between, so a
+//! call that is dropped has done everything or nothing.
 //!
-//! **Whose clock**: the machine's wall clock, for leases and tokens. A token is greater than every one
-//! before it, since the greatest is kept in the file, whatever becomes of the queues.
+//! **Clock.** Leases and tokens use the machine's wall clock. Each token is higher than all earlier
+//! ones, because the file keeps the highest token even if it forgets the queue.
 //!
-//! **Who wakes whom**: nobody; a waiter asks every few milliseconds.
+//! **Notification.** Waiters are not notified. A waiter polls every few milliseconds.
 //!
-//! What a queue is and does is [`Queue`]; all that remains to be written is where it is kept.
+//! [`Queue`] implements the queues, so only their storage remains to be written.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -39,10 +40,10 @@ use leasehold_core::{Claim, Error, ErrorKind, Name, Opening, Result};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
-/// The pause between two questions of a waiter.
+/// The pause between two polls of a waiter.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Opens the store of a `json:` URL: what a [`Registry`](leasehold_core::Registry) wants.
+/// Opens the store of a `json:` URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(JsonStore::open(&url, runtime)?) as Arc<dyn Store>) })
 }
@@ -55,7 +56,7 @@ pub struct JsonStore {
     runtime: Handle,
 }
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Locks {
     last_token: u64,
@@ -63,10 +64,11 @@ struct Locks {
 }
 
 impl JsonStore {
-    /// Opens the store, and makes its file if there is none. Waiters' pauses are counted on `runtime`.
+    /// Opens the store and creates its file if it is missing. The pauses of waiters run on
+    /// `runtime`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the URL names no file that can be written.
+    /// [`ErrorKind::Config`]: the URL does not name a file that can be written.
     pub fn open(url: &str, runtime: Handle) -> Result<Self> {
         let path = PathBuf::from(url.strip_prefix("json:").unwrap_or_default());
         if !path.is_absolute() {
@@ -77,8 +79,9 @@ impl JsonStore {
         let mut store = Self { info, path, runtime };
         store
             .change(|_| ())
-            .map_err(|e| Error::new(ErrorKind::Config, "cannot be used").because(e))?;
-        // The same for every path that leads to the file: of the file beside it, which is never replaced.
+            .map_err(|e| Error::new(ErrorKind::Config, "cannot be used").with_source(e))?;
+        // The identity is the same for every path to the file. It is the identity of the lock file,
+        // which is never replaced.
         store.info.identity = identity_of("json", &store.beside(".lock"));
         Ok(store)
     }
@@ -89,7 +92,7 @@ impl JsonStore {
         path.into()
     }
 
-    /// One call: nobody else's comes in between.
+    /// Runs one call. No other call runs at the same time.
     fn change<T>(&self, work: impl FnOnce(&mut Locks) -> T) -> Result<T> {
         let lock =
             File::options().create(true).truncate(false).write(true).open(self.beside(".lock"));
@@ -97,7 +100,7 @@ impl JsonStore {
         lock.lock().map_err(failed)?;
         let mut locks = read(&self.path)?;
         let done = work(&mut locks);
-        // A queue in which nobody stands is forgotten, but for its greatest token.
+        // An empty queue is removed, but the highest token is kept.
         let last = locks.queues.values().map(Queue::last_token).max().unwrap_or(0);
         locks.last_token = locks.last_token.max(last);
         locks.queues.retain(|_, queue| !queue.is_empty());
@@ -107,7 +110,7 @@ impl JsonStore {
         Ok(done)
     }
 
-    /// Does something to one lock's queue, if anybody stands in it.
+    /// Changes one lock's queue, if it exists.
     fn with<T>(&self, name: &Name, work: impl FnOnce(&mut Queue, u64) -> T) -> Result<Option<T>> {
         self.change(|locks| locks.queues.get_mut(name).map(|queue| work(queue, wall_micros())))
     }
@@ -122,12 +125,12 @@ fn read(path: &Path) -> Result<Locks> {
 }
 
 fn failed(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Unreachable, "the file cannot be read or written").because(error)
+    Error::new(ErrorKind::Unreachable, "the file cannot be read or written").with_source(error)
 }
 
 fn corrupt(error: &serde_json::Error) -> Error {
     let what = "the file is not what this store writes: see what is in it, or take another";
-    Error::new(ErrorKind::Corrupt, what).because(error.to_string())
+    Error::new(ErrorKind::Corrupt, what).with_source(error.to_string())
 }
 
 fn described(name: &Name, queue: &mut Queue, now: u64) -> Option<LockInfo> {
@@ -136,18 +139,18 @@ fn described(name: &Name, queue: &mut Queue, now: u64) -> Option<LockInfo> {
     (!info.claims.is_empty()).then_some(info)
 }
 
-/// What differs from the least that any store promises.
+/// Returns the guarantees that exceed the minimum.
 fn guarantees() -> Guarantees {
     let mut promised = Guarantees::least();
     promised.kinds = ALL_KINDS.into();
     promised.fifo = true;
-    (promised.lock_delay, promised.at_least) = (true, true);
-    // Renamed, and not forced to the disk.
+    (promised.lock_delay, promised.min_hold) = (true, true);
+    // The file is renamed, but not synced to disk.
     (promised.grant, promised.token) = (Durability::Machine, Durability::Machine);
     promised.on_store_crash = Survival::NotApplicable;
     promised.on_failover = Survival::NotApplicable;
     promised.on_partition = Survival::NotApplicable;
-    // A client that is stopped with the lock file in its hands.
+    // A client that is paused while it has locked the lock file blocks all others.
     promised.stall = Stall::Everybody;
     promised.notes =
         vec!["Every call reads and writes all locks: for a few of them.".into()].into();

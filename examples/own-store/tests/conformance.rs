@@ -1,11 +1,11 @@
-//! The suite that every store of leasehold passes, on this one.
+//! The conformance suite on this store.
 
 use std::sync::LazyLock;
 
 use leasehold_core::{Builder, Registry};
 use tempfile::TempDir;
 
-/// One file for all cases: each takes names that nobody else has.
+/// One file for all cases. Each case has its own lock names.
 static PLACE: LazyLock<TempDir> =
     LazyLock::new(|| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
 

@@ -1,4 +1,4 @@
-//! What the service does, under its locks.
+//! The requests of the service, and the job that closes the books.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use leasehold::once::Ran;
-use leasehold::{Guard, Leasehold, database, fence, once};
+use leasehold::{Client, MutexGuard, database, fence, once};
 use serde::Deserialize;
 use sqlx::PgPool;
 
@@ -20,8 +20,9 @@ const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS bank_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
     CREATE TABLE IF NOT EXISTS bank_books (term BIGINT NOT NULL, entry BIGSERIAL)";
 
-/// Makes the tables. One instance at a time: `CREATE TABLE IF NOT EXISTS` of two at once fails in PostgreSQL.
-pub(crate) async fn install(pool: &PgPool, locks: &Leasehold) -> leasehold::Result<()> {
+/// Creates the tables. Only one instance does so at a time, because concurrent `CREATE TABLE IF NOT
+/// EXISTS` can fail in PostgreSQL.
+pub(crate) async fn install(pool: &PgPool, locks: &Client) -> leasehold::Result<()> {
     let make = async |_| sqlx::raw_sql(TABLES).execute(pool).await.map_err(database::error);
     locks.mutex("bank:install").try_run(make).await.map(drop)
 }
@@ -31,8 +32,8 @@ pub(crate) struct Order {
     item: String,
 }
 
-/// Done once for each key, however often it is sent, and whichever instance gets it: key and order are in one
-/// transaction. No lock is needed for that.
+/// Executes an order once per key, however often it is sent, and whichever instance receives it.
+/// The key and the order are in one transaction. No lock is needed for that.
 pub(crate) async fn order(
     State(app): State<App>,
     headers: HeaderMap,
@@ -48,7 +49,7 @@ pub(crate) async fn order(
         Ok::<_, Failure>(id.to_string())
     });
     let ran = ran.await?;
-    // Without an answer it is asked again, under its key.
+    // If the commit is not answered, the client repeats the request with its key.
     tx.commit().await?;
     Ok(match ran {
         Ran::First(id) => (StatusCode::CREATED, id),
@@ -61,10 +62,13 @@ pub(crate) struct Deposit {
     amount: i64,
 }
 
-/// Reads, thinks, writes: two at once would lose money, so the account is locked. And if this process is stopped
-/// for longer than its lease, somebody else may have the lock: so it shows its token to the fence before it reads
-/// anything, in the transaction that writes. From there to the commit nobody else gets past the fence, and whoever
-/// has been past it with a greater token has this one refused.
+/// Deposits money: reads the balance, computes, and writes it.
+///
+/// Two concurrent deposits would lose money, so the account is locked. If this process is paused
+/// for longer than its lease, another client may acquire the lock. So the deposit presents its
+/// token to the fence before it reads anything, in the transaction that writes. From there to the
+/// commit, no other client passes the fence. If a client with a greater token has passed the fence
+/// before, this deposit is refused.
 pub(crate) async fn deposit(
     State(app): State<App>,
     locked: Locked,
@@ -80,37 +84,40 @@ pub(crate) async fn deposit(
     let write =
         "INSERT INTO bank_accounts VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET balance = $2";
     sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx).await?;
-    // Of a commit without an answer nobody knows what became of it.
+    // If the commit is not answered, its outcome is unknown.
     tx.commit().await.map_err(Failure::unknown)?;
     Ok(after.to_string())
 }
 
-/// Dear, so only two at once, on all machines; who comes third is told so at once, and does not wait.
+/// Makes a report. Reports are expensive, so only two run at a time across all machines. A third
+/// request is refused immediately and does not wait.
 pub(crate) async fn report(State(app): State<App>) -> Reply<&'static str> {
     let _permit = app.locks.semaphore("reports", 2).try_acquire().await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok("all is well\n")
 }
 
-/// One instance does this, for as long as it leads; another takes over.
+/// Closes the books while this instance leads. Another instance takes over when this one stops
+/// leading.
 pub(crate) async fn close_the_books(app: App) {
     let election = app.books.clone().on_pause(|error, pause| {
-        eprintln!("{error}; standing again in {pause:?}");
+        eprintln!("{error}; campaigning again in {pause:?}");
     });
     let ended = election.lead(async |term| {
         let ended = keep_books(&app, &term).await;
         eprintln!("term {} ends: {ended:?}", term.token());
-        // Stand again: the next term may have a database that answers.
+        // Campaign again, because the database may answer in the next term.
         ControlFlow::<()>::Continue(())
     });
     if let Err(error) = ended.await {
-        // No permission, a bad name: what no waiting mends.
-        eprintln!("nobody closes the books here: {error}");
+        // This is a permanent error, such as a missing permission or an invalid name.
+        eprintln!("this instance cannot close the books: {error}");
     }
 }
 
-/// Writes an entry now and then, each with the term: one of an earlier term is refused. Why it cannot go on.
-async fn keep_books(app: &App, term: &Guard) -> Reply<Infallible> {
+/// Writes an entry every 100 ms, with the token of `term`. Entries of an earlier term are refused.
+/// Returns the error that ended the loop.
+async fn keep_books(app: &App, term: &MutexGuard) -> Reply<Infallible> {
     loop {
         let mut tx = app.pool.begin().await?;
         fence::sql::check_guard(&mut tx, term).await?;

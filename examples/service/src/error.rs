@@ -1,4 +1,4 @@
-//! Which error is which answer.
+//! Maps errors to HTTP responses.
 
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
@@ -8,17 +8,18 @@ use leasehold::fence::http::status;
 /// What a handler returns.
 pub(crate) type Reply<T> = Result<T, Failure>;
 
-/// Why a request was not served: what is answered, and a line for the log.
+/// Why a request was not served: the status of the response, and a line for the log.
 #[derive(Debug)]
 pub(crate) struct Failure(StatusCode, String);
 
 impl Failure {
-    /// The request makes no sense.
+    /// Returns the failure for an invalid request.
     pub(crate) fn bad(why: &str) -> Self {
         Self(StatusCode::BAD_REQUEST, why.into())
     }
 
-    /// Perhaps it is done: not to be sent again without a key by which that is seen.
+    /// Returns the failure for a request that may have been executed. A client must not repeat it
+    /// without an idempotency key.
     pub(crate) fn unknown(error: sqlx::Error) -> Self {
         Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
     }
@@ -39,7 +40,7 @@ impl From<sqlx::Error> for Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let Self(status, why) = self;
-        // The line says who holds what: for the log, and not for strangers.
+        // The line names the holders of locks, so it is only for the log and not for strangers.
         eprintln!("{status}: {why}");
         match status {
             StatusCode::LOCKED | StatusCode::SERVICE_UNAVAILABLE => {

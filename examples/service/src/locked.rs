@@ -1,22 +1,23 @@
-//! A lock as an extractor: a handler that names it runs under it.
+//! A lock as an extractor. A handler with this parameter runs under the lock.
 
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use leasehold::Guard;
+use leasehold::MutexGuard;
 
 use crate::app::App;
 use crate::error::Failure;
 
-/// How long a request waits for its turn: less than whoever sent it does.
+/// Time limit for a request that waits for its lock. It is shorter than the client's own time
+/// limit.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The account in the request's path, locked. Dropped at the end of the handler, it is released; a request
-/// whose client has gone drops it too, or its place in the queue.
+/// The account in the request's path, locked. It is released when it is dropped at the end of the
+/// handler. If the client disconnects, the lock or its place in the queue is dropped as well.
 pub(crate) struct Locked {
     pub(crate) id: i64,
-    pub(crate) guard: Guard,
+    pub(crate) guard: MutexGuard,
 }
 
 impl FromRequestParts<App> for Locked {

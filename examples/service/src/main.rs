@@ -1,5 +1,5 @@
-//! A small bank as a web service, of which any number runs on one PostgreSQL: what each part of leasehold is
-//! for, in one program. docs/service.md walks through it.
+//! A small bank as a web service. Any number of instances can run on one PostgreSQL. It shows the
+//! parts of leasehold in one program. docs/guide/web-service.md walks through it.
 //!
 //! ```sh
 //! DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 cargo run -p service
@@ -8,10 +8,10 @@
 //! | request | shows |
 //! |---|---|
 //! | `POST /orders`, header `Idempotency-Key` | `once`: however often it is sent, it is done once |
-//! | `POST /accounts/{id}/deposit?amount=7` | a lock as an extractor, and the fenced write under it |
-//! | `POST /reports` | a semaphore: two at once on all machines, the third is told to come later |
+//! | `POST /accounts/{id}/deposit?amount=7` | a lock as an extractor, and the fenced write |
+//! | `POST /reports` | a semaphore: two at once on all machines, a third is refused |
 //! | `GET /leader` | an election: one instance closes the books, another takes over |
-//! | `GET /ready`, `GET /metrics` | for whoever runs it |
+//! | `GET /ready`, `GET /metrics` | endpoints for operators |
 
 mod app;
 mod bank;
@@ -34,13 +34,13 @@ use crate::error::Reply;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Buckets, and not quantiles of each instance, can be added up.
+    // Buckets of several instances can be added up. Quantiles cannot.
     let waits = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
     let metrics = PrometheusBuilder::new().set_buckets(&waits)?.install_recorder()?;
     let url = std::env::var("DATABASE_URL")?;
     let mut options = LockOptions::default();
     options.lease = Duration::from_secs(5);
-    // The database may start at the same time as we.
+    // The database may start at the same time as this service.
     let patient = leasehold::builder().options(options).label("bank");
     let locks = patient.connect_retry(Duration::from_secs(60)).connect(&url).await?;
     let pool = PgPool::connect(&url).await?;
@@ -66,7 +66,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     axum::serve(listener, router).with_graceful_shutdown(told_to_end).await?;
 
-    // Its requests are done. The leader steps down, so that the next need not wait for a lease.
+    // All requests are done. The leader steps down, so that the next one need not wait for its
+    // lease to expire.
     leading.abort();
     let _ = leading.await;
     app.locks.close_timeout(Duration::from_secs(5)).await?;
@@ -74,7 +75,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Whether requests can be served: who routes them asks this, and not whether the process lives.
+/// Returns whether requests can be served. Load balancers check this, and not whether the process
+/// is alive.
 async fn ready(State(app): State<App>) -> Reply<&'static str> {
     app.locks.ping(Duration::from_secs(1)).await?;
     sqlx::query("SELECT 1").execute(&app.pool).await?;

@@ -1,4 +1,5 @@
-//! The service, as it is run: two instances on one database, asked, killed, told to end and started again.
+//! Runs the service as in production: two instances on one database, which are called, killed,
+//! terminated and restarted.
 
 mod dashboard;
 
@@ -13,7 +14,8 @@ use nix::unistd::Pid;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Which of the two: this one, or the one in clients/python/examples, which is to do the same.
+/// Which program is tested: this one, or the one in clients/python/examples, which must behave the
+/// same.
 #[derive(Clone, Copy, PartialEq)]
 enum Program {
     Rust,
@@ -58,7 +60,7 @@ impl Instance {
         Self { address: address.into(), child }
     }
 
-    /// Status and text.
+    /// Sends a request and returns its status and text.
     fn ask(&self, request: &str, header: &str) -> (u16, String) {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         connection.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -132,7 +134,7 @@ fn an_order_is_done_once_however_often_and_wherever_it_is_sent(program: Program)
     assert_eq!(all[0].post("/orders?item=tea").0, 400);
 }
 
-/// Each of them in both programs.
+/// Runs each test with both programs.
 macro_rules! in_both {
     ($($case:ident),* $(,)?) => {$(
         mod $case {
@@ -162,7 +164,7 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
     let all = [Instance::start(program, &database), Instance::start(program, &database)];
     let all = &all;
     let deposit = |n: usize| {
-        // Who has not had its turn in time is told, and comes again.
+        // A request that did not get the lock in time is refused, and repeated.
         eventually("a turn", || match all[n % 2].post("/accounts/7/deposit?amount=5").0 {
             200 => Some(()),
             423 | 503 => None,
@@ -181,14 +183,15 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
             (0..3).map(|n| scope.spawn(move || all[n % 2].post("/reports").0)).collect();
         asked.into_iter().map(|reply| reply.join().unwrap()).collect()
     });
-    // On a busy machine the third may come when the first is done.
+    // On a busy machine the third request may arrive when the first is done.
     assert!(told.iter().filter(|status| **status == 200).count() >= 2, "{told:?}");
     assert!(told.iter().all(|status| [200, 423].contains(status)), "{told:?}");
     if program == Program::Rust {
         let (status, metrics) = all[0].get("/metrics");
         assert_eq!(status, 200);
         assert!(metrics.contains("leasehold_acquired_total{kind=\"mutex\"}"), "{metrics}");
-        dashboard::asks_for_what_is_there(&metrics);
+        let all_metrics = metrics + &dashboard::metrics_of_a_lock_service();
+        dashboard::asks_for_what_is_there(&all_metrics);
     }
 }
 
@@ -204,14 +207,14 @@ fn another_instance_leads_when_the_leader_is_killed_or_told_to_end(program: Prog
     assert!(second > term);
     let mut third = Instance::start(program, &database);
     assert_eq!(third.term(), None);
-    // Told to end, it steps down at once: nobody waits for its lease.
+    // A terminated leader steps down immediately, so its lease need not expire.
     other.signal(Signal::SIGTERM);
     let (_, last) = leader(&[&third]);
     assert!(last > second);
     third.signal(Signal::SIGTERM);
     let status = third.child.wait().unwrap();
     assert!(status.success(), "{status}");
-    // Nothing is left behind.
+    // The store is empty.
     let locks = leasehold::blocking::connect(&database).unwrap();
     let left = locks.list("").unwrap();
     assert!(left.is_empty(), "{left:?}");

@@ -1,4 +1,5 @@
-//! etcd: the locks of its own service, through `etcd-client`, each client with one lease for all.
+//! etcd: the locks of etcd's own lock service, through `etcd-client`. Each client has one lease for
+//! all its locks.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::pair::{self, time_pairs};
 use crate::spread;
 use crate::{CONTENDERS, clients, ours, two_threads};
 
-/// Seconds; no run of one subject is longer.
+/// The lease in seconds. It is longer than any run of one subject.
 const LEASE: i64 = 600;
 
 /// A client and the lease of all its locks.
@@ -33,7 +34,7 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
     let runtime = two_threads()?;
     let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let client = runtime.block_on(open(&endpoint))?;
-    // Its clients share a connection.
+    // Clones of the driver's client share a connection.
     let (client, lease) = runtime.block_on(async { client.lock().await.clone() });
     let theirs = |i| {
         let with = (Arc::new(Mutex::new((client.clone(), lease))), format!("many {i}"));
@@ -50,7 +51,8 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
 
     let clients = clients(&runtime, &server.url())?;
     for n in CONTENDERS {
-        // A lease of its own for each: within one, etcd's lock is one holder's.
+        // Each contender has its own lease, because etcd considers all requests with one lease to
+        // be the same holder's.
         let mut contenders = Vec::new();
         for _ in 0..n {
             contenders.push(runtime.block_on(open(&endpoint))?);

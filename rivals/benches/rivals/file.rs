@@ -1,4 +1,4 @@
-//! Files: the lock files of `distributed-lock`, whose waiters look again.
+//! Files: the lock files of `distributed-lock`, whose waiters poll.
 
 use distributed_lock_core::{DistributedLock, LockHandle};
 use distributed_lock_file::FileDistributedLock;

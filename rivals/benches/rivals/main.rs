@@ -1,4 +1,4 @@
-//! What people would pick instead, beside leasehold on the same server in the same run.
+//! Compares leasehold with popular alternatives, on the same server in the same run.
 //!
 //! ```sh
 //! ./test.sh --install && rivals/install.sh
@@ -6,13 +6,14 @@
 //! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml -- postgres etcd        # of some stores
 //! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml -- --keep crates/leasehold-bench/benches/results
 //! ```
-//! The crates `distributed-lock` (session locks of PostgreSQL and MariaDB, lock files) and `etcd-client` (the locks of
-//! etcd's own service) run in this process; python-redis-lock, node-redlock and Curator in one of their own, with
-//! a thread or a task for each contender. Nobody but ours draws a token, keeps a queue that is read, or renews
-//! by default; what each offers is in docs/choosing.md. How a figure is measured is told in the benchmark
-//! `ratios`, whose files these are.
+//! The crates `distributed-lock` (session locks of PostgreSQL and MySQL, lock files) and
+//! `etcd-client` (the locks of etcd's own lock service) run in this process. python-redis-lock,
+//! node-redlock and Curator each run in a separate process, with a thread or a task for each
+//! contender. Only leasehold issues a token, keeps a queue that clients can inspect, and renews by
+//! default. The benchmark `ratios` explains how each figure is measured. This program includes its
+//! files.
 
-// What a part does not use, another benchmark does.
+// The included files contain code that only other benchmarks use.
 #![allow(dead_code)]
 
 #[path = "../../../crates/leasehold-bench/benches/ratios/contention.rs"]
@@ -49,7 +50,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distributed_lock_core::{DistributedLock, LockHandle};
-use leasehold::Leasehold;
+use leasehold::Client;
 use tokio::runtime::{Builder, Runtime};
 
 use contention::{Outcome, Turn};
@@ -93,15 +94,16 @@ fn two_threads() -> Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Ours, and one more that holds until all wait.
-fn clients(runtime: &Runtime, url: &str) -> Result<Vec<Leasehold>> {
+/// Connects the clients of leasehold's contenders, and one more that holds the lock until all of
+/// them wait.
+fn clients(runtime: &Runtime, url: &str) -> Result<Vec<Client>> {
     let connect = || runtime.block_on(leasehold::connect(url));
     Ok((0..=CLIENTS).map(|_| connect()).collect::<Result<_, _>>()?)
 }
 
 fn ours<'a>(
     runtime: &'a Runtime,
-    clients: &'a [Leasehold],
+    clients: &'a [Client],
     n: usize,
     effort: Effort,
 ) -> Subject<'a, Outcome> {
@@ -111,7 +113,7 @@ fn ours<'a>(
     })
 }
 
-/// A contender of the crate `distributed-lock`.
+/// Returns one turn of a contender with the crate `distributed-lock`.
 fn turn_of<L: DistributedLock + Send + Sync + 'static>(lock: L) -> Turn {
     let lock = Arc::new(lock);
     Box::new(move || {

@@ -1,4 +1,5 @@
-//! A program of another language that measures itself, for us: a line of work to it, its figures back.
+//! A program in another language that measures its own lock library. It reads one line per task and
+//! prints the figures.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -28,13 +29,13 @@ impl Peer {
         }
     }
 
-    /// Nanoseconds a pair.
+    /// Returns the nanoseconds of one acquire and release.
     pub(crate) fn pair(&mut self, effort: Effort) -> Result<f64> {
         writeln!(self.input, "pair {}", effort.time.as_secs_f64() / 2.0)?;
         Ok(self.line()?.trim().parse()?)
     }
 
-    /// So many contenders.
+    /// Runs this many contenders and returns the outcome.
     pub(crate) fn contend(&mut self, n: usize, effort: Effort) -> Result<Outcome> {
         writeln!(self.input, "contend {} {n}", effort.time.as_secs_f64())?;
         let mut notes = Vec::new();
@@ -49,7 +50,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Redis: python-redis-lock, whose waiters are told through a list, and node-redlock on one server, whose
-//! waiters ask again.
+//! Redis: python-redis-lock, whose waiters are notified through a list, and node-redlock on one
+//! server, whose waiters poll.
 
 use std::cell::RefCell;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! PostgreSQL and MySQL: the session locks of `distributed-lock`, each of which pins a connection while it is
-//! waited for and held. (Its locks of MySQL cannot wait on MariaDB, to which a limit of -1 seconds is none at all.)
+//! PostgreSQL and MySQL: the session locks of `distributed-lock`. Each lock occupies a connection
+//! while a client waits for it or holds it. (Its MySQL locks cannot wait on MariaDB, because they
+//! wait with a time limit of -1 seconds, with which MariaDB does not wait at all.)
 
 use distributed_lock_core::{DistributedLock, LockHandle, LockProvider};
 use distributed_lock_mysql::MySqlLockProvider;
@@ -22,7 +23,8 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
     })
 }
 
-/// Each contender of theirs has a provider of its own, as each has a process.
+/// Compares `distributed-lock` with leasehold on one server. Each contender of `distributed-lock`
+/// has its own provider, as if it were a process.
 fn beside<P>(
     effort: Effort,
     store: &str,

@@ -1,22 +1,22 @@
-//! What a lock costs the client's memory: a guard that is held, and one who waits.
+//! Measures a lock's cost in the client's memory: for a held guard, and for a waiter.
 //!
-//! What the program's allocator is asked for and not given back, while it is looked at. Of `memory:` the
-//! store is in the same memory, and its part is counted with the client's. One who waits is a task of tokio's, with
-//! all that it is.
+//! It counts the bytes that the program allocates and does not free during the measurement. The
+//! store of `memory:` is in the same memory, so its part is included. A waiter is a complete tokio
+//! task.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use tokio::task::JoinSet;
 
 use crate::measure::{Effort, Result, table};
 use crate::pair::runtime;
 use crate::scratch::Scratch;
 
-/// The system's allocator, which counts while it is asked to.
+/// The system's allocator, which counts bytes while counting is enabled.
 struct Counting;
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
@@ -28,24 +28,26 @@ fn count(bytes: usize, sign: i64) {
     }
 }
 
-// SAFETY: all is the system allocator's, which is told what it would be told otherwise.
+// SAFETY: all calls are passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         count(layout.size(), -1);
-        // SAFETY: as the caller promises; it came from the same allocator.
+        // SAFETY: the caller's guarantees are passed on, and the memory came from the same
+        // allocator.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size, 1);
         count(layout.size(), -1);
-        // SAFETY: as the caller promises; it came from the same allocator.
+        // SAFETY: the caller's guarantees are passed on, and the memory came from the same
+        // allocator.
         unsafe { System.realloc(place, layout, size) }
     }
 }
@@ -53,7 +55,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What is live after `work` that was not before, for each of `many`.
+/// Returns the bytes that `work` allocated and did not free, divided by `many`.
 async fn bytes_each<T>(many: usize, work: impl Future<Output = Result<T>>) -> Result<(T, f64)> {
     LIVE.store(0, Ordering::Relaxed);
     COUNTS.store(true, Ordering::Relaxed);
@@ -63,7 +65,7 @@ async fn bytes_each<T>(many: usize, work: impl Future<Output = Result<T>>) -> Re
     Ok((made?, live as f64 / many as f64))
 }
 
-/// All stores that need no server.
+/// Measures all stores that need no server.
 pub(crate) fn all(effort: Effort) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut rows = Vec::new();
@@ -83,7 +85,7 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-async fn guard(locks: &Leasehold, many: usize) -> Result<f64> {
+async fn guard(locks: &Client, many: usize) -> Result<f64> {
     let (held, each) = bytes_each(many, async {
         let mut held = Vec::with_capacity(many);
         for n in 0..many {
@@ -96,7 +98,7 @@ async fn guard(locks: &Leasehold, many: usize) -> Result<f64> {
     Ok(each)
 }
 
-async fn waiter(locks: &Leasehold, many: usize) -> Result<f64> {
+async fn waiter(locks: &Client, many: usize) -> Result<f64> {
     let held = locks.mutex("wanted").lock().await?;
     let (waiting, each) = bytes_each(many, async {
         let mut waiting = JoinSet::new();
@@ -115,7 +117,7 @@ async fn waiter(locks: &Leasehold, many: usize) -> Result<f64> {
     Ok(each)
 }
 
-async fn queued(locks: &Leasehold) -> Result<usize> {
-    let wanted = locks.read("wanted").await?;
+async fn queued(locks: &Client) -> Result<usize> {
+    let wanted = locks.inspect("wanted").await?;
     Ok(wanted.map_or(0, |lock| lock.waiters().count()))
 }

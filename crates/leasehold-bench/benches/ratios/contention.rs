@@ -1,10 +1,12 @@
-//! Many want one lock and do nothing with it: how fast it goes round, and how fairly.
+//! Measures contention: many contenders want one lock and do nothing with it. The results are how
+//! fast it is handed over, and how fairly.
 //!
-//! Each contender takes the lock, notes the time, gives it back and asks again at once, for as
-//! long as the window is open. All notes merged by time tell the rest. A *hand-over* is the time
-//! from one note to the next when that is somebody else's: it covers giving back, waking up and
-//! taking. Where there is no queue, the lock is mostly taken again by whoever just gave it back;
-//! the share of turns that changed hands tells how often it was not.
+//! Each contender acquires the lock, records the time, releases it and requests it again
+//! immediately, while the window is open. All results are derived from these times, merged in
+//! order. A *hand-over* is the time from one record to the next, if that is another contender's. It
+//! covers the release, the wake-up and the acquisition. Without a queue, the lock is mostly
+//! acquired again by the contender that just released it. The share of turns that changed hands
+//! shows how often it was not.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -28,7 +30,8 @@ use crate::scratch::Scratch;
 
 const CONTENDERS: [usize; 3] = [2, 8, 32];
 
-/// Tasks on two threads, beside tokio's mutex, which is first come, first served as well.
+/// Measures tasks on two threads, compared with tokio's mutex, which is also first come, first
+/// served.
 pub(crate) fn memory(effort: Effort) -> Result<()> {
     let runtime = two_threads()?;
     let locks = runtime.block_on(leasehold::connect("memory:contention"))?;
@@ -48,7 +51,7 @@ pub(crate) fn memory(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Tasks on two threads, beside as many threads with a descriptor each that they flock.
+/// Measures tasks on two threads, compared with as many threads that flock a descriptor each.
 pub(crate) fn file_in_one_process(effort: Effort) -> Result<()> {
     let runtime = two_threads()?;
     let scratch = Scratch::new()?;
@@ -63,11 +66,12 @@ pub(crate) fn file_in_one_process(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Processes, beside as many that flock, and as many that pass a byte round.
+/// Measures processes, compared with as many that flock, and as many that pass a byte around.
 pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
     let scratch = Scratch::new()?;
     for n in CONTENDERS {
-        // Of its own, since what the last round left in its FIFOs must not go round in this one.
+        // Each round has its own directory, so that bytes left in the FIFOs of the last round do
+        // not circulate in this one.
         let ring = || processes(n, effort, "ring", Scratch::new()?.path());
         let bare = || processes(n, effort, "flock", scratch.path());
         let ours = || processes(n, effort, "leasehold", scratch.path());
@@ -81,7 +85,7 @@ pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// When all contenders take part.
+/// The time during which all contenders take part.
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) from: u64,
@@ -89,7 +93,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Opens when everybody has had time to get there.
+    /// Returns a window that opens when all contenders have had time to start.
     pub(crate) fn next(effort: Effort) -> Self {
         let nanos = |d: Duration| d.as_nanos() as u64;
         let from = now() + nanos(Duration::from_millis(20));
@@ -146,10 +150,10 @@ where
 }
 
 type Turning = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
-/// Takes the lock, notes the time and gives it back.
+/// Acquires the lock, records the time and releases it.
 pub(crate) type Turn = Box<dyn Fn() -> Turning + Send>;
 
-/// Everybody takes turns while the window is open.
+/// Runs all contenders while the window is open.
 pub(crate) async fn each(effort: Effort, turns: Vec<Turn>) -> Result<Outcome> {
     let window = Window::next(effort);
     let mut running = JoinSet::new();
@@ -182,7 +186,7 @@ fn threads(n: usize, effort: Effort, dir: &Path) -> Result<Outcome> {
     Ok(Outcome::of(&notes?, effort.time))
 }
 
-/// Takes turns, blocking, while the window is open.
+/// Takes turns on a blocking lock while the window is open.
 fn turns(window: Window, turn: impl Fn() -> Result<u64>) -> Result<Vec<u64>> {
     std::thread::sleep(window.opens_in());
     let mut notes = Vec::new();
@@ -194,7 +198,7 @@ fn turns(window: Window, turn: impl Fn() -> Result<u64>) -> Result<Vec<u64>> {
     }
 }
 
-/// Starts this program `n` times, opens the window when all are ready, collects their notes.
+/// Starts this program `n` times, opens the window when all are ready, and collects their records.
 fn processes(n: usize, effort: Effort, subject: &str, dir: &Path) -> Result<Outcome> {
     let start = |me: usize| {
         let mut command = Command::new(std::env::current_exe()?);
@@ -222,7 +226,7 @@ fn processes(n: usize, effort: Effort, subject: &str, dir: &Path) -> Result<Outc
     Ok(Outcome::of(&notes, effort.time))
 }
 
-/// A contender that is a process of its own.
+/// Runs a contender in a process of its own.
 pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()> {
     let take: Box<dyn Fn() -> Result<u64>> = match subject {
         "ring" => {
@@ -256,17 +260,17 @@ pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()>
     Ok(std::io::stdout().write_all(&notes)?)
 }
 
-/// What one window showed.
+/// The result of one window.
 pub(crate) struct Outcome {
     pub(crate) turns_per_second: f64,
     pub(crate) handover_p50: f64,
     pub(crate) handover_p99: f64,
     changed_hands: f64,
     pub(crate) jain: f64,
-    /// The turns of the last sixtieth of the time beside those of the first.
+    /// Turns in the last sixtieth of the time, relative to those in the first.
     #[allow(dead_code, reason = "read where a database is measured for a minute")]
     pub(crate) kept_up: f64,
-    /// What a server was asked for in the window, where that was counted.
+    /// Statements that a server received per turn, if they were counted.
     pub(crate) statements_per_turn: f64,
 }
 
@@ -300,7 +304,7 @@ fn kept_up(all: &[(u64, usize)]) -> f64 {
     late as f64 / early as f64
 }
 
-/// The first `raws` subjects are what the others are compared with.
+/// Prints the results. The first `raws` subjects are the references for the others.
 pub(crate) fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     keep(Kind::HandOver, title, measured, |outcome| outcome.handover_p50);
     let raws = &measured[..raws];

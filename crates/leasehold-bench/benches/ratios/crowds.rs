@@ -1,15 +1,16 @@
-//! Ten thousand at once, on each store: of waiters for one lock, and of locks that one client holds.
+//! Measures ten thousand waiters for one lock, and ten thousand locks held by one client, on each
+//! store.
 //!
-//! *A crowd waits*: a hand-over with ten thousand in the queue beside one with ten. What a turn costs must not
-//! grow with those who wait.
+//! *A crowd waits* compares a hand-over with ten thousand in the queue with one with ten. The cost
+//! of a turn must not grow with the number of waiters.
 //!
-//! *Many are held*: what it costs a client to keep ten thousand locks renewed, as a share of one processor, and
-//! how many it still holds in the end.
+//! *Many are held* measures the client's cost of keeping ten thousand locks renewed, as a share of
+//! one processor. It also shows how many locks it still holds in the end.
 
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -23,7 +24,7 @@ use crate::scratch::Scratch;
 const CLIENTS: usize = 8;
 const FEW: usize = 10;
 
-/// A store, and what dies with it.
+/// A store, and the server or directory that it needs.
 struct Place {
     name: &'static str,
     url: String,
@@ -34,7 +35,7 @@ fn place(name: &'static str, url: String, server: impl Any) -> Place {
     Place { name, url, _server: Box::new(server) }
 }
 
-/// One after the other: each has the machine for itself.
+/// Measures the stores one after the other, so that each has the machine to itself.
 fn each(mut work: impl FnMut(&Place) -> Result<()>) -> Result<()> {
     work(&place("memory:", "memory:crowds".into(), ()))?;
     let scratch = Scratch::new()?;
@@ -81,14 +82,14 @@ fn two_threads() -> Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// A hand-over among many, beside one among few.
+/// Compares a hand-over among many waiters with one among few.
 pub(crate) fn waiting(effort: Effort) -> Result<()> {
     let many = effort.crowd * 10;
     let effort = Effort { rounds: effort.rounds.min(3), time: effort.time * 2, ..effort };
     let mut rows = Vec::new();
     each(|place| {
         let runtime = two_threads()?;
-        let clients: Result<Vec<Leasehold>, _> =
+        let clients: Result<Vec<Client>, _> =
             (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(&place.url))).collect();
         let clients = clients?;
         let turns = |n: usize| {
@@ -122,7 +123,7 @@ pub(crate) fn waiting(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// What it costs to hold many.
+/// Measures the cost of holding many locks.
 pub(crate) fn held(effort: Effort) -> Result<()> {
     let window = effort.time * 60;
     let mut rows = Vec::new();
@@ -138,7 +139,7 @@ pub(crate) fn held(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// One row.
+/// Measures one row.
 fn hold(place: &Place, many: usize, window: Duration) -> Result<Vec<String>> {
     let runtime = two_threads()?;
     let locks = runtime.block_on(leasehold::connect(&place.url))?;
@@ -149,7 +150,7 @@ fn hold(place: &Place, many: usize, window: Duration) -> Result<Vec<String>> {
     std::thread::sleep(window);
     let share = (spent() - before).as_secs_f64() / started.elapsed().as_secs_f64();
     let held = guards.iter().filter(|guard| guard.is_held()).count();
-    // Before the next row, whose names are the same.
+    // These locks are released before the next row, which uses the same names.
     runtime.block_on(async {
         let mut releasing = JoinSet::new();
         for guard in guards {
@@ -165,7 +166,7 @@ fn hold(place: &Place, many: usize, window: Duration) -> Result<Vec<String>> {
     ])
 }
 
-async fn take(locks: &Leasehold, many: usize) -> Result<Vec<leasehold::Guard>> {
+async fn take(locks: &Client, many: usize) -> Result<Vec<leasehold::MutexGuard>> {
     let mut guards = Vec::with_capacity(many);
     for first in (0..many).step_by(100) {
         let mut taking = JoinSet::new();
@@ -180,7 +181,7 @@ async fn take(locks: &Leasehold, many: usize) -> Result<Vec<leasehold::Guard>> {
     Ok(guards)
 }
 
-/// What this process has had of all processors.
+/// Returns the processor time that this process has used.
 fn spent() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))

@@ -1,15 +1,16 @@
-//! `etcd:` beside what etcd itself needs: a transaction and a deletion to hold a key alone, one write
-//! and one event to wake a waiter; and beside `etcdctl lock`. All on one member of its own.
+//! Compares `etcd:` with what etcd itself needs. That is a transaction and a deletion to hold a key
+//! alone, and one write and one event to wake a waiter. It is also compared with `etcdctl lock`.
+//! All use one private member.
 //!
-//! The raw requests go through the same gRPC library, on a connection that lives on a thread of its
-//! own as ours does.
+//! The raw requests use the same gRPC library, on a connection with a thread of its own like
+//! leasehold's.
 
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::store::etcd::EtcdStore;
-use leasehold::{Builder, Leasehold};
+use leasehold::{Builder, Client};
 use prost::Message;
 use testbed::Etcd;
 use tokio::runtime::{Handle, Runtime};
@@ -30,15 +31,15 @@ use crate::measure::{
 use crate::queued;
 
 const CONTENDERS: [usize; 2] = [8, 32];
-/// How many clients the contenders share.
+/// Number of clients that the contenders share.
 const CLIENTS: usize = 8;
 const MANY: &str = "etcd:, many want one lock";
-/// How many names are locked at once.
+/// Number of names that are locked at once.
 const NAMES: usize = 32;
 
 pub(crate) fn all(effort: Effort) -> Result<()> {
     let server = Etcd::start();
-    // Where the raw connections live.
+    // The runtime of the raw connections.
     let elsewhere =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let raw = Raw::connect(&server, elsewhere.handle())?;
@@ -51,7 +52,7 @@ fn two_threads() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// One task alone, nanoseconds a pair.
+/// Measures one task alone, in nanoseconds per pair.
 fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let locks = runtime.block_on(leasehold::connect(server.url()))?;
@@ -99,7 +100,7 @@ fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     Ok(())
 }
 
-/// Many tasks, each with a name of its own: pairs a second, all together.
+/// Measures many tasks, each with its own name, in pairs per second of all together.
 fn many_names(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = two_threads()?;
     let locks = runtime.block_on(leasehold::connect(server.url()))?;
@@ -134,7 +135,7 @@ fn many_names(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     Ok(())
 }
 
-/// What one task does over and over.
+/// The operation that one task repeats.
 enum Job {
     Raw(Raw, Vec<u8>, i64),
     Ours(leasehold::Mutex),
@@ -154,7 +155,7 @@ impl Job {
     }
 }
 
-/// Many want one lock: how fast it goes round, beside the bare wake-up.
+/// Measures contention for one lock, compared with the bare wake-up.
 fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = two_threads()?;
     let hops = || runtime.block_on(raw.hops(effort.time));
@@ -172,7 +173,7 @@ fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
         String::new(),
     ]];
     let mut clients = Vec::new();
-    // One more, which holds until all stand in the queue.
+    // One more client holds the lock until all contenders are in the queue.
     for _ in 0..=CLIENTS {
         let store = Arc::new(runtime.block_on(EtcdStore::open(&server.url(), runtime.handle()))?);
         clients.push((Builder::default().store(store.clone())?, store));
@@ -195,19 +196,19 @@ fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let head =
         ["", "turns/s", "hand-over p50", "of the bare hop", "p99", "Jain", "requests a turn"];
     table(MANY, &head, rows);
-    // Told last and alone, since it takes long.
+    // This is last and on its own, because it takes long.
     let longer = Effort { rounds: effort.rounds.min(3), time: effort.time * 4, ..effort };
     let crowd = contended(effort.crowd, longer, &runtime, &clients, hop)?;
     table("etcd:, a crowd wants one lock", &head, vec![crowd]);
     Ok(())
 }
 
-/// One row of ours.
+/// Measures one row of leasehold's.
 fn contended(
     n: usize,
     effort: Effort,
     runtime: &Runtime,
-    clients: &[(Leasehold, Arc<EtcdStore>)],
+    clients: &[(Client, Arc<EtcdStore>)],
     hop: f64,
 ) -> Result<Vec<String>> {
     let (locks, stores): (Vec<_>, Vec<_>) = clients.iter().cloned().unzip();
@@ -234,7 +235,7 @@ fn contended(
     Ok(row)
 }
 
-/// The times between turns of `etcdctl lock`, in nanoseconds.
+/// Returns the times between turns of `etcdctl lock`, in nanoseconds.
 fn etcdctl(effort: Effort, server: &Etcd, n: usize) -> Result<Vec<f64>> {
     let until = Instant::now() + effort.time * 4;
     let one = || -> Result<Vec<u64>> {
@@ -243,7 +244,7 @@ fn etcdctl(effort: Effort, server: &Etcd, n: usize) -> Result<Vec<f64>> {
             let mut command = server.etcdctl_command();
             command.args(["lock", "theirs", "--", "date", "+%s%N"]).stdin(Stdio::null());
             let out = command.output()?;
-            // One that gave up, on a busy machine, had no turn.
+            // An attempt that gave up on a busy machine had no turn.
             if out.status.success() {
                 notes.push(String::from_utf8(out.stdout)?.trim().parse()?);
             }
@@ -259,7 +260,7 @@ fn etcdctl(effort: Effort, server: &Etcd, n: usize) -> Result<Vec<f64>> {
     Ok(notes.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect())
 }
 
-/// What is sent bare: the few messages that it takes, by etcd's published numbers.
+/// The few messages of the raw requests, with etcd's published field numbers.
 mod wire {
     use prost::{Message, Oneof};
 
@@ -305,7 +306,7 @@ mod wire {
         pub(super) op: Option<Op>,
     }
 
-    /// That a key's create revision (target 1) is equal (0) to 0.
+    /// A condition that a key's create revision (target 1) equals (0) 0.
     #[derive(Clone, PartialEq, Message)]
     pub(super) struct Compare {
         #[prost(int32, tag = "2")]
@@ -342,7 +343,7 @@ mod wire {
     }
 }
 
-/// A connection to etcd and nothing more.
+/// A bare connection to etcd.
 #[derive(Clone)]
 struct Raw {
     channel: Channel,
@@ -368,13 +369,13 @@ impl Raw {
     }
 
     async fn grant(&self) -> Result<i64> {
-        // Longer than everything that is measured here.
+        // The lease is longer than all measurements.
         let ttl = wire::Number { number: 3_600 };
         let granted: wire::Granted = self.call("/etcdserverpb.Lease/LeaseGrant", ttl).await?;
         Ok(granted.id)
     }
 
-    /// Makes a key that nobody has, and deletes it: a lock without queue, waiting or holder.
+    /// Creates a key that does not exist, and deletes it: a lock without queue, waiters or holder.
     async fn pair(&self, key: &[u8], lease: i64) -> Result<()> {
         let key = key.to_vec();
         let compare = wire::Compare { target: 1, key: key.clone(), create_revision: Some(0) };
@@ -387,13 +388,13 @@ impl Raw {
         };
         let done: wire::Done = self.call("/etcdserverpb.KV/Txn", txn).await?;
         if !done.succeeded {
-            return Err("somebody else has the raw key".into());
+            return Err("another client holds the raw key".into());
         }
         let _: wire::Nothing = self.call("/etcdserverpb.KV/DeleteRange", wire::Key { key }).await?;
         Ok(())
     }
 
-    /// From before a key is written to when the event is here, in nanoseconds.
+    /// Measures the time from before a key is written to the arrival of the event, in nanoseconds.
     async fn hops(&self, time: Duration) -> Result<Vec<f64>> {
         let key = b"raw/hop".to_vec();
         let (orders, requests) = mpsc::unbounded_channel();
@@ -405,7 +406,7 @@ impl Raw {
         let codec = ProstCodec::<wire::Watch, wire::Nothing>::default();
         let mut events: Streaming<wire::Nothing> =
             grpc.streaming(requests, path, codec).await?.into_inner();
-        // That it watches.
+        // This message confirms the watch.
         events.message().await?;
         let (until, mut hops) = (Instant::now() + time, Vec::new());
         while Instant::now() < until {

@@ -1,5 +1,5 @@
-//! A server that is not next door: then round trips are all that counts, and what either side computes is nearly
-//! nothing.
+//! Measures a distant server. Then only round trips matter, because they outweigh the computation
+//! on both sides.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::redis::{RELEASE, by_hand, connect_to};
 
 const AWAY: Duration = Duration::from_micros(500);
 
-/// Redis, and half a millisecond to it and back.
+/// Measures Redis with a round-trip time of half a millisecond.
 pub(crate) fn redis(effort: Effort) -> Result<()> {
     let server = Redis::with(Setup::new().fast());
     let line = Line::to(server.port(), AWAY)?;

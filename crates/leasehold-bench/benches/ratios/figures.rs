@@ -1,18 +1,18 @@
-//! What was measured, round by round, as it is kept beside the documentation.
+//! The results of each round, as they are kept next to the documentation.
 //!
-//! A file of lines, `KIND ⇥ TABLE ⇥ SUBJECT ⇥ NANOSECONDS…`, sorted: of each subject of each table one
-//! figure a round, in the order of the rounds, so that a ratio can be taken within each of them. A later
-//! run replaces what it measured again and leaves the others as they are.
+//! The file has sorted lines `KIND ⇥ TABLE ⇥ SUBJECT ⇥ NANOSECONDS…`. Each subject of each table
+//! has one figure per round, in the order of the rounds, so that ratios can be taken within a
+//! round. A later run replaces the lines that it measured again and keeps the others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What a figure counts, in nanoseconds.
+/// The quantity of a figure, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// One pair of lock and release.
+    /// One pair of acquire and release.
     Pair,
-    /// From one holder to the next one: the median of a round.
+    /// From one holder to the next, as the median of a round.
     HandOver,
 }
 
@@ -35,14 +35,14 @@ impl Figures {
         self.0.insert((kind, table.to_owned(), subject.to_owned()), rounds);
     }
 
-    /// The rounds of one subject.
+    /// Returns the rounds of one subject.
     pub(crate) fn of(&self, kind: Kind, table: &str, subject: &str) -> Option<&[f64]> {
         let key = (kind, table.to_owned(), subject.to_owned());
         self.0.get(&key).map(Vec::as_slice)
     }
 
-    /// These, and of what they do not tell what others told.
-    #[allow(dead_code, reason = "who reads them has all of them")]
+    /// Adds the figures of `others` for subjects that this one does not have.
+    #[allow(dead_code, reason = "each reader uses all of them")]
     pub(crate) fn or(mut self, others: Self) -> Self {
         for (key, rounds) in others.0 {
             self.0.entry(key).or_insert(rounds);

@@ -1,23 +1,22 @@
-//! What a reader understands in ten seconds: one line a store, and one picture, out of the figures of the
-//! last run.
+//! The overview of the last run's results: one line per store, and one picture.
 //!
-//! Each line names the tables and subjects that it is made of. *Raw* is what the store's own protocol
-//! allows at best, without lease, queue or token; *others* are what people would pick instead. Those who
-//! poll are left out of the hand-over: whoever gives such a lock back mostly takes it again, so
-//! that what is counted as a hand-over is an exception, and not what a waiter waits.
+//! Each line names the tables and subjects that it is made of. *Raw* is the best that the store's
+//! own protocol allows, without lease, queue or token. *Others* are the usual alternatives. Polling
+//! alternatives are left out of the hand-over, because the client that releases such a lock mostly
+//! acquires it again. So a measured hand-over would be an exception, and not a waiter's usual wait.
 
 use std::fmt::Write;
 
 use crate::figures::{Figures, Kind};
 use crate::numbers::{digits, duration, median};
 
-/// One measurement of a store's: the subjects of one table.
+/// One measurement of a store, with the subjects of one table.
 struct Measurement {
     kind: Kind,
     table: &'static str,
     raw: &'static str,
     others: &'static [&'static str],
-    /// A table of the benchmark `rivals`, and those of it who are others too.
+    /// A table of the benchmark `rivals`, and its subjects that count as others too.
     rivals: (&'static str, &'static [&'static str]),
 }
 
@@ -147,15 +146,15 @@ const STORES: [(&str, Measurement, Measurement); 12] = [
     ),
 ];
 
-/// The names that ours have in the tables.
+/// The names of leasehold's subjects in the tables.
 const OURS: [&str; 3] =
     ["leasehold, lock + release", "leasehold", "leasehold, 8 contenders on 8 clients"];
 
-/// What one measurement of one store showed, in nanoseconds.
+/// The results of one measurement of one store, in nanoseconds.
 struct Shown {
     ours: f64,
     raw: Option<f64>,
-    /// How many times ours takes what raw does, the median over the rounds.
+    /// leasehold's time divided by the raw time, as the median over the rounds.
     times: Option<f64>,
     best_other: Option<(&'static str, f64)>,
 }
@@ -164,7 +163,7 @@ impl Measurement {
     fn shown(&self, figures: &Figures) -> Option<Shown> {
         let of = |subject: &str| figures.of(self.kind, self.table, subject);
         let ours = OURS.iter().find_map(|ours| of(ours))?;
-        // A window too short for a single hand-over tells nothing.
+        // A window too short for a single hand-over has no result.
         if !median(ours.to_vec()).is_finite() {
             return None;
         }
@@ -190,7 +189,7 @@ impl Measurement {
     }
 }
 
-/// The first table of the page, in Markdown: of the stores that were measured.
+/// Returns the first table of the page in Markdown, with the stores that were measured.
 pub(crate) fn table(figures: &Figures) -> String {
     let mut table = "\
 | store | acquire + release | raw protocol | best other | hand-over, 8 waiters | raw protocol | best other |
@@ -203,7 +202,7 @@ pub(crate) fn table(figures: &Figures) -> String {
             continue;
         }
         let cells: Vec<String> = [pair, hand_over].into_iter().flat_map(cells).collect();
-        // To a string: it cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(table, "| `{store}:` | {} |", cells.join(" | "));
     }
     table
@@ -223,7 +222,7 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
     ]
 }
 
-/// From left to right, in nanoseconds: from 100 ns to 100 ms.
+/// The scale from left to right, from 100 ns to 100 ms.
 const DECADES: std::ops::RangeInclusive<i32> = 2..=8;
 const LEFT: f64 = 92.0;
 const DECADE: f64 = 104.0;
@@ -235,14 +234,15 @@ fn x(nanos: f64) -> f64 {
     LEFT + DECADE * (nanos.max(1.0).log10().clamp(first, last) - first)
 }
 
-/// Light and dark, by what the reader's system prefers.
+/// Light or dark colors, by the preference of the reader's system.
 const STYLE: &str = "\
 text{fill:#24292f}.axis{fill:#57606a}.grid{stroke:#d0d7de}.ours{fill:#0969da}.raw{fill:#57606a}.other{fill:#bc4c00}
 .back{fill:#fff}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.axis{fill:#8d96a0}.grid{stroke:#30363d}.ours{fill:#58a6ff}
 .raw{fill:#8d96a0}.other{fill:#f0883e}.back{fill:#0d1117}}";
 
-/// The hand-over latency of each store with eight waiters, the fastest first, as dots on a logarithmic scale.
+/// Draws the hand-over latency of each store with eight waiters as dots on a logarithmic scale, the
+/// fastest first.
 pub(crate) fn picture(figures: &Figures) -> String {
     let mut lines: Vec<(&str, Shown)> = STORES
         .iter()
@@ -277,10 +277,10 @@ pub(crate) fn picture(figures: &Figures) -> String {
     svg
 }
 
-/// The room for the names of what is faster or slower, beside the scale.
+/// The space for the labels next to the scale.
 const NAMES: f64 = 280.0;
 
-/// A power of ten.
+/// Formats a power of ten.
 fn round(nanos: f64) -> String {
     match nanos {
         n if n < 1e3 => format!("{n:.0} ns"),

@@ -1,8 +1,9 @@
-//! What this run has shown: told at its end, and kept in a folder if that is wanted.
+//! The results of this run, which are printed at its end and optionally saved in a folder.
 //!
-//! `--keep crates/leasehold-bench/benches/results` writes there, of each part that was run, its tables (`redis.md`), the figures of
-//! all parts (`figures.tsv`), and the picture that is made of these (`hand-over.svg`). The page about benchmarks
-//! begins with a table of the same figures; a test holds it, and the picture, to them.
+//! `--keep crates/leasehold-bench/benches/results` writes three things there: the tables of each
+//! part that was run (`redis.md`), the figures of all parts (`figures.tsv`), and the picture made
+//! from them (`hand-over.svg`). The page about benchmarks begins with a table of the same figures.
+//! A test compares the page and the picture with them.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ pub(crate) fn keep_table(table: &str) {
     shown().tables.push_str(table);
 }
 
-/// One part has ended: its tables are written, and by which command.
+/// Ends a part. Writes its tables, with the command that produced them.
 pub(crate) fn end_part(
     part: &str,
     command: &str,
@@ -48,7 +49,7 @@ pub(crate) fn end_part(
     Ok(std::fs::write(folder.join(format!("{part}.md")), head + &tables)?)
 }
 
-/// All parts have ended.
+/// Ends the run, after all parts.
 pub(crate) fn end(folder: Option<&Path>) -> Result<()> {
     let mut figures = shown().figures.take().unwrap_or_default();
     if let Some(folder) = folder {
@@ -60,7 +61,7 @@ pub(crate) fn end(folder: Option<&Path>) -> Result<()> {
         std::fs::write(folder.join("hand-over.svg"), glance::picture(&figures))?;
     }
     let table = glance::table(&figures);
-    // More than its head.
+    // The table has more than its head.
     if table.lines().count() > 2 {
         println!("\n### At a glance\n\n{table}");
     }

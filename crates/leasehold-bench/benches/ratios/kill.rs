@@ -1,5 +1,5 @@
-//! `kill -9` of a holding process: how soon the next in line holds. Nothing is waited out here
-//! but the kernel's own work: to end the process, to let go of its files, to wake who waits.
+//! Measures how soon the next waiter holds after `kill -9` of a holding process. This waits only
+//! for the kernel's own work, which ends the process, closes its files and wakes the waiter.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -27,7 +27,7 @@ pub(crate) fn file(effort: Effort) -> Result<()> {
             Ok(held)
         };
         let queued = || {
-            while locks.read("kill")?.is_none_or(|info| info.waiters().count() == 0) {
+            while locks.inspect("kill")?.is_none_or(|info| info.waiters().count() == 0) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Ok(())
@@ -39,7 +39,7 @@ pub(crate) fn file(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds from the kill to the next hold, of each kill.
+/// Measures the nanoseconds from each kill to the next hold.
 fn kills(
     effort: Effort,
     subject: &str,
@@ -52,7 +52,8 @@ fn kills(
         let handover = std::thread::scope(|scope| -> Result<f64> {
             let waiter = scope.spawn(&wait);
             queued()?;
-            // Let the waiter fall asleep: that it is in line does not show whether it sleeps yet.
+            // This lets the waiter fall asleep. Its place in the queue does not show whether it
+            // sleeps yet.
             std::thread::sleep(Duration::from_millis(5));
             let killed = now();
             holder.kill()?;
@@ -65,7 +66,7 @@ fn kills(
     (0..effort.kills).map(one).collect()
 }
 
-/// This program again, when it holds the lock.
+/// Starts this program as a holder, and returns when it holds the lock.
 fn holder(subject: &str, dir: &Path) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["hold", subject]).arg(dir);
@@ -74,7 +75,7 @@ fn holder(subject: &str, dir: &Path) -> Result<Child> {
     Ok(child)
 }
 
-/// A holder that is a process of its own: until it is killed, or its parent is gone.
+/// Runs a holder in a process of its own, until it is killed or its parent is gone.
 pub(crate) fn child(subject: &str, dir: &Path) -> Result<()> {
     let until_killed = || -> Result<()> {
         std::io::stdout().write_all(b"h")?;

@@ -1,8 +1,8 @@
-//! A line between client and server that takes its time, as between two machines: each piece that is sent
-//! arrives so much later, however many are under way.
+//! A connection with latency between client and server, as between two machines. Each piece of data
+//! arrives later by a fixed time, however many are in transit.
 //!
-//! Two threads for each direction of a connection, one that reads and one that waits and writes: the timers of
-//! a runtime tick in milliseconds, and what is measured here is less.
+//! Each direction of a connection has two threads. One reads, and one waits and writes. A runtime's
+//! timers have a resolution of milliseconds, and the times here are shorter.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,27 +11,28 @@ use std::time::{Duration, Instant};
 
 use crate::measure::Result;
 
-/// Lives as long as the benchmark does.
+/// A delayed connection to a server. It exists as long as the benchmark.
 #[derive(Clone, Copy)]
 pub(crate) struct Line {
     port: u16,
 }
 
 impl Line {
-    /// To this port of this machine; this is what a round trip takes longer.
+    /// Creates a connection to this port of this machine, which adds `round_trip` to each round
+    /// trip.
     pub(crate) fn to(target: u16, round_trip: Duration) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // Whoever cannot be connected sees it: the connection ends.
+                // If the target cannot be reached, the client notices that its connection ends.
                 let _ = connect(client, target, round_trip / 2);
             }
         });
         Ok(Self { port })
     }
 
-    /// The URL of the server, through this line.
+    /// Returns the URL of the server through this line.
     pub(crate) fn before(self, target: u16, url: &str) -> String {
         url.replace(&format!(":{target}"), &format!(":{}", self.port))
     }

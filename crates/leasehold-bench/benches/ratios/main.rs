@@ -1,4 +1,4 @@
-//! What leasehold costs, beside what nobody could undercut, in one run.
+//! Compares leasehold's costs with the raw limits, in one run.
 //!
 //! ```sh
 //! cargo bench -p leasehold-bench --bench ratios                  # everything, about ten minutes
@@ -9,8 +9,8 @@
 //! cargo bench -p leasehold-bench --all-features --bench ratios -- --keep crates/leasehold-bench/benches/results   # for the documentation
 //! cargo bench -p leasehold-bench --all-features --bench ratios -- etcd   # beside a real etcd
 //! ```
-//! The tables go to the standard output as Markdown; `crates/leasehold-bench/benches/results` keeps a run of them. No figure
-//! here is a test.
+//! The tables are printed on standard output as Markdown. `crates/leasehold-bench/benches/results`
+//! contains them for one run. No figure here is a test.
 
 mod bytes;
 mod contention;
@@ -69,12 +69,12 @@ const PARTS: [&str; 14] = [
     "bytes",
 ];
 
-/// What is one part, one by one.
+/// The parts of SQL, which can be run separately.
 const ALONE: [&str; 4] = ["sqlite", "postgres", "mariadb", "mysql"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // The same program again, as a contender or a holder in a process of its own.
+    // These arguments run the program as a contender or a holder in a process of its own.
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["contend", subject, me, of, dir] => {
             return contention::child(subject, me, of, Path::new(dir));
@@ -91,11 +91,11 @@ fn main() -> Result<()> {
     kept::end(folder.as_deref())
 }
 
-/// What the arguments ask for.
+/// The parsed arguments.
 struct Asked {
     effort: Effort,
     parts: Vec<&'static str>,
-    /// Where what is shown is to be kept.
+    /// Folder in which the results are saved.
     folder: Option<PathBuf>,
 }
 
@@ -105,12 +105,12 @@ impl Asked {
         let mut arguments = arguments.iter().map(String::as_str);
         while let Some(argument) = arguments.next() {
             match argument {
-                // Cargo adds it.
+                // Cargo adds this argument.
                 "--bench" => {}
                 "--quick" => asked.effort = Effort::QUICK,
                 "--keep" => {
                     let folder = arguments.next().ok_or("--keep in which folder?")?;
-                    // Cargo starts us in the package's.
+                    // Cargo starts this program in the package's folder.
                     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
                     asked.folder = Some(root.join(folder));
                 }

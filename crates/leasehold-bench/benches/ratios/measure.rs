@@ -1,7 +1,7 @@
-//! How the ratios are measured: in turn, on one clock, told as medians.
+//! How the ratios are measured: alternately, on one clock, and reported as medians.
 //!
-//! A machine that others use as well is never equally fast twice. So what is compared runs in
-//! turn, A B A B, in rounds; a ratio is taken within each round, and its median is what is told.
+//! A shared machine never has the same speed twice. So the subjects that are compared run
+//! alternately, A B A B, in rounds. A ratio is taken within each round, and its median is reported.
 
 use std::error::Error;
 use std::time::Duration;
@@ -14,27 +14,27 @@ pub(crate) use crate::numbers::{digits, duration, median, percentile};
 
 pub(crate) type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// How long to measure.
+/// The extent of the measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
-    /// The length of one measurement.
+    /// Duration of one measurement.
     pub(crate) time: Duration,
-    /// How many holders are killed in a round.
+    /// Number of holders that are killed in a round.
     pub(crate) kills: usize,
-    /// How many contenders are many.
+    /// Number of contenders in a crowd.
     pub(crate) crowd: usize,
 }
 
 impl Effort {
     pub(crate) const FULL: Self =
         Self { rounds: 9, time: Duration::from_millis(500), kills: 20, crowd: 1_000 };
-    /// Only shows that everything runs.
+    /// The smallest extent, which only shows that everything runs.
     pub(crate) const QUICK: Self =
         Self { rounds: 1, time: Duration::from_millis(50), kills: 2, crowd: 40 };
 }
 
-/// What is measured: its name and one measurement of it.
+/// A subject: its name and a measurement of it.
 pub(crate) struct Subject<'a, T> {
     name: &'a str,
     run: Box<dyn FnMut() -> Result<T> + 'a>,
@@ -53,19 +53,20 @@ pub(crate) struct Measured<'a, T> {
 }
 
 impl<T> Measured<'_, T> {
-    /// The median of one figure over the rounds.
+    /// Returns the median of one figure over the rounds.
     pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> f64 {
         median(self.rounds.iter().map(figure).collect())
     }
 
-    /// The median, over the rounds, of what this figure is of `other`'s in the same round.
+    /// Returns the median over the rounds of this figure, relative to `other`'s figure in the same
+    /// round.
     pub(crate) fn ratio(&self, other: &Self, figure: impl Fn(&T) -> f64) -> f64 {
         let both = self.rounds.iter().zip(&other.rounds);
         median(both.map(|(a, b)| figure(a) / figure(b)).collect())
     }
 }
 
-/// Keeps what each round of a table showed, for [`glance`](crate::glance).
+/// Saves the results of each round of a table, for [`glance`](crate::glance).
 pub(crate) fn keep<T>(
     kind: Kind,
     title: &str,
@@ -77,7 +78,7 @@ pub(crate) fn keep<T>(
     }
 }
 
-/// Measures the subjects in turn, after one round of each that does not count.
+/// Measures the subjects alternately, after one round of each that does not count.
 pub(crate) fn alternate<T>(
     effort: Effort,
     mut subjects: Vec<Subject<'_, T>>,
@@ -95,20 +96,21 @@ pub(crate) fn alternate<T>(
     Ok(measured)
 }
 
-/// Nanoseconds on a clock that all processes of this machine share.
+/// Returns nanoseconds on a clock that all processes of this machine share.
 pub(crate) fn now() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-/// Jain's fairness index of what each got: 1 when all got the same, 1/n when one got it all.
+/// Returns Jain's fairness index of the shares. It is 1 when all are equal, and 1/n when one has
+/// everything.
 pub(crate) fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|x| x * x).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// A count per second with three digits.
+/// Formats a count per second with three digits.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         r if r < 1e3 => digits(r),

@@ -1,5 +1,5 @@
-//! The store on memcached beside what anybody does by hand there: `add` with an expiry, and `delete`, over a
-//! bare connection. That has no queue, no token, and deletes whatever is there.
+//! Compares the store on memcached with the usual handmade lock: `add` with an expiry, and
+//! `delete`, over a bare connection. That has no queue and no token, and deletes whatever exists.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const CLIENTS: usize = 8;
 pub(crate) fn pair(effort: Effort) -> Result<()> {
     let server = Memcached::start();
     let runtime = pair::runtime()?;
-    // It has just been started, and nothing was lost.
+    // The server has just been started, so no lock was lost.
     let locks = runtime.block_on(leasehold::connect(server.url() + "?restart_delay_ms=0"))?;
     let bare = runtime.block_on(TcpStream::connect(("127.0.0.1", server.port())))?;
     bare.set_nodelay(true)?;
@@ -46,7 +46,7 @@ pub(crate) fn contention(effort: Effort) -> Result<()> {
     let server = Memcached::start();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let url = server.url() + "?restart_delay_ms=0";
-    // One more, that holds until all wait.
+    // One more client holds the lock until all contenders wait.
     let clients: std::result::Result<Vec<_>, _> =
         (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(&url))).collect();
     let clients = clients?;

@@ -1,5 +1,6 @@
-//! The store on NATS JetStream beside what anybody does by hand there: a message that is taken only if there is
-//! none, and a marker that removes it, over a bare connection. That has no queue, no token and no lease.
+//! Compares the store on NATS JetStream with a handmade lock over a bare connection. That is a
+//! message that is accepted only if the key has none, and a marker that removes it. It has no
+//! queue, no token and no lease.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::queued;
 
 const CLIENTS: usize = 8;
 
-/// A bare connection, and the number of the last message under the key.
+/// A bare connection, and the number of the last message of the key.
 struct Bare {
     stream: BufReader<TcpStream>,
     last: u64,
@@ -31,7 +32,7 @@ impl Bare {
         Ok(Self { stream, last: 0 })
     }
 
-    /// Writes, if the last message is the one that is known.
+    /// Writes a message on the condition that the last one is unchanged.
     async fn write(&mut self, more: &str, value: &str) -> Result<()> {
         let last = self.last;
         let head = format!("NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: {last}\r\n{more}\r\n");
@@ -75,7 +76,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// How many messages the bucket has taken.
+/// Returns how many messages the bucket has accepted.
 fn written(server: &Nats) -> f64 {
     let told = server.ask("$JS.API.STREAM.INFO.KV_leasehold", "");
     let last = told.split("\"last_seq\":").nth(1).and_then(|rest| rest.split(',').next());
@@ -85,7 +86,7 @@ fn written(server: &Nats) -> f64 {
 pub(crate) fn contention(effort: Effort) -> Result<()> {
     let server = Nats::start();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // One more, that holds until all wait.
+    // One more client holds the lock until all contenders wait.
     let clients: std::result::Result<Vec<_>, _> =
         (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(server.url()))).collect();
     let clients = clients?;

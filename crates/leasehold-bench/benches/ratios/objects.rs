@@ -1,7 +1,7 @@
-//! The store in objects beside what anybody does by hand there: two writes of an object, each under the
-//! condition that it is still what was written last, over a bare connection. That has no queue, no token and
-//! no lease. The server is SeaweedFS, on this machine: what is shown is what leasehold adds to it, and not
-//! how fast an object store is.
+//! Compares the store in objects with a handmade lock over a bare connection. That is two writes of
+//! an object, each on the condition that the object is unchanged since the last write. It has no
+//! queue, no token and no lease. The server is SeaweedFS on this machine. So the result is what
+//! leasehold adds, and not the speed of an object store.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::queued;
 
 const CLIENTS: usize = 8;
 
-/// A bare connection, and the tag of what was written last.
+/// A bare connection, and the tag of the last write.
 struct Bare {
     stream: BufReader<TcpStream>,
     tag: Option<String>,
@@ -31,7 +31,7 @@ impl Bare {
         Ok(Self { stream: BufReader::new(stream), tag: None, writes: 0 })
     }
 
-    /// Writes the object, if it is still what was written last.
+    /// Writes the object on the condition that it is unchanged since the last write.
     async fn write(&mut self) -> Result<()> {
         let condition = match &self.tag {
             Some(tag) => format!("If-Match: {tag}"),
@@ -83,12 +83,12 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
 pub(crate) fn contention(effort: Effort) -> Result<()> {
     let server = SeaweedFs::start();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // One more, that holds until all wait.
+    // One more client holds the lock until all contenders wait.
     let clients: std::result::Result<Vec<_>, _> =
         (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(server.url("bench")))).collect();
     let clients = clients?;
     let ours = || {
-        // It counts no requests.
+        // The server does not count requests.
         let count = async || Ok(0.0);
         runtime.block_on(queued::contend(&clients, CLIENTS, effort, Duration::ZERO, count))
     };

@@ -1,8 +1,8 @@
-//! An uncontended pair: take a free lock and give it back, one task alone.
+//! Measures an uncontended pair: one task alone acquires and releases a free lock.
 
 use std::time::{Duration, Instant};
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::figures::Kind;
@@ -12,7 +12,7 @@ use crate::measure::{
 use crate::raw::{Flock, open_flock_close};
 use crate::scratch::Scratch;
 
-/// `memory:` beside tokio's mutex.
+/// Compares `memory:` with tokio's mutex.
 pub(crate) fn memory(effort: Effort) -> Result<()> {
     let runtime = runtime()?;
     let raw = tokio::sync::Mutex::new(());
@@ -28,7 +28,8 @@ pub(crate) fn memory(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// `file:` beside a bare flock: on a file that stays open, and on one that is opened and closed.
+/// Compares `file:` with a bare flock, both on a file that stays open and on one that is opened and
+/// closed.
 pub(crate) fn file(effort: Effort) -> Result<()> {
     let runtime = runtime()?;
     let scratch = Scratch::new()?;
@@ -49,7 +50,7 @@ pub(crate) fn file(effort: Effort) -> Result<()> {
 pub(crate) fn ours<'a>(
     runtime: &'a Runtime,
     effort: Effort,
-    locks: &'a Leasehold,
+    locks: &'a Client,
 ) -> [Subject<'a, f64>; 2] {
     let released = locks.mutex("pair");
     let dropped = locks.mutex("pair");
@@ -66,13 +67,13 @@ pub(crate) fn ours<'a>(
     ]
 }
 
-/// Nanoseconds a pair.
+/// Returns nanoseconds per pair.
 pub(crate) fn time_pairs<'a>(
     runtime: &'a Runtime,
     effort: Effort,
     pair: impl AsyncFn() -> Result<()> + 'a,
 ) -> impl FnMut() -> Result<f64> + 'a {
-    // Looking at the clock costs as much as the fastest pair, so it is done once for a hundred.
+    // Reading the clock costs as much as the fastest pair, so it is read once per hundred pairs.
     const BETWEEN_LOOKS: u32 = 100;
     move || {
         runtime.block_on(async {
@@ -94,7 +95,7 @@ pub(crate) fn runtime() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// The first `raws` subjects are what the others are compared with.
+/// Prints the results. The first `raws` subjects are the references for the others.
 pub(crate) fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
     keep(Kind::Pair, title, measured, |nanos| *nanos);
     let mut head = vec!["", "time", "pairs/s"];

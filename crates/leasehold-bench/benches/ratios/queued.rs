@@ -1,24 +1,25 @@
-//! Many stand in the queue of a server's lock, and then it goes round.
+//! Measures a server's lock with many waiters in the queue.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use leasehold::{Leasehold, Mutex};
+use leasehold::{Client, Mutex};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::contention::{Outcome, Window};
 use crate::measure::{Effort, Result, now};
 
-/// For as long as a crowd may take to stand in the queue: nothing of it is to be renewed in the window.
+/// A lease that is long enough for a crowd to enter the queue, so that none is renewed in the
+/// window.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// So many tasks on all clients but the first, which holds the lock until all of them stand in the
-/// queue: so the window shows turns, and not how a crowd arrives. Each holds for `hold`; `count` asks
-/// a server how much it was asked.
+/// Runs `n` tasks on all clients except the first. The first client holds the lock until all tasks
+/// are in the queue, so that the window shows turns and not the arrival of a crowd. Each task holds
+/// for `hold`. `count` returns a server's number of requests.
 pub(crate) async fn contend(
-    clients: &[Leasehold],
+    clients: &[Client],
     n: usize,
     effort: Effort,
     hold: Duration,
@@ -52,7 +53,7 @@ pub(crate) async fn contend(
     held.release().await?;
     tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
     let after = count().await?;
-    // The others have their turn, so that nothing of this round is left in the next.
+    // The other tasks finish their turns, so that nothing of this round remains in the next.
     let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
     let mut outcome = Outcome::of(&notes?, effort.time);
     let turns = outcome.turns_per_second * effort.time.as_secs_f64();

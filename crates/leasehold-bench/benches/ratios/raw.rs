@@ -1,5 +1,5 @@
-//! The raw limits on one machine: what the kernel asks for a lock without queue, token or holder,
-//! and for passing a turn on without a lock.
+//! The raw limits on one machine: the kernel's cost of a lock without queue, token or holder, and
+//! of passing a turn without a lock.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ impl Flock {
         File::options().create(true).truncate(false).write(true).open(path).map(Self)
     }
 
-    /// Waits, holds, lets go. Tells what `held` does.
+    /// Waits, holds and releases. Returns the result of `held`.
     pub(crate) fn with<T>(&self, held: impl FnOnce() -> T) -> io::Result<T> {
         self.0.lock()?;
         let told = held();
@@ -31,13 +31,14 @@ impl Flock {
     }
 }
 
-/// Opens, waits, lets go by closing.
+/// Opens the file, waits, and releases by closing it.
 pub(crate) fn open_flock_close(dir: &Path) -> io::Result<()> {
     Flock::open(dir)?.hold()
 }
 
-/// A FIFO of our own and the next contender's: a byte goes round, and who has it holds. First
-/// come, first served as a lock with a queue is, and nothing but the wake-ups.
+/// A contender's FIFO and the next contender's FIFO. A byte circulates, and the contender that has
+/// it holds. It is first come, first served like a lock with a queue, and consists only of
+/// wake-ups.
 pub(crate) struct Ring {
     mine: File,
     next: File,
@@ -48,12 +49,12 @@ impl Ring {
         Ok(Self { mine: fifo(dir, me)?, next: fifo(dir, (me + 1) % of)? })
     }
 
-    /// Puts the byte into the ring; done by one contender, once.
+    /// Puts the byte into the ring. Exactly one contender does this, once.
     pub(crate) fn start(&self) -> io::Result<()> {
         (&self.mine).write_all(&[0])
     }
 
-    /// Waits, holds, passes it on. Tells what `held` does.
+    /// Waits, holds and passes the byte on. Returns the result of `held`.
     pub(crate) fn with<T>(&self, held: impl FnOnce() -> T) -> io::Result<T> {
         (&self.mine).read_exact(&mut [0])?;
         let told = held();
@@ -68,6 +69,7 @@ fn fifo(dir: &Path, of: usize) -> io::Result<File> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e.into()),
     }
-    // For both, so that neither opening nor the end of a neighbour is waited for or noticed.
+    // The FIFO is opened for both directions. So the opening does not block, and the end of another
+    // contender has no effect.
     File::options().read(true).write(true).open(path)
 }

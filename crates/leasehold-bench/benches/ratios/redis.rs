@@ -1,18 +1,20 @@
-//! The Redis store beside what people write by hand over the same driver, on one server.
+//! Compares the Redis store with handmade locks over the same driver, on one server.
 //!
-//! *Pair*: `SET key value NX PX` and the script that compares and deletes, the recipe of most lock
-//! libraries; it has neither queue nor token. Two PINGs are what two round trips cost alone.
+//! *Pair*: `SET key value NX PX` and the script that compares and deletes, which is the recipe of
+//! most lock libraries. It has neither queue nor token. Two PINGs show the cost of two round trips
+//! alone.
 //!
-//! Beside them, what others offer: rslock in this process, redis-py's `Lock` in its own.
+//! It is also compared with other libraries: rslock in this process, and redis-py's `Lock` in its
+//! own process.
 //!
-//! *Contention*: the ring is the fastest way there is to hand a token round on Redis: each contender
-//! waits with BLPOP on a connection of its own, and passes the token on with RPUSH. Our contenders
-//! are spread over eight clients, each with connections and a thread of its own; all of them
-//! stand in the queue before anything is measured. *Polling* is the recipe again, tried anew every
-//! 5 ms: what most of those libraries do.
+//! *Contention*: the ring is the fastest way to hand a token around on Redis. Each contender waits
+//! with BLPOP on its own connection, and passes the token on with RPUSH. leasehold's contenders
+//! share eight clients, each with its own connections and thread. All of them are in the queue
+//! before the measurement begins. *Polling* is the recipe again, retried every 5 ms, as most of
+//! those libraries do.
 //!
-//! For figures that do not depend on where the kernel puts two processes, run it with
-//! `taskset -c 0`: the server is started by it, and so shares the processor.
+//! For results that do not depend on where the kernel places two processes, run it with `taskset -c
+//! 0`. The server is a child process and shares the processor.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -30,7 +32,7 @@ use crate::pair::{self, time_pairs};
 use crate::queued;
 use crate::spread;
 
-/// With more contenders than this the ring would be a test of connections.
+/// Maximum number of contenders for the ring. With more, it would be a test of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
 pub(crate) const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
@@ -70,7 +72,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     many(effort, &server)
 }
 
-/// What a waiter must wait for at least: a message on its way through the server.
+/// Measures a waiter's minimum wait, which is a message through the server.
 fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
     let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
@@ -81,7 +83,7 @@ fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
     runtime.block_on(listener.subscribe("hop"))?;
     let speaker = runtime.block_on(connect(server))?;
     let hears = tokio::sync::Mutex::new({
-        // What confirms the subscription.
+        // This message confirms the subscription.
         runtime.block_on(hears.recv()).ok_or("nothing was heard")?;
         hears
     });
@@ -101,7 +103,7 @@ fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
     Ok(())
 }
 
-/// redis-py in a process of its own, which takes its own time.
+/// redis-py in its own process, which measures its own time.
 struct Python {
     child: Child,
     input: ChildStdin,
@@ -119,7 +121,7 @@ impl Python {
         Ok(Self { child, input, output })
     }
 
-    /// Nanoseconds a pair.
+    /// Returns nanoseconds per pair.
     fn pairs(&mut self, time: Duration) -> Result<f64> {
         writeln!(self.input, "{}", time.as_secs_f64())?;
         let mut line = String::new();
@@ -130,13 +132,13 @@ impl Python {
 
 impl Drop for Python {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Tasks with a name each, on two threads.
+/// Measures tasks with a name each, on two threads.
 fn many(effort: Effort, server: &Redis) -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let locks = runtime.block_on(leasehold::connect(server.url()))?;
@@ -160,14 +162,14 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
     Ok(())
 }
 
-/// rslock's pair.
+/// Runs rslock's pair.
 pub(crate) async fn rslock_pair((rslock, name): (rslock::LockManager, String)) -> Result<()> {
     let lock = rslock.lock(name.as_str(), Duration::from_secs(15)).await?;
     rslock.unlock(&lock).await;
     Ok(())
 }
 
-/// As ours is: no delay for small packets.
+/// Creates a client like leasehold's, without a delay for small packets.
 fn client_of(url: &str, protocol: redis::ProtocolVersion) -> Result<redis::Client> {
     let info: redis::ConnectionInfo = url.parse()?;
     let settings = info.redis_settings().clone().set_protocol(protocol);
@@ -184,7 +186,7 @@ async fn connect(server: &Redis) -> Result<MultiplexedConnection> {
 }
 
 pub(crate) async fn connect_to(url: &str) -> Result<MultiplexedConnection> {
-    // And no timer for each answer.
+    // It has no timer for each answer either.
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let client = client_of(url, redis::ProtocolVersion::RESP2)?;
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
@@ -210,7 +212,7 @@ pub(crate) fn contention(effort: Effort) -> Result<()> {
     let server = Redis::with(Setup::new().fast().arg("--maxclients").arg("4000"));
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let connect_ours = || runtime.block_on(leasehold::connect(server.url()));
-    // One more, that holds until all wait.
+    // One more client holds the lock until all contenders wait.
     let clients: std::result::Result<Vec<_>, _> = (0..=CLIENTS).map(|_| connect_ours()).collect();
     let clients = clients?;
     for n in [8, 32, effort.crowd] {
@@ -318,7 +320,7 @@ async fn poll(
     Ok(Outcome::of(&notes?, effort.time))
 }
 
-/// How many scripts clients have sent.
+/// Returns how many scripts clients have sent.
 pub(crate) fn sent(server: &Redis) -> f64 {
     let calls = server.calls();
     calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, calls)| *calls as f64).sum()

@@ -1,5 +1,5 @@
-"""redis-py's Lock, uncontended: for each line that is read, pairs for so many seconds, and then
-one line that tells the nanoseconds a pair took."""
+"""redis-py's Lock without contention. Each input line is a number of seconds. For that long, the
+script acquires and releases the lock. Then it prints the nanoseconds per pair."""
 
 import sys
 import time

@@ -1,6 +1,7 @@
-//! The Redlock store beside one vote by hand: `SET key value NX PX` and the script that compares and
-//! deletes, on one server, over the same driver. Ours does more on each of three or five servers
-//! (the token, who holds, who waits), and all servers of the run share this machine's processors.
+//! Compares the Redlock store with a single handmade vote: `SET key value NX PX` and the script
+//! that compares and deletes, on one server, over the same driver. leasehold does more on each of
+//! three or five servers (token, holder, waiters). All servers of the run share this machine's
+//! processors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     for nodes in [3, 5] {
         let servers = Redlock::with(nodes, Setup::new().fast());
         let runtime = pair::runtime()?;
-        // They have just been started, and nothing was lost.
+        // The servers have just been started, so no lock was lost.
         let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
         let locks = runtime.block_on(leasehold::connect(url))?;
         let raw = runtime.block_on(connect(&servers))?;
@@ -50,7 +51,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Tasks with a name each, on two threads.
+/// Measures tasks with a name each, on two threads.
 fn many(effort: Effort, nodes: usize, servers: &Redlock) -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
@@ -76,12 +77,12 @@ fn many(effort: Effort, nodes: usize, servers: &Redlock) -> Result<()> {
     Ok(())
 }
 
-/// Beside rslock, whose waiters ask again, here after 5 ms or so.
+/// Compares it with rslock, whose waiters poll, here about every 5 ms.
 pub(crate) fn contention(effort: Effort) -> Result<()> {
     let servers = Redlock::with(3, Setup::new().fast());
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000&max_lease_ms=60000";
-    // One more, that holds until all wait.
+    // One more client holds the lock until all contenders wait.
     let clients: std::result::Result<Vec<_>, _> =
         (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(&url))).collect();
     let clients = clients?;
@@ -94,7 +95,7 @@ pub(crate) fn contention(effort: Effort) -> Result<()> {
         }
         let theirs = || runtime.block_on(poll(&polling, effort));
         let ours = || {
-            // Of one server.
+            // The count is that of one server.
             let count = async || Ok(servers.nodes().first().map_or(0.0, redis::sent));
             runtime.block_on(queued::contend(&clients, n, effort, Duration::ZERO, count))
         };
@@ -134,7 +135,8 @@ fn client(node: &Redis) -> Result<::redis::Client> {
 }
 
 async fn connect(servers: &Redlock) -> Result<MultiplexedConnection> {
-    // As ours is: no delay for small packets, no timer for each answer.
+    // The connection is like leasehold's, without a delay for small packets and without a timer for
+    // each answer.
     let client = client(servers.nodes().first().ok_or("no servers")?)?;
     let config = ::redis::AsyncConnectionConfig::new().set_response_timeout(None);
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)

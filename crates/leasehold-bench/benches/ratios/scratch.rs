@@ -1,4 +1,4 @@
-//! A directory for one benchmark, on the disk that the build is on, removed when it ends.
+//! A directory for one benchmark, on the disk of the build. It is removed when the benchmark ends.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ impl Scratch {
         tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).map(Self)
     }
 
-    /// Where the raw subjects keep their file.
+    /// Returns the directory in which the raw subjects keep their file.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// The file store in this directory.
+    /// Returns the URL of the file store in this directory.
     pub(crate) fn url(&self) -> String {
         Self::url_in(self.path())
     }
 
-    /// The file store in the directory of another process's scratch.
+    /// Returns the URL of the file store in another process's directory.
     pub(crate) fn url_in(dir: &Path) -> String {
         format!("file:{}", dir.join("store").display())
     }

@@ -1,8 +1,8 @@
-//! Many tasks at once, each with a lock of its own: how many pairs all of them get done together.
+//! Measures many tasks at once, each with its own lock: how many pairs they complete together.
 
 use std::pin::Pin;
 
-use leasehold::{Leasehold, Mutex};
+use leasehold::{Client, Mutex};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -12,10 +12,10 @@ use crate::measure::{Effort, Result, Subject, now};
 pub(crate) const TASKS: usize = 32;
 
 type Pairing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
-/// What one task does over and over.
+/// The operation that one task repeats.
 pub(crate) type Pair = Box<dyn FnMut() -> Pairing + Send>;
 
-/// A task's pair, made of what it needs for each.
+/// Returns a task's operation, which clones `with` for each pair.
 pub(crate) fn task<T, F>(with: T, pair: fn(T) -> F) -> Pair
 where
     T: Clone + Send + 'static,
@@ -24,7 +24,7 @@ where
     Box::new(move || Box::pin(pair(with.clone())))
 }
 
-/// What others do, told in nanoseconds for one pair of all tasks.
+/// Measures another subject, in nanoseconds per pair of all tasks together.
 pub(crate) fn subject<'a>(
     name: &'a str,
     runtime: &'a Runtime,
@@ -37,7 +37,7 @@ pub(crate) fn subject<'a>(
 pub(crate) fn ours<'a>(
     runtime: &'a Runtime,
     effort: Effort,
-    locks: &'a Leasehold,
+    locks: &'a Client,
 ) -> Subject<'a, f64> {
     subject("leasehold", runtime, effort, |i| {
         task(locks.mutex(format!("ours {i}")), |mutex: Mutex| async move {

@@ -1,15 +1,15 @@
-//! The SQL stores beside what each database offers by hand, through the same driver.
+//! Compares the SQL stores with each database's own means, through the same driver.
 //!
-//! *Pair*: a unique row that is inserted and deleted, which is the lock that people write
-//! themselves (no lease, no queue, no token), and the database's own session lock, which pins a
-//! connection for as long as it is held. On a server that does not wait for its disk, so that what
-//! is compared is the work and not the disk, and on one that does.
+//! *Pair*: a unique row that is inserted and deleted is the usual handmade lock (no lease, no
+//! queue, no token). The database's own session lock occupies a connection while it is held. It is
+//! measured on a server without durable writes, so that the work is compared and not the disk, and
+//! on one with durable writes.
 //!
-//! *Contention*: the contenders are spread over eight clients, each with connections and a thread
-//! of its own, as on eight machines; a hand-over between two clients needs a notification or a poll.
-//! All stand in the queue before the first hand-over is measured. The session lock beside it, and the
-//! row by hand, have a connection for each contender, so that a thousand are too many for them. Who
-//! finds the row by hand taken asks again after 10 ms, as people do.
+//! *Contention*: the contenders share eight clients, each with its own connections and thread, as
+//! on eight machines. A hand-over between two clients needs a notification or a poll. All are in
+//! the queue before the first hand-over is measured. The session lock and the handmade row have a
+//! connection for each contender, so a thousand contenders are too many for them. A contender that
+//! finds the handmade row taken retries after 10 ms, which is usual.
 
 mod bed;
 mod byhand;
@@ -26,14 +26,15 @@ pub(crate) use mysql::{mariadb, mysql};
 pub(crate) use postgres::all as postgres;
 pub(crate) use sqlite::all as sqlite;
 
-/// With more contenders than this the session lock would run out of connections.
+/// Maximum number of contenders for the session lock. With more, it would run out of connections.
 const CONNECTIONS: usize = 100;
 
 fn contenders(effort: Effort) -> [usize; 3] {
     [8, 32, effort.crowd]
 }
 
-/// Getting so many into the queue, and out of it again, takes far longer than the window.
+/// Returns the effort with fewer rounds for a large crowd. Getting it into the queue and out of it
+/// takes far longer than the window.
 fn effort_of(n: usize, effort: Effort) -> Effort {
     Effort { rounds: if n > CONNECTIONS { effort.rounds.min(3) } else { effort.rounds }, ..effort }
 }
@@ -41,10 +42,10 @@ fn effort_of(n: usize, effort: Effort) -> Effort {
 const TABLE: &str = "CREATE TABLE byhand (name VARCHAR(200) PRIMARY KEY, owner VARCHAR(40) \
                      NOT NULL, expires BIGINT NOT NULL)";
 
-/// As many as ours has.
+/// Pool size, the same as leasehold's.
 const POOL: u32 = 4;
 
-/// Tasks with a name each, on two threads, beside a row by hand for each.
+/// Measures tasks with a name each, on two threads, compared with a handmade row for each.
 fn many<P: Fn(usize) -> spread::Pair>(
     effort: Effort,
     what: &str,

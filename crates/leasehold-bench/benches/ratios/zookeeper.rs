@@ -1,19 +1,19 @@
-//! `zookeeper:` beside the bare protocol, the driver's own lock recipe, and kazoo.
+//! Compares `zookeeper:` with the bare protocol, the driver's own lock recipe, and kazoo.
 //!
-//! The bare protocol is what no lock of this kind can undercut: create a child and delete it again,
-//! sent by the same driver. All clients are on one server without `fsync`, so that what is compared is
-//! messages and not disks. What a contender does between taking and giving back is to look at the
-//! clock; a *hand-over* is from one such look to the next, by somebody else.
+//! The bare protocol is the lower limit for any lock of this kind: create a child and delete it
+//! again, sent by the same driver. All clients use one server without `fsync`, so that messages are
+//! compared and not disks. Between acquire and release, a contender only reads the clock. A
+//! *hand-over* is the time from one such read to the next, by another contender.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use testbed::ZooKeeper;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
-use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
+use zookeeper_client::{Acls, Client as Session, CreateMode, LockPrefix};
 
 use crate::figures::Kind;
 use crate::measure::{
@@ -23,11 +23,11 @@ use crate::measure::{
 use crate::pair::show;
 
 const CONTENDERS: [usize; 2] = [8, 32];
-/// Clients that the contenders share.
+/// Number of clients that the contenders share.
 const CLIENTS: usize = 4;
 const PARENT: &str = "/bench/lock";
 
-/// Everything about ZooKeeper.
+/// Measures everything about ZooKeeper.
 pub(crate) fn all(effort: Effort) -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let server = ZooKeeper::start();
@@ -45,17 +45,17 @@ fn hosts(server: &ZooKeeper) -> String {
 }
 
 fn url(server: &ZooKeeper) -> String {
-    // Nodes of this naming stay, so that no container is reaped in the middle.
+    // With this naming, nodes stay, so no container is removed during the run.
     format!("{}/bench?naming=kazoo&session=60s", server.url())
 }
 
 async fn prepare(server: &ZooKeeper) -> Result<()> {
-    let client = Client::connect(&hosts(server)).await?;
+    let client = Session::connect(&hosts(server)).await?;
     client.mkdir(PARENT, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
     Ok(())
 }
 
-/// Nanoseconds a pair; a clock is looked at for every ten, which take a millisecond.
+/// Returns nanoseconds per pair. The clock is read once per ten pairs, which take a millisecond.
 fn time_pairs<'a>(
     runtime: &'a Runtime,
     effort: Effort,
@@ -78,7 +78,7 @@ fn time_pairs<'a>(
 fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     let (raw, locks) = runtime.block_on(async {
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
-            Client::connect(&hosts(server)).await?,
+            Session::connect(&hosts(server)).await?,
             leasehold::connect(url(server)).await?,
         ))
     })?;
@@ -94,7 +94,7 @@ fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
         let options = zookeeper_client::LockOptions::new(Acls::anyone_all())
             .with_ancestor_options(parents)?;
         let held = raw.lock(prefix, b"", options).await?;
-        // It gives back in the background; a pair is over when that is done.
+        // It releases in the background, and a pair is complete when that is done.
         let path = held.lock_path().to_owned();
         drop(held);
         while raw.check_stat(&path).await?.is_some() {}
@@ -118,7 +118,7 @@ fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// What kazoo tells of its work, in a process of its own.
+/// Runs kazoo's work in its own process and returns its output.
 fn kazoo(server: &ZooKeeper, work: &[&str]) -> Result<String> {
     let mut python = Command::new(testbed::python());
     python.arg(concat!(
@@ -130,13 +130,13 @@ fn kazoo(server: &ZooKeeper, work: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The nanoseconds for one of its pairs.
+/// Returns the nanoseconds for one of kazoo's pairs.
 fn kazoo_pairs(server: &ZooKeeper, effort: Effort) -> Result<f64> {
     Ok(kazoo(server, &["pairs", &effort.time.as_secs_f64().to_string()])?.trim().parse()?)
 }
 
-/// Its threads, on as many clients as the others have. The requests are those of its beginning and end
-/// as well.
+/// Runs kazoo's threads, on as many clients as the other subjects have. The requests include those
+/// of its start and end.
 fn kazoo_contends(server: &ZooKeeper, time: Duration, n: usize) -> Result<Round> {
     let received = server.metric("zk_packets_received");
     let (seconds, n_text) = (time.as_secs_f64().to_string(), n.to_string());
@@ -149,10 +149,10 @@ fn kazoo_contends(server: &ZooKeeper, time: Duration, n: usize) -> Result<Round>
     Ok(Round::of(notes?, n, server.metric("zk_packets_received") - received))
 }
 
-/// 64 tasks, each on a name of its own.
+/// Measures 64 tasks, each on its own name.
 fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     const TASKS: usize = 64;
-    let raw = Arc::new(runtime.block_on(Client::connect(&hosts(server)))?);
+    let raw = Arc::new(runtime.block_on(Session::connect(&hosts(server)))?);
     let locks = runtime.block_on(leasehold::connect(url(server)))?;
     let bare = || {
         let raw = raw.clone();
@@ -183,7 +183,7 @@ fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<(
     Ok(())
 }
 
-/// Nanoseconds a pair while so many tasks are at it.
+/// Returns nanoseconds per pair while `tasks` tasks run.
 fn together<F>(
     runtime: &Runtime,
     tasks: usize,
@@ -214,17 +214,18 @@ where
     })
 }
 
-/// What one round of contention told.
+/// The results of one round of contention.
 struct Round {
     turns: f64,
     handovers: Vec<f64>,
     shares: Vec<f64>,
-    /// What the server received for one turn.
+    /// Number of requests that the server received per turn.
     requests: f64,
 }
 
 impl Round {
-    /// Of the notes when which of so many had the lock, and what the server received meanwhile.
+    /// Evaluates a round. `notes` are the times at which each of `n` contenders had the lock, and
+    /// `received` is the number of requests that the server received.
     fn of(mut notes: Vec<(u64, usize)>, n: usize, received: i64) -> Self {
         notes.sort_unstable();
         let mut shares = vec![0.0; n];
@@ -240,7 +241,7 @@ impl Round {
     }
 }
 
-/// So many tasks want one lock; each notes when it had it.
+/// Runs `n` tasks that want one lock. Each records when it had it.
 fn contend<F>(
     runtime: &Runtime,
     server: &ZooKeeper,
@@ -299,13 +300,13 @@ fn contention(runtime: &Runtime, server: &ZooKeeper, effort: Effort, n: usize) -
     Ok(())
 }
 
-/// The least that it takes to wake somebody: from before a node is written to when another client's
-/// watch has told of it. Its turns are those hops, one after the other, each with a new watch.
+/// Measures the minimum time to wake a waiter, from before a node is written until another client's
+/// watch fires. Its turns are those hops, one after the other, each with a new watch.
 fn hops(
     runtime: &Runtime,
     server: &ZooKeeper,
     time: Duration,
-    raws: &[Arc<Client>],
+    raws: &[Arc<Session>],
 ) -> Result<Round> {
     let [writes, watches, ..] = raws else { return Err("two clients are needed".into()) };
     let received = server.metric("zk_packets_received");
@@ -325,8 +326,8 @@ fn hops(
     Ok(Round { turns: hops / span, handovers, shares: vec![1.0], requests })
 }
 
-/// A crowd waits. (The driver's recipe is left out: its clean-up of a thousand takes longer than
-/// what is measured.)
+/// Measures a waiting crowd. The driver's recipe is left out, because its clean-up of a thousand
+/// contenders takes longer than the measurement.
 fn crowd(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     let (_, locks) = clients(runtime, server)?;
     let ours = || contend(runtime, server, effort.crowd, effort.time * 4, one_of_ours(&locks));
@@ -337,7 +338,7 @@ fn crowd(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
 
 type Turn = std::pin::Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
 
-fn one_of_ours(locks: &[Leasehold]) -> impl Fn(usize) -> Turn {
+fn one_of_ours(locks: &[Client]) -> impl Fn(usize) -> Turn {
     move |i| {
         let lock = locks[i % CLIENTS].mutex("contention");
         Box::pin(async move {
@@ -349,13 +350,13 @@ fn one_of_ours(locks: &[Leasehold]) -> impl Fn(usize) -> Turn {
     }
 }
 
-type Clients = (Vec<Arc<Client>>, Vec<Leasehold>);
+type Clients = (Vec<Arc<Session>>, Vec<Client>);
 
 fn clients(runtime: &Runtime, server: &ZooKeeper) -> Result<Clients> {
     runtime.block_on(async {
         let (mut raws, mut locks) = (Vec::new(), Vec::new());
         for _ in 0..CLIENTS {
-            raws.push(Arc::new(Client::connect(&hosts(server)).await?));
+            raws.push(Arc::new(Session::connect(&hosts(server)).await?));
             locks.push(leasehold::connect(url(server)).await?);
         }
         Ok((raws, locks))

@@ -1,25 +1,29 @@
-//! PURE: when the life of something is over that nothing in the system ends by itself.
+//! Decides when a value has expired in a system where nothing expires on its own. No I/O.
 //!
-//! What has a life (a session, a mark in its place, a knock) says in its first line how long it lasts, and
-//! is written anew to begin again. Whoever looks judges, by either of two:
+//! A value with a lifetime (a session, the marker of a dead session, a contention marker) contains
+//! the lifetime in its first line. Writing the value again restarts the lifetime. Each client
+//! decides by one of two clocks:
 //!
-//! - *Our own clock*, since we first saw this very version. It was written before that; a clock that only
-//!   counts up cannot take it for older than it is, whatever is set anywhere. That takes a second look, a whole
-//!   life later: enough for who waits.
-//! - *The system's clock*, where it tells how old what it shows is: an object store does, between the
-//!   object's `Last-Modified` and the `Date` of the answer that shows it. One look is enough, for a `--try`
-//!   from cron. What such an age may be wrong by is the system's grain, which a client adds to the life of
-//!   its session and never counts on (`session.rs`).
+//! - *Its own clock*, since it first saw this version. The value was written before that. So the
+//!   value never seems older than it is, even if a clock is set, because this clock is monotonic.
+//!   This takes a second read after a whole lifetime, which is acceptable for a waiter.
+//! - *The system's clock*, if the system reports the age of a value. An object store reports it as
+//!   the time between the object's `Last-Modified` and the reply's `Date`. One read is then enough
+//!   for a `--try` from cron. The possible error of such an age is the system's grain. A client
+//!   adds the grain to its session's lifetime and never relies on it (`session.rs`).
 //!
-//! Neither our wall clock nor any other client's comes into it.
+//! Neither this client's wall clock nor another client's clock matters.
 //!
-//! - *A slow observer*: an answer that took long is older than it seems, so it is reckoned with from when it was
-//!   asked for, and what it shows was first seen when it came.
-//! - *A stale look* shows an old version, which may seem over. Nothing follows from that alone: whoever takes a
-//!   session for gone writes in its place, if it is still what was seen.
-//! - *A late write* of a session's client begins a life at its arrival, so later than the client reckons.
-//! - *A system's clock that is set forward* ends sessions early. That is what no grain covers, and what the store's
-//!   guarantees say.
+//! - *A slow observer.* A slow reply describes an older state than it seems. So the time since a
+//!   version was first seen begins when the first reply with it arrived, and ends when the latest
+//!   read was sent.
+//! - *A stale read* shows an old version, which may seem to have expired. This alone has no
+//!   consequences. A client that considers a session dead replaces it only if the session has not
+//!   changed.
+//! - *A late write* of a session's client starts a lifetime at its arrival, so later than the
+//!   client assumes.
+//! - *A system clock that is set forward* ends sessions early. No grain covers that, and the
+//!   store's guarantees state it.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -28,21 +32,21 @@ use std::time::Duration;
 use leasehold_core::Moment;
 use leasehold_core::kit::locked;
 
-/// So many objects are kept in mind: dead clients, and those in whose way somebody stands.
+/// Maximum number of remembered values, such as sessions of dead clients at the front of a queue.
 const MOST: usize = 4_096;
 
-/// How long something lives that was written.
+/// The lifetime of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// For good.
+    /// Permanent.
     Lasting,
-    /// For so long.
+    /// Limited to this duration since the last write.
     Short(Duration),
-    /// It is over already: removed.
+    /// Ended, because the value was removed.
     Over,
 }
 
-/// What is left of a life.
+/// How much of a lifetime is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Nothing,
@@ -50,19 +54,20 @@ pub(crate) enum Left {
     All,
 }
 
-/// When a look was sent, and answered.
+/// When a read was sent and when its reply arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     pub(crate) sent: Moment,
     pub(crate) answered: Moment,
 }
 
-/// What was seen, and since when.
+/// The version of each key's value, and since when this client has known it.
 #[derive(Debug, Default)]
 pub(crate) struct Ages(Mutex<HashMap<String, (String, Moment)>>);
 
 impl Ages {
-    /// Whether the life is over of what was seen under this key, and is at least of this age if that is known.
+    /// Returns whether the value under `key` has expired. `age` is a lower bound for the value's
+    /// age, if known.
     pub(crate) fn is_over(
         &self,
         key: &str,
@@ -74,8 +79,8 @@ impl Ages {
         self.left(key, version, life, look, age) == Left::Nothing
     }
 
-    /// How much is left of the life of what was seen so, as far as this observer can know. Until that has passed, it
-    /// does not find the same version over by its own clock.
+    /// Returns how much of the value's lifetime is left, as far as this client can know. The
+    /// client's own clock does not make this version expire any sooner.
     pub(crate) fn left(
         &self,
         key: &str,
@@ -97,7 +102,7 @@ impl Ages {
         }
     }
 
-    /// For how long this version is known to have been there.
+    /// Returns how long the given version has been known to exist.
     fn seen_for(&self, key: &str, version: &str, look: Look) -> Duration {
         let mut all = locked(&self.0);
         if let Some((known, first)) = all.get(key)
@@ -112,7 +117,7 @@ impl Ages {
         Duration::ZERO
     }
 
-    /// There is nothing any more.
+    /// Forgets the key, because it no longer has a value.
     pub(crate) fn forget(&self, key: &str) {
         locked(&self.0).remove(key);
     }
@@ -135,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn our_own_clock_needs_a_whole_life_between_the_end_of_one_look_and_the_beginning_of_another() {
+    fn expiry_by_own_clock_needs_a_full_lifetime_between_reads() {
         let ages = Ages::default();
         let is_over = |version: &str, look| ages.is_over("k", version, LIFE, look, None);
         assert!(!is_over("a", look(1_000, 3_000)));
         assert!(!is_over("a", look(22_999, 40_000)));
         assert!(is_over("a", look(23_000, 40_000)));
-        // It was touched.
+        // The value was renewed.
         assert!(!is_over("b", look(41_000, 41_010)));
         assert!(!is_over("b", look(61_000, 61_010)));
         ages.forget("k");
@@ -149,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn one_look_is_enough_where_an_age_is_told() {
+    fn one_read_suffices_if_the_store_reports_ages() {
         let is_over = |age| Ages::default().is_over("k", "a", LIFE, look(0, 1), Some(age));
         assert!(!is_over(Duration::from_millis(19_999)));
         assert!(is_over(Duration::from_secs(20)));
     }
 
     #[test]
-    fn what_lasts_is_never_over_and_what_was_removed_is() {
+    fn lasting_values_never_expire_and_removed_ones_are_expired() {
         let age = Some(Duration::MAX);
         assert!(!Ages::default().is_over("k", "a", Life::Lasting, look(0, 1), age));
         assert!(Ages::default().is_over("k", "a", Life::Over, look(0, 1), None));
@@ -165,16 +170,17 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
-        /// A session's client counts on the life, less the grain, since it *sent* its last touch. Whoever looks, how
-        /// slowly and however wrong the ages are within the grain, never finds it over before that.
+        /// A session's client relies on the lifetime minus the grain, counted from when it *sent*
+        /// its last renewal. No client finds the session expired before that, however slow it is
+        /// and however wrong the ages are within the grain.
         #[test]
-        fn nobody_is_gone_who_may_still_believe(
+        fn session_is_not_found_expired_while_its_client_relies_on_it(
             life in 4_000..60_000_u64,
             wrong in 0..=2_000_u64,
             touches in proptest::collection::vec((0..9_000_u64, 0..3_000_u64), 1..8),
             looks in proptest::collection::vec((0..9_000_u64, 0..9_000_u64, 0..9_000_u64), 1..30),
         ) {
-            // When each version came to be, and until when its client believes.
+            // When each version was written, and until when its client relies on it.
             let mut now = 100_000;
             let mut versions = Vec::new();
             for (pause, on_the_way) in touches {
@@ -188,7 +194,8 @@ mod tests {
                 sent += pause;
                 let (looked, answered) = (sent + there, sent + there + back);
                 let (i, &(written, believes)) = versions.iter().enumerate()
-                    .rfind(|(_, (written, _))| *written <= looked).expect("the first is there");
+                    .rfind(|(_, (written, _))| *written <= looked)
+                    .expect("no version was written before the read");
                 let age = Duration::from_millis(looked - written + wrong);
                 let life = Life::Short(Duration::from_millis(life));
                 if ages.is_over("k", &i.to_string(), life, look(sent, answered), Some(age)) {
@@ -198,9 +205,9 @@ mod tests {
             }
         }
 
-        /// And nobody is there for ever who is gone.
+        /// Every dead session is found to have expired.
         #[test]
-        fn who_is_gone_is_found_gone(life in 1_000..60_000_u64, pauses in proptest::collection::vec(1..5_000_u64, 1..40)) {
+        fn every_dead_session_is_found_expired(life in 1_000..60_000_u64, pauses in proptest::collection::vec(1..5_000_u64, 1..40)) {
             let ages = Ages::default();
             let is_over = |at| {
                 ages.is_over("k", "a", Life::Short(Duration::from_millis(life)), look(at, at), None)

@@ -1,4 +1,4 @@
-//! What is wrong with a memcached server that is to keep locks: see [`leasehold_core::doctor`].
+//! Checks of a memcached server that stores locks. See [`leasehold_core::doctor`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use leasehold_core::doctor::{Finding, clocks};
 use leasehold_core::kit::short;
 
-/// What the server says of itself, by name.
+/// The server's statistics or settings, by name.
 #[derive(Debug, Default)]
 pub(super) struct Stats(BTreeMap<String, String>);
 
 impl Stats {
-    /// From the lines that `stats` is answered by.
+    /// Parses the lines of a reply to `stats`.
     pub(super) fn of(lines: &[String]) -> Self {
         let pairs = lines.iter().filter_map(|line| line.strip_prefix("STAT ")?.split_once(' '));
         Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
@@ -26,8 +26,8 @@ impl Stats {
     }
 }
 
-/// Judges what the server says. Asked between `before` and `after` by our wall clock, in µs; nobody is let
-/// in for `closed` after a restart.
+/// Judges the statistics and settings. They were read between `before` and `after` by our wall
+/// clock, in µs. No lock is granted for `closed` after a restart.
 pub(super) fn judge(
     stats: &Stats,
     settings: &Stats,
@@ -38,7 +38,7 @@ pub(super) fn judge(
     found.extend(room(stats, settings));
     found.extend(restarts(stats, closed));
     if let Some(time) = stats.number("time") {
-        // It tells whole seconds: any time within this one is right.
+        // The server's time has whole seconds, so any time within this second is right.
         let second = 1_000_000;
         let theirs = time.saturating_mul(second);
         let within = before.clamp(theirs, theirs.saturating_add(second));
@@ -47,7 +47,7 @@ pub(super) fn judge(
     found
 }
 
-/// What counts values that were thrown away.
+/// The statistics that count evicted values.
 const THROWN: [&str; 3] =
     ["evictions", "slab_reassign_evictions_nomem", "slab_reassign_busy_deletes"];
 
@@ -63,7 +63,7 @@ const OWN_SERVER: &str = "use a separate server for locks with plenty of memory 
 
 fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
     let of = |name| stats.number(name).unwrap_or(0);
-    // The page mover throws away too, also where memory is not full and with -M.
+    // The page mover evicts values too, even if memory is not full and with -M.
     let thrown = THROWN.iter().map(|name| of(name)).fold(0, u64::saturating_add);
     if thrown > 0 {
         return Some(Finding::broken(
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stats_tell_is_judged() {
+    fn stats_lead_to_the_right_findings() {
         let kept = [("evictions", "off")];
         assert_eq!(found(&[], &kept, 20), [""; 0]);
         assert_eq!(found(&[("evictions", "3")], &[], 20), ["eviction"]);
@@ -160,7 +160,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn whatever_stats_tell_is_judged(
+        fn any_stats_are_judged_without_a_panic(
             line in testbed::texts(&["STAT evictions 3", "STAT uptime 5", "STAT time 1800000009", "STAT bytes 90"]),
             closed: u64,
         ) {

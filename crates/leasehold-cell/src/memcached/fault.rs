@@ -1,24 +1,25 @@
-//! What goes wrong on the way to a memcached server, in words that say what to do.
+//! Errors of memcached servers, with hints.
 
 use leasehold_core::kit::Host;
 use leasehold_core::{Error, ErrorKind};
 
-/// Nobody answers there, or not in time.
+/// Returns the error for a server that did not reply in time.
 pub(super) fn unreachable(host: &Host, why: &str) -> Error {
     let what = format!("memcached at {host} does not respond");
-    let hint = "check that it is running, and host and port in the URL";
-    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(why))
+    let hint = "check that it is running, and check the host and port in the URL; with memcacheds:, \
+                also check ca=, and cert= and key= if the server requires them";
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).with_source(shown(why))
 }
 
-/// The server speaks another protocol.
+/// Returns the error for a server that speaks another protocol.
 pub(super) fn stranger(host: &Host, said: &[u8]) -> Error {
     let what = format!("the server at {host} does not speak memcached's protocol");
-    let hint = "check host and port in the URL";
+    let hint = "check the host and port in the URL";
     let said = shown(&String::from_utf8_lossy(said));
-    Error::new(ErrorKind::Config, what).with_hint(hint).because(said)
+    Error::new(ErrorKind::Config, what).with_hint(hint).with_source(said)
 }
 
-/// The server refused a request, in these words.
+/// Returns the error for a request that the server refused with the text `said`.
 pub(super) fn refused(said: &str) -> Error {
     let (kind, what, hint) = if said.contains("unauthenticated") || said.contains("authentication")
     {
@@ -40,7 +41,7 @@ pub(super) fn refused(said: &str) -> Error {
             "start it with more memory: `memcached -m MEGABYTES`",
         )
     } else if said.starts_with("CLIENT_ERROR") || said == "ERROR" {
-        // Every server since 1.6 knows these requests, so this one was damaged on its way.
+        // Every server since 1.6 supports these requests, so this one was damaged in transit.
         (
             ErrorKind::Unreachable,
             "memcached did not understand a request",
@@ -54,7 +55,7 @@ pub(super) fn refused(said: &str) -> Error {
             "see its log if this persists",
         )
     };
-    Error::new(kind, what).with_hint(hint).because(shown(said))
+    Error::new(kind, what).with_hint(hint).with_source(shown(said))
 }
 
 fn shown(said: &str) -> String {
@@ -65,9 +66,9 @@ fn shown(said: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A waiter, an election and the cleanup go on after what passes.
+    /// Waiters, elections and the cleanup continue after temporary errors.
     #[test]
-    fn each_refusal_of_memcached_is_told_by_what_follows_from_it() {
+    fn memcached_errors_map_to_the_right_kind() {
         for (said, kind) in [
             ("CLIENT_ERROR unauthenticated", ErrorKind::Denied),
             ("CLIENT_ERROR authentication failure", ErrorKind::Denied),
@@ -78,7 +79,7 @@ mod tests {
             ("SERVER_ERROR temporary failure", ErrorKind::Unreachable),
             ("SERVER_ERROR backend unavailable", ErrorKind::Unreachable),
             ("SERVER_ERROR proxy overloaded", ErrorKind::Unreachable),
-            ("SERVER_ERROR nobody knows this", ErrorKind::Unreachable),
+            ("SERVER_ERROR an unknown error", ErrorKind::Unreachable),
             ("CLIENT_ERROR bad data chunk", ErrorKind::Unreachable),
             ("CLIENT_ERROR bad command line format", ErrorKind::Unreachable),
             ("ERROR", ErrorKind::Unreachable),

@@ -1,14 +1,14 @@
 //! A fence in memcached, for values that programs store there. The lock itself may be in any store.
 //!
-//! A write uses compare-and-set with the number that was read, so a late writer is rejected because
-//! of its token, or because another client has written since. [`change`] reads and writes in one
-//! step, [`put`] replaces the value, and [`read`] presents the token before you use what you read.
-//! Each rejects a stale token and writes nothing.
+//! A write uses compare-and-set with the CAS number that was read. So a late writer is rejected
+//! because of its token, or because another client has written since. [`change`] reads and writes
+//! in one step, [`put`] replaces the value, and [`read`] presents the token before you use what you
+//! read. All three reject a stale token without writing anything.
 //!
-//! **The token is lost with the value.** After an eviction or a server restart, any token may write
-//! first. The fence therefore protects a value that exists in memcached, but no data elsewhere. For
-//! the same reason, its values do not expire. A value that another client wrote with a plain `set`
-//! has no token and is rejected with an error.
+//! **The token is lost with the value.** After an eviction or a server restart, the first write
+//! succeeds with any token. So the fence protects only a value that exists in memcached, and no
+//! data elsewhere. For the same reason, its values do not expire. A value that another client wrote
+//! with a plain `set` has no token and is rejected with an error.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
 //! Repeating it is harmless, because the token is the same.
@@ -26,13 +26,12 @@ use super::wire;
 use crate::cells::{Answer, Request, Version};
 use crate::fence::Guarded;
 
-/// The longest key that memcached takes.
+/// The longest key that memcached accepts.
 const LONGEST_KEY: usize = 250;
-/// What a mark takes at most.
+/// Maximum length of the token line.
 const MARK: usize = 64;
 
-/// The values of one memcached server. It uses a separate connection from a lock client of the same
-/// server.
+/// The values of one memcached server. Lock clients of the same server use separate connections.
 pub struct Values {
     link: Link,
     largest: usize,
@@ -45,7 +44,7 @@ impl fmt::Debug for Values {
 }
 
 impl Values {
-    /// Connects to the server of this URL, `memcached://host` or `memcached://user:password@host`.
+    /// Connects to the server at `url`, `memcached://host` or `memcached://user:password@host`.
     ///
     /// The connection runs on `runtime` and is reopened when it breaks. Three round trips.
     ///
@@ -59,10 +58,10 @@ impl Values {
     pub async fn connect(url: &str, runtime: &Handle) -> Result<Self> {
         let Ok([server]) = <[_; 1]>::try_from(MemcachedUrl::parse(url)?) else {
             let what = "the URL names several memcached servers, but a fence uses one";
-            let error = Error::new(ErrorKind::Config, what).during("fence");
-            return Err(error.with_hint("write it as memcached://host"));
+            let error = Error::new(ErrorKind::Config, what).with_operation("fence");
+            return Err(error.with_hint("use memcached://host"));
         };
-        let (link, item) = linked(&server, runtime).await.map_err(|e| e.during("fence"))?;
+        let (link, item) = linked(&server, runtime).await.map_err(|e| e.with_operation("fence"))?;
         let largest = item.min(wire::LARGEST).saturating_sub(LONGEST_KEY + 2 * MARK);
         Ok(Self { link, largest })
     }
@@ -73,13 +72,15 @@ impl Values {
             let shown: String = key.chars().take(60).collect();
             let what = format!("invalid memcached key {shown:?}");
             let hint = "use 1 to 250 printable ASCII characters without spaces";
-            return Err(Error::new(ErrorKind::Config, what).with_hint(hint).during("fence"));
+            return Err(Error::new(ErrorKind::Config, what)
+                .with_hint(hint)
+                .with_operation("fence"));
         }
         Ok(Value { values: self, key })
     }
 }
 
-/// One of them.
+/// A value under one key.
 struct Value<'a> {
     values: &'a Values,
     key: &'a str,
@@ -88,7 +89,7 @@ struct Value<'a> {
 impl Value<'_> {
     async fn ask(&self, request: Request) -> Result<Answer> {
         let answers = self.values.link.run(vec![request]).await;
-        let answer = answers.map_err(|error| error.during("fence"))?.pop();
+        let answer = answers.map_err(|error| error.with_operation("fence"))?.pop();
         Ok(answer.unwrap_or(Answer::Absent))
     }
 }
@@ -105,7 +106,7 @@ impl Guarded for Value<'_> {
     }
 
     async fn write(&self, value: Vec<u8>, read: &Self::Version) -> Result<bool> {
-        // One that is too large would be refused, and the old value be gone by it.
+        // The server would refuse a value that is too large, and delete the old one.
         if value.len() > self.values.largest {
             let what = format!(
                 "the value has {} bytes, but this server allows {}",
@@ -113,7 +114,7 @@ impl Guarded for Value<'_> {
                 self.values.largest
             );
             let hint = "store a smaller value, or raise the limit: `memcached -I SIZE`";
-            return Err(Error::new(ErrorKind::Full, what).with_hint(hint).during("fence"));
+            return Err(Error::new(ErrorKind::Full, what).with_hint(hint).with_operation("fence"));
         }
         let (key, lives) = (self.key.to_owned(), None);
         let request = match read.clone() {
@@ -139,7 +140,7 @@ impl Guarded for Value<'_> {
 /// - The errors of [`Fence::fence`], and any error of the server.
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> leasehold_core::Result<()> {
 /// use leasehold_cell::memcached::fence::{self, Values};
 /// let values = Values::connect("memcached://cache.example", &tokio::runtime::Handle::current()).await?;
 /// fence::put(&values, "report:today", &guard, b"42 orders").await?;
@@ -162,7 +163,7 @@ pub async fn put(values: &Values, key: &str, fence: impl Fence, value: &[u8]) ->
 /// The errors of [`put`].
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> leasehold_core::Result<()> {
 /// # use leasehold_cell::memcached::fence::{self, Values};
 /// # let values = Values::connect("memcached://cache.example", &tokio::runtime::Handle::current()).await?;
 /// let list = fence::change(&values, "done", &guard, |old| {
@@ -196,7 +197,7 @@ pub async fn change(
 /// The errors of [`put`].
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> leasehold_core::Result<()> {
 /// # use leasehold_cell::memcached::fence::{self, Values};
 /// # let values = Values::connect("memcached://cache.example", &tokio::runtime::Handle::current()).await?;
 /// if let Some(list) = fence::read(&values, "done", &guard).await? {

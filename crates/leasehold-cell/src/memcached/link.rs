@@ -1,26 +1,31 @@
-//! The connection to one memcached server, and the task that has it.
+//! The connection to one memcached server, and the task that owns it.
 //!
-//! All calls of a client go over one connection, in the order in which they came: what is asked for while
-//! an answer is under way goes out together, and nobody waits behind one that is slow for long, since the
-//! server computes nothing. A caller that is dropped takes its request along if it was not yet sent;
-//! otherwise the answer is read and thrown away, so that nobody gets another's. After anything unexpected
-//! the connection is given up, and all who wait for an answer are told that it is unknown; the next
-//! request makes another. One that ends while nobody waits is found out then, and costs nobody an answer.
+//! All calls of a client use one connection, in the order in which they were made. Requests that
+//! arrive while a reply is pending are sent together. A slow request hardly delays others, because
+//! the server does not compute anything.
 //!
-//! Written by hand, since it is little: four commands of one line, of a protocol that is documented. The
-//! clients that there are hide on which connection a value was read, and that is what versions need.
-//! What is read is bounded, by lines and by values.
+//! If a caller is dropped, its request is dropped too if it was not yet sent. Otherwise the reply
+//! is read and discarded, so that no other caller gets it. After an unexpected reply, a failure or
+//! a timeout, the connection is closed, and all pending calls fail with an unknown result. The next
+//! request opens another connection. If the server closes an idle connection, this is detected
+//! immediately, and no call fails because of it.
+//!
+//! The protocol code is our own, because it is small: four one-line commands of a documented
+//! protocol. Existing client libraries hide on which connection a value was read, which is part of
+//! a version. The length of lines and values that are read is limited.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
-use leasehold_core::kit::{Host, wall_micros};
+use leasehold_core::kit::{Host, Stream, wall_micros};
 use leasehold_core::{Clock, Error, ErrorKind, Result};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{
+    AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split,
+};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -30,19 +35,19 @@ use super::url::MemcachedUrl;
 use super::wire::{self, Head};
 use crate::cells::{Answer, Request};
 
-/// How long connecting, and all that comes first, may take.
+/// Time limit for connecting, including the login and the first requests.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long the answers to what was sent together may take, at least and at most: as long as a session
-/// waits for its next touch.
+/// Minimum and maximum of the time limit for the replies to requests that were sent together. The
+/// time limit depends on the interval between renewals of the session.
 const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
-/// How far this machine's wall clock may be off the server's and is still believed, in microseconds.
+/// How far this machine's wall clock may differ from the server's, in microseconds.
 const OFF: i64 = 2_000_000;
 /// The longest line that is read.
 const LINE: usize = 4_096;
-/// So much is sent together, about.
+/// Approximate number of bytes that are sent together.
 const TOGETHER: usize = 64 * 1_024;
 
-/// What callers have of the connection.
+/// The callers' side of the connection.
 #[derive(Debug)]
 pub(super) struct Link {
     host: Host,
@@ -50,11 +55,11 @@ pub(super) struct Link {
     shared: Arc<Shared>,
 }
 
-/// What is known of the server's clock, and how much was sent.
+/// The measured clock of the server, and the number of round trips.
 #[derive(Debug)]
 struct Shared {
     clock: Clock,
-    /// What the server's clock is ahead of our boot clock by, at least and at most, in microseconds.
+    /// The minimum and maximum of the server's clock minus our boot clock, in microseconds.
     ahead: [AtomicI64; 2],
     round_trips: AtomicU64,
 }
@@ -66,8 +71,8 @@ struct Job {
 }
 
 impl Link {
-    /// Begins with this connection, or makes one when it is needed; the task lives on the present runtime until this is
-    /// dropped.
+    /// Uses the connection `first`, or opens a connection when one is needed. The task runs on the
+    /// current runtime until this value is dropped.
     pub(super) fn new(url: MemcachedUrl, first: Option<Connection>) -> Self {
         let (jobs, todo) = unbounded_channel();
         let ahead = [AtomicI64::new(0), AtomicI64::new(0)];
@@ -84,7 +89,7 @@ impl Link {
         let ended = "the runtime of this client was shut down";
         let sent = self.jobs.send(Job { requests, reply });
         sent.map_err(|_| Error::new(ErrorKind::Closed, ended).with_hint("connect again"))?;
-        // It was being read as its time was over.
+        // The time limit passed while the reply was being read.
         answer.await.unwrap_or_else(|_| Err(unreachable(&self.host, "no reply in time")))
     }
 
@@ -92,8 +97,9 @@ impl Link {
         self.shared.round_trips.load(Relaxed)
     }
 
-    /// This machine's wall clock, held to the server's. That tells whole seconds, and may be off by as many
-    /// as it had when it was started: where clients agree with each other, theirs is the better.
+    /// Returns this machine's wall clock, limited to a few seconds around the server's. The
+    /// server's clock has whole seconds, and is as wrong as it was when the server started. So this
+    /// machine's clock is better if the clients agree with each other.
     pub(super) fn wall_micros(&self) -> u64 {
         let [least, most] = [0, 1].map(|i| self.shared.ahead[i].load(Relaxed));
         let now = boot_micros(&self.shared.clock);
@@ -109,10 +115,10 @@ fn boot_micros(clock: &Clock) -> i64 {
 
 impl Shared {
     fn learn(&self, connection: &Connection) {
-        let Told { asked, answered, time } = connection.told;
+        let ServerTime { sent, received, time } = connection.server_time;
         let time = i64::try_from(time).unwrap_or(0).saturating_mul(1_000_000);
-        self.ahead[0].store(time.saturating_sub(answered), Relaxed);
-        self.ahead[1].store(time.saturating_add(1_000_000).saturating_sub(asked), Relaxed);
+        self.ahead[0].store(time.saturating_sub(received), Relaxed);
+        self.ahead[1].store(time.saturating_add(1_000_000).saturating_sub(sent), Relaxed);
     }
 }
 
@@ -164,7 +170,7 @@ async fn serve(
     }
 }
 
-/// Resolves when a connection over which nothing was asked is closed, or says something.
+/// Completes when an idle connection is closed or receives data.
 async fn ended(connection: &mut Option<Connection>) {
     match connection {
         Some(open) => _ = open.read.fill_buf().await,
@@ -178,7 +184,7 @@ fn tell_all(jobs: impl IntoIterator<Item = Job>, error: impl Fn() -> Error) {
     }
 }
 
-/// Kind, cause and hint of an error, for another caller.
+/// Copies the kind, reason and hint of an error for another caller.
 fn copy(error: &Error) -> Error {
     let copied = Error::new(error.kind(), error.reason());
     match error.hint() {
@@ -187,7 +193,7 @@ fn copy(error: &Error) -> Error {
     }
 }
 
-/// Sends all of it, and hands out the answers. The connection, if it is still good.
+/// Sends all requests and delivers the replies. Returns the connection if it is still usable.
 async fn exchange(
     mut open: Connection,
     number: u64,
@@ -205,7 +211,7 @@ async fn exchange(
     let mut jobs = jobs.into_iter().zip(sent);
     let (read, write) = (&mut open.read, &mut open.write);
     let sending =
-        async { write.write_all(&bytes).await.map_err(|e| unreachable(host, &e.to_string())) };
+        async { send(write, &bytes).await.map_err(|e| unreachable(host, &e.to_string())) };
     let reading = async {
         for (job, sent) in &mut jobs {
             match answers(read, number, host, &job.requests, &sent).await {
@@ -225,17 +231,17 @@ async fn exchange(
         Ok(Err(error)) if error.kind() == ErrorKind::Unreachable => {
             tell_all(jobs.map(|(job, _)| job), || unreachable(host, &error.reason()));
         }
-        // It was one answer that was not to be had: others of the same time may be.
+        // Only one reply was unusable, so the other requests of the batch may be repeated.
         Ok(Err(_)) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "unexpected reply")),
         Err(_) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "no reply in time")),
     }
     None
 }
 
-/// Reads the answers to these, or what one of them was refused with; an error of the outer kind leaves the
-/// connection out of step.
+/// Reads the answers to these requests, or the refusal of one of them. The outer error means that
+/// the connection cannot be used any more.
 async fn answers(
-    read: &mut BufReader<OwnedReadHalf>,
+    read: &mut Read,
     number: u64,
     host: &Host,
     requests: &[Request],
@@ -251,7 +257,7 @@ async fn answers(
         let line = line(read, host).await?;
         answers.push(match wire::head(request, &line, number) {
             Head::Whole(answer) => answer,
-            // A whole answer: the server has passed over what came with the request.
+            // The reply is complete, because the server has skipped the data of the request.
             Head::Refused(said) if said.starts_with("SERVER_ERROR") => {
                 refusal = refusal.or_else(|| Some(refused(&said)));
                 Answer::Refused
@@ -270,40 +276,50 @@ async fn answers(
     Ok(refusal.map_or(Ok(answers), Err))
 }
 
-/// One line, without its end.
-async fn line(read: &mut BufReader<OwnedReadHalf>, host: &Host) -> Result<Vec<u8>> {
+/// Reads one line, without its end.
+async fn line(read: &mut Read, host: &Host) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     let got = read.take(LINE as u64).read_until(b'\n', &mut line).await;
     got.map_err(|e| unreachable(host, &e.to_string()))?;
     if line.is_empty() {
         return Err(unreachable(host, "the server closed the connection"));
     }
-    // Those of the crawler end without a return.
+    // The crawler's lines end without a carriage return.
     match line.strip_suffix(b"\n") {
         Some(whole) => Ok(whole.strip_suffix(b"\r").unwrap_or(whole).to_vec()),
         None => Err(stranger(host, &line)),
     }
 }
 
-/// A connection that was greeted.
-#[derive(Debug)]
-pub(super) struct Connection {
-    read: BufReader<OwnedReadHalf>,
-    write: OwnedWriteHalf,
-    host: Host,
-    told: Told,
+/// Sends all bytes. TLS may send nothing until the stream is flushed.
+async fn send(write: &mut Write, bytes: &[u8]) -> std::io::Result<()> {
+    write.write_all(bytes).await?;
+    write.flush().await
 }
 
-/// What the server's clock showed, in whole seconds since 1970, between two moments of our boot clock.
+type Read = BufReader<ReadHalf<Box<dyn Stream>>>;
+type Write = WriteHalf<Box<dyn Stream>>;
+
+/// A connection after the login and the first requests.
+#[derive(Debug)]
+pub(super) struct Connection {
+    read: Read,
+    write: Write,
+    host: Host,
+    server_time: ServerTime,
+}
+
+/// The time of the server's clock in whole seconds since 1970, and when it was requested and
+/// received by our boot clock.
 #[derive(Clone, Copy, Debug)]
-struct Told {
-    asked: i64,
-    answered: i64,
+struct ServerTime {
+    sent: i64,
+    received: i64,
     time: u64,
 }
 
 impl Connection {
-    /// Connects, shows who we are, and asks what is there.
+    /// Connects, logs in, and checks the server.
     pub(super) async fn open(url: &MemcachedUrl) -> Result<Self> {
         let host = &url.host;
         let opened = timeout(CONNECT, Self::greeted(url)).await;
@@ -313,20 +329,34 @@ impl Connection {
     async fn greeted(url: &MemcachedUrl) -> Result<Self> {
         let host = &url.host;
         let failed = |e: std::io::Error| unreachable(host, &e.to_string());
-        let stream = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        let (read, write) = stream.into_split();
-        let told = Told { asked: 0, answered: 0, time: 0 };
-        let mut open = Self { read: BufReader::new(read), write, host: host.clone(), told };
+        let reach = |by: Option<IpAddr>| {
+            let (host, encryption) = (host.clone(), url.encryption.clone());
+            async move {
+                let stream = match by {
+                    Some(ip) => TcpStream::connect((ip, host.port)).await?,
+                    None => TcpStream::connect((host.name.as_str(), host.port)).await?,
+                };
+                stream.set_nodelay(true)?;
+                match encryption {
+                    Some(encryption) => encryption.greet(&host, stream).await,
+                    None => Ok(Box::new(stream) as Box<dyn Stream>),
+                }
+            }
+        };
+        let stream = url.addresses.connect(Some((&host.name, host.port)), reach).await;
+        let (read, write) = split(stream.map_err(failed)?);
+        let server_time = ServerTime { sent: 0, received: 0, time: 0 };
+        let mut open = Self { read: BufReader::new(read), write, host: host.clone(), server_time };
         if let Some((user, password)) = &url.login {
-            let login = format!("{user} {password}");
+            let login = format!("{user} {}", password.now());
             let said = open.say(&format!("set auth 0 0 {}\r\n{login}", login.len())).await?;
             match &said[..] {
-                b"STORED" => {}
+                b"STORED" => password.accepted(),
                 _ if said.starts_with(b"CLIENT_ERROR") => {
                     let what = "memcached rejected the user name or the password";
                     let hint = "check the URL: memcached://user:password@host";
-                    return Err(Error::new(ErrorKind::Denied, what).with_hint(hint));
+                    let denied = Error::new(ErrorKind::Denied, what).with_hint(hint);
+                    return Err(password.rejected("memcached", denied));
                 }
                 _ => return Err(stranger(host, &said)),
             }
@@ -348,22 +378,23 @@ impl Connection {
             said => return Err(stranger(host, said)),
         }
         let clock = Clock::default();
-        let asked = boot_micros(&clock);
+        let sent = boot_micros(&clock);
         let stats = open.lines("stats", usize::MAX, |_| true).await?;
         let time = stats.iter().find_map(|line| line.strip_prefix("STAT time ")?.parse().ok());
         let time = time.ok_or_else(|| stranger(host, b"stats without a time"))?;
-        open.told = Told { asked, answered: boot_micros(&clock), time };
+        open.server_time = ServerTime { sent, received: boot_micros(&clock), time };
         Ok(open)
     }
 
-    /// Says one thing; the line that is answered.
+    /// Sends one request and returns the first line of the reply.
     async fn say(&mut self, what: &str) -> Result<Vec<u8>> {
-        let sent = self.write.write_all(format!("{what}\r\n").as_bytes()).await;
+        let sent = send(&mut self.write, format!("{what}\r\n").as_bytes()).await;
         sent.map_err(|e| unreachable(&self.host, &e.to_string()))?;
         line(&mut self.read, &self.host).await
     }
 
-    /// Says one thing that is answered by lines and END; keeps so many of those that are wanted.
+    /// Sends one request whose reply consists of lines and a final END. Returns at most `most` of
+    /// the wanted lines.
     pub(super) async fn lines(
         &mut self,
         what: &str,
@@ -377,7 +408,7 @@ impl Connection {
             if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR", "BUSY"].iter().any(|e| text.starts_with(e))
             {
                 let error = Error::new(ErrorKind::Unreachable, "the server rejected the request");
-                return Err(error.with_hint("retry later").because(text.into_owned()));
+                return Err(error.with_hint("retry later").with_source(text.into_owned()));
             }
             if kept.len() < most.min(1_000_000) && wanted(&text) {
                 kept.push(text.into_owned());

@@ -1,4 +1,4 @@
-//! One server: its cells, what it is like, and what it promises.
+//! One server: its cells, its properties and its guarantees.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use super::{fault, wire};
 use crate::cells::{Answer, Cells, IDLE, Request, SLOW, System};
 use crate::store::{CellStore, Options, promises};
 
-/// How long the list of all keys may take.
+/// Time limit for listing all keys.
 const LISTING: Duration = Duration::from_secs(20);
-/// After an answer that the server is at it for somebody else.
+/// The pause after a reply that the crawler is busy with another client's request.
 const BUSY: Duration = Duration::from_millis(50);
-/// What a value's head takes at most, in bytes.
+/// Maximum size of a value's header, in bytes.
 const HEAD: usize = 128;
-/// The largest queue. Each client has one connection; with more, the looks of all who wait would take a line of
-/// 1 Gbit/s for themselves.
+/// Maximum number of claims in a queue. With more claims, the polls of all waiters would saturate a
+/// 1 Gbit/s link.
 const CROWD: usize = 500;
-/// The most keys that are listed.
+/// Maximum number of lines that a listing returns.
 const MOST: usize = 100_000;
 
 /// The cells of one memcached server.
@@ -37,7 +37,7 @@ struct Memcached {
     system: System,
     url: MemcachedUrl,
     link: Link,
-    /// For touches of the session alone: they wait behind nothing that is large.
+    /// A connection only for renewals of the session, so that large values do not delay them.
     touches: Link,
     runtime: Handle,
 }
@@ -55,7 +55,7 @@ fn system() -> System {
     }
 }
 
-/// The store on this server, which `url` names.
+/// Connects to the server that `url` names, and returns its store.
 pub(super) async fn connected(
     parsed: MemcachedUrl,
     url: &str,
@@ -66,7 +66,8 @@ pub(super) async fn connected(
     let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
     let info = StoreInfo::new(redacted(url), guarantees(&options)).identified(identity);
     let mut system = system();
-    // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
+    // An item includes its key and header. The server would refuse a larger item and delete the old
+    // one.
     system.largest_value =
         system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
     let touches = {
@@ -77,7 +78,7 @@ pub(super) async fn connected(
     Ok(CellStore::new(Arc::new(cells), options, info, runtime))
 }
 
-/// A connection to a server that can compare and set, and the largest item that it takes.
+/// Connects to a server that supports compare-and-set. Also returns the maximum size of an item.
 pub(super) async fn linked(url: &MemcachedUrl, runtime: &Handle) -> Result<(Link, usize)> {
     let server = url.clone();
     // The caller's runtime may have no I/O.
@@ -95,8 +96,8 @@ pub(super) async fn linked(url: &MemcachedUrl, runtime: &Handle) -> Result<(Link
 }
 
 impl Memcached {
-    /// What is answered by lines, of which those are kept that are wanted. On a connection of its own, so
-    /// that nobody waits behind it, and on our runtime, since the caller's may have no I/O.
+    /// Returns the wanted lines of a reply. Uses a separate connection, so that no other call is
+    /// delayed, and runs on our runtime, because the caller's may have no I/O.
     async fn lines(
         &self,
         what: &'static str,
@@ -106,7 +107,7 @@ impl Memcached {
         let asked = self.runtime.spawn(async move {
             let lines = async {
                 let mut open = Connection::open(&url).await?;
-                // One at a time has the crawler.
+                // The crawler serves one request at a time.
                 loop {
                     match open.lines(what, MOST, &wanted).await {
                         Err(error) if error.reason().contains("BUSY") => {
@@ -124,7 +125,7 @@ impl Memcached {
     }
 }
 
-/// The key of a line of `lru_crawler metadump`.
+/// Returns the key in a line of `lru_crawler metadump`.
 fn dumped(line: &str) -> Option<String> {
     unescape(line.split_ascii_whitespace().next()?.strip_prefix("key=")?)
 }
@@ -137,7 +138,7 @@ impl Cells for Memcached {
 
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         match requests[..] {
-            // It names no version, so that the connection does not matter.
+            // A touch names no version, so any connection will do.
             [Request::Touch { .. }] => self.touches.run(requests).await,
             _ => self.link.run(requests).await,
         }
@@ -147,7 +148,7 @@ impl Cells for Memcached {
         self.link.wall_micros()
     }
 
-    /// By the server's crawler, which passes over what is moved at that moment.
+    /// Lists keys with the server's crawler, which misses keys that are being moved.
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
         let beginning = prefix.to_owned();
         let is_wanted =
@@ -176,7 +177,7 @@ pub(super) fn guarantees(options: &Options) -> Guarantees {
     let grain = system().grain;
     let usual = Options { restart_delay: None, ..options.clone() };
     let waits_long_enough = options.closed_for(grain) >= usual.closed_for(grain);
-    // As long as everybody keeps to the delay.
+    // This holds if all clients observe the delay.
     promised.on_store_crash = if waits_long_enough { Survival::Fenced } else { Survival::Unsafe };
     promised.on_failover = Survival::NotApplicable;
     promised.on_partition = Survival::Fenced;
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn require_refuses_what_a_restart_breaks() {
+    fn require_refuses_guarantees_that_a_restart_breaks() {
         use leasehold_core::store::Guarantee;
         let promised = guarantees(&Options::default());
         for wanted in [
@@ -240,7 +241,7 @@ mod tests {
             Guarantee::GrantDurability(Durability::Machine),
             Guarantee::TokenDurability(Durability::Machine),
             Guarantee::LockDelay,
-            Guarantee::AtLeast,
+            Guarantee::MinHold,
             Guarantee::Push,
         ] {
             assert!(!promised.meets(wanted), "{wanted}");
@@ -254,7 +255,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn any_line_of_a_dump_is_a_key_or_none(
+        fn any_dump_line_is_parsed_or_ignored(
             line in testbed::texts(&["key=leasehold%3Al%3Aa%2520b exp=-1 la=1 cas=7 fetch=no cls=1 size=90"]),
         ) {
             if let Some(key) = dumped(&line) {

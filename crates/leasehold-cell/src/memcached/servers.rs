@@ -1,21 +1,23 @@
-//! Several servers that know nothing of each other: each lock is on one of them, and everything that belongs to it:
-//! its queue, the session of each client that stands in it, the epoch. So each is a store of its own, and all that is
-//! written here is which one a name is on.
+//! Several servers that do not know of each other. Each lock is on one of them, together with its
+//! queue, the sessions of its clients, and the epoch. So each server is a separate store, and this
+//! module only selects the server for a name.
 //!
-//! - *Where*: on the server whose own number for that name is the greatest (rendezvous hashing), from the
-//!   server's name in the URL (`names=`, or its host and port) and the lock's. The order does not matter; one
-//!   server more takes one name in so many from each of the others.
-//! - *One is gone*: its locks cannot be had, and whoever holds one loses it with its lease; those of the
-//!   others go on. A client that comes meanwhile connects to the others, and to that one when somebody asks
-//!   for a lock there.
-//! - *Not all name the same servers*, or not by the same names, or two of them are swapped (`names=`, DNS): then one
-//!   name would be on two. So each server's epoch keeps its own name and the list of the client that was there first,
-//!   which connecting is enough for. Other lists and other own names are refused: as a client connects, and at
-//!   each join.
-//! - *The list is changed*: names move, and who holds by the old list is not where those of the new one look.
-//!   Old lists are refused only by servers that have forgotten them: after all clients have the new one,
-//!   every server is to be restarted or emptied. Then nobody holds by an old one, and nobody is let in before
-//!   that is so (`epoch.rs`).
+//! - *Selection.* A lock is on the server with the highest weight for its name (rendezvous
+//!   hashing). The weight depends on the server's name in the URL (`names=`, or its host and port)
+//!   and the lock's name. The order of servers does not matter. An additional server takes over an
+//!   equal share of the names of every other server.
+//! - *One server is unreachable.* Its locks are not available, and their holders lose them when
+//!   their leases end. The other servers' locks are not affected. A client that connects in the
+//!   meantime uses the other servers, and contacts the missing one when one of its locks is
+//!   requested.
+//! - *The URLs of two clients differ*: they list different servers or names, or swap two servers
+//!   (`names=`, DNS). The clients would then take the same lock on two servers. So each server's
+//!   epoch contains its own name and the list of the first client that connected. Clients with
+//!   another list or another own name get an error when they connect and at each join.
+//! - *The list changes.* Some names move to another server, and clients with the new list do not
+//!   see holders with the old one. A server only accepts a new list after it has lost its data. So
+//!   once all clients have the new list, restart or flush every server. After that, no lock is
+//!   granted until all old holds have ended (`epoch.rs`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -37,7 +39,7 @@ use super::url::MemcachedUrl;
 use crate::keys::digits;
 use crate::store::CellStore;
 
-/// How long a server is not asked again that did not answer.
+/// Time to wait before contacting a server that did not reply again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The stores of several servers as one.
@@ -48,28 +50,29 @@ pub(super) struct Servers {
     members: Vec<Arc<Member>>,
 }
 
-/// One of them, which need not be there yet.
+/// One server, which may not have been reachable yet.
 #[derive(Debug)]
 struct Member {
     server: MemcachedUrl,
-    /// Of all.
+    /// The URL with all servers.
     url: String,
     runtime: Handle,
     store: OnceCell<CellStore>,
-    /// When it did not answer, and what was told then.
+    /// When the last attempt to connect failed, and with which error.
     failed: Mutex<Option<(Moment, ErrorKind, String)>>,
     clock: Clock,
 }
 
 impl Member {
     async fn store(&self) -> Result<&CellStore> {
-        // All who came while it was asked have its answer: nobody waits in line for one who does not answer.
+        // All calls that were made during an attempt get its result, so they do not make further
+        // attempts one after the other.
         let came = self.clock.now();
         let told = || {
             let failed = locked(&self.failed);
             let (at, kind, why) = failed.as_ref()?;
             let is_fresh = *at > came || came.since(*at) < AGAIN;
-            is_fresh.then(|| Error::new(*kind, why.clone()).at(&redacted(&self.url)))
+            is_fresh.then(|| Error::new(*kind, why.clone()).with_store(&redacted(&self.url)))
         };
         if self.store.get().is_none()
             && let Some(error) = told()
@@ -92,17 +95,17 @@ impl Member {
             }
             opened
         });
-        opened.await.map_err(|error: Error| error.at(&redacted(&self.url)))
+        opened.await.map_err(|error: Error| error.with_store(&redacted(&self.url)))
     }
 
-    /// What it has of this name; greater than all others', if the name is on it.
+    /// Returns the server's weight for `name`. The lock is on the server with the highest weight.
     fn weight(&self, name: &Name) -> u64 {
         weight(&self.server.name, name)
     }
 }
 
-/// The same in every version. What is summed up differs at its beginning, of which the last step leaves
-/// every bit to chance (as in `SplitMix64`).
+/// Returns the weight, which must be the same in every version of leasehold. The texts differ at
+/// their beginning, so the last step mixes all bits (as in `SplitMix64`).
 fn weight(server: &str, name: &Name) -> u64 {
     let sum = digits(&format!("{server} {}", name.as_str()));
     let folded = (sum >> 64) ^ sum;
@@ -113,7 +116,7 @@ fn weight(server: &str, name: &Name) -> u64 {
 }
 
 impl Servers {
-    /// Connects to all at once; one that is not there is no hindrance, if another is.
+    /// Connects to all servers at once. It succeeds if at least one is reachable.
     pub(super) async fn connect(
         servers: Vec<MemcachedUrl>,
         url: &str,
@@ -165,7 +168,7 @@ impl Servers {
     }
 
     async fn of(&self, name: &Name) -> Result<&CellStore> {
-        self.members[self.place(name)].store().await.map_err(|error| error.on(name))
+        self.members[self.place(name)].store().await.map_err(|error| error.with_lock(name))
     }
 }
 
@@ -180,7 +183,8 @@ impl Store for Servers {
         self.of(&claim.name).await?.join(claim, mode).await
     }
 
-    /// Those of one server together: the client asks for each server's on their own ([`shard`](Self::shard)).
+    /// Renews the claims of each server together. The client calls this once per server
+    /// ([`shard`](Self::shard)).
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let mut answers: Vec<Option<Renewal>> = vec![None; renewals.len()];
         for (place, member) in self.members.iter().enumerate() {
@@ -231,7 +235,8 @@ impl Store for Servers {
         let mut all = Vec::new();
         for (place, member) in self.members.iter().enumerate() {
             let listed = member.store().await?.list(prefix).await?;
-            // What an older list has left on another server is no lock of this one.
+            // A lock that was left on another server when the list changed is not part of this
+            // store.
             all.extend(listed.into_iter().filter(|lock| self.place(&lock.name) == place));
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -242,7 +247,7 @@ impl Store for Servers {
         self.of(name).await?.evict(name, which).await
     }
 
-    /// Of each server, by its name.
+    /// Returns the findings of all servers, each with the server's host.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let mut all = Vec::new();
         for member in &self.members {
@@ -260,7 +265,7 @@ impl Store for Servers {
                     "server-gone",
                     format!("the server {host} does not respond"),
                     "its locks cannot be acquired; the other servers' locks can",
-                    "restart it; it grants no lock for a while after its start",
+                    "restart it; it then grants no locks for a while",
                 )),
                 Err(error) => return Err(error),
             }
@@ -274,7 +279,7 @@ impl Store for Servers {
         }
     }
 
-    /// Nothing is told unasked by memcached, which has no bells.
+    /// Does nothing, because memcached has no messages between clients.
     fn hear(&self, _ear: Weak<dyn Ear>) {}
 
     async fn follow(&self, _queues: &Queues) -> Result<Option<Follow>> {
@@ -313,9 +318,9 @@ mod tests {
         hosts.iter().max_by_key(|host| weight(host, &name)).unwrap()
     }
 
-    /// Another version must look for a lock where this one does.
+    /// Every version of leasehold must use the same server for a lock.
     #[test]
-    fn a_name_is_where_it_always_was() {
+    fn names_stay_on_the_same_server_across_versions() {
         let three = &HOSTS[..3];
         let places = ["a", "b", "order:42", "é", "nightly"].map(|name| place(three, name));
         assert_eq!(places, PLACES);
@@ -324,7 +329,7 @@ mod tests {
     const PLACES: [&str; 5] = ["b:11211", "b:11211", "b:11211", "10.0.0.1:11211", "10.0.0.1:11211"];
 
     #[test]
-    fn names_are_shared_out_evenly_and_few_move_to_a_server_more() {
+    fn names_are_spread_evenly_and_few_move_to_a_new_server() {
         let names: Vec<String> = (0..12_000).map(|n| format!("job-{n}")).collect();
         let (three, four) = (&HOSTS[..3], &HOSTS[..]);
         for host in three {
@@ -334,6 +339,9 @@ mod tests {
         let moved = names.iter().filter(|name| place(three, name) != place(four, name));
         let moved: Vec<&String> = moved.collect();
         assert!((2_700..3_300).contains(&moved.len()), "{} of 12,000 moved", moved.len());
-        assert!(moved.iter().all(|name| place(four, name) == HOSTS[3]), "to an old server");
+        assert!(
+            moved.iter().all(|name| place(four, name) == HOSTS[3]),
+            "a name moved to an old server"
+        );
     }
 }

@@ -1,28 +1,46 @@
-//! The store's URL: `memcached://user:password@a:11211,b,c?prefix=…&session_ms=…&poll_ms=…`.
+//! The store's URL: `memcached://user:password@a:11211,b,c?prefix=…&session_ms=…&poll_ms=…`, or
+//! `memcacheds:` with TLS.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::kit::{Host, UrlParts};
+use leasehold_core::kit::{Addresses, Encryption, Host, Password, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::keys::{LONGEST_PREFIX, invalid};
 use crate::store::Options;
 
-/// Where memcached listens unless the URL says otherwise.
+/// The default port of memcached.
 const PORT: u16 = 11211;
+/// Time that a connection usually takes at most.
+const HEAD_START: Duration = Duration::from_millis(250);
 const FORM: &str = "memcached://host:11211, memcached://user:password@host or memcached://a,b,c";
 
-/// What a URL says of one of its servers.
+const KNOWN: &str = "prefix, session_ms, poll_ms, restart_delay_ms and names; with memcacheds: ca, \
+                     cert and key";
+const TLS: TlsWords = TlsWords {
+    scheme: "memcacheds:",
+    ca: "ca",
+    identity: Some(("cert", "key")),
+    built: cfg!(feature = "tls"),
+};
+
+/// The part of a URL that concerns one of its servers.
 #[derive(Clone)]
 pub(super) struct MemcachedUrl {
     pub(super) host: Host,
-    /// What all clients call it, by whatever way they reach it.
+    /// The host's addresses, shared by all connections to it.
+    pub(super) addresses: Arc<Addresses>,
+    /// The server's name, which is the same in all clients, regardless of the address that they
+    /// use.
     pub(super) name: String,
-    /// What all of them are called together; `None`: there is only one.
+    /// The names of all servers; `None` if there is only one.
     pub(super) list: Option<String>,
-    /// User and password, of `-Y`.
-    pub(super) login: Option<(String, String)>,
+    /// User name and password for `-Y`.
+    pub(super) login: Option<(String, Password)>,
+    /// `Some` for `memcacheds:`.
+    pub(super) encryption: Option<Arc<Encryption>>,
     pub(super) options: Options,
 }
 
@@ -37,7 +55,7 @@ fn refused<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
 }
 
 impl MemcachedUrl {
-    /// Of each of them, in the order of their names.
+    /// Parses the URL and returns its servers, sorted by name.
     pub(super) fn parse(url: &str) -> Result<Vec<Self>> {
         let mut parts = UrlParts::parse(url, FORM, PORT)?;
         let millis = |n: Option<u64>| n.map(Duration::from_millis);
@@ -46,9 +64,10 @@ impl MemcachedUrl {
         let poll = millis(parts.number("poll_ms", 1, 60_000)?);
         let restart_delay = millis(parts.number("restart_delay_ms", 0, 86_400_000)?);
         let names = parts.take("names");
-        parts.done("prefix, session_ms, poll_ms, restart_delay_ms and names")?;
+        let tls = parts.tls(url.starts_with("memcacheds:"), &TLS)?;
+        parts.done(KNOWN)?;
         if parts.hosts.is_empty() {
-            return refused("the URL names no server", format!("write it as {FORM}"));
+            return refused("the URL names no server", format!("use {FORM}"));
         }
         if let Some(host) = parts.twice() {
             return refused(format!("the URL names {host} twice"), "name each server once");
@@ -59,19 +78,21 @@ impl MemcachedUrl {
                 "remove the path; to separate locks, add ?prefix=…",
             );
         }
-        let login = match (parts.user, parts.password) {
+        let login = match (parts.user.take(), parts.password.take()) {
             (None, _) => None,
             (Some(user), Some(password)) if is_word(&user) && is_word(&password) => {
-                Some((user, password))
+                Some((user, parts.secret(password)))
             }
             _ => {
                 return refused(
                     "invalid credentials in the URL",
-                    "write it as memcached://user:password@host, without spaces and control \
+                    "use memcached://user:password@host, without spaces and control \
                      characters",
                 );
             }
         };
+        let encryption = tls.map(|tls| Encryption::of(&tls, &parts.hosts)).transpose()?;
+        let encryption = encryption.map(Arc::new);
         let names = named(&parts.hosts, names.as_deref())?;
         let usual = Options::default();
         let options = Options {
@@ -90,10 +111,20 @@ impl MemcachedUrl {
             );
         }
         let of = |(host, name): (Host, String)| {
-            // Which of them this one is, too: under swapped names, two clients look for a lock on two servers.
+            // The members include this server's own name. Otherwise, two clients with swapped names
+            // would look for the same lock on different servers.
             let members = list.as_ref().map(|list| format!("{name}@{list}"));
             let options = Options { members, ..options.clone() };
-            Self { host, name, list: list.clone(), login: login.clone(), options }
+            let (list, login) = (list.clone(), login.clone());
+            Self {
+                host,
+                addresses: Arc::new(Addresses::new(HEAD_START)),
+                name,
+                list,
+                login,
+                encryption: encryption.clone(),
+                options,
+            }
         };
         let mut all: Vec<Self> = parts.hosts.into_iter().zip(names).map(of).collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
@@ -101,7 +132,7 @@ impl MemcachedUrl {
     }
 }
 
-/// What the servers are called: as the URL says behind `names=`, or as they are reached.
+/// Returns the names of the servers, from `names=` or from their addresses.
 fn named(hosts: &[Host], names: Option<&str>) -> Result<Vec<String>> {
     let Some(names) = names else { return Ok(hosts.iter().map(Host::to_string).collect()) };
     let names: Vec<String> = names.split(',').map(str::to_owned).collect();
@@ -118,7 +149,7 @@ fn named(hosts: &[Host], names: Option<&str>) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What the servers are called together, in whatever order they are written; `None`: there is only one.
+/// Returns the sorted list of all servers; `None` if there is only one.
 fn listed(names: &[String]) -> Option<String> {
     let mut names = names.to_vec();
     names.sort_unstable();
@@ -138,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_says() {
+    fn url_parts_and_parameters_are_parsed() {
         let one = |url: &str| <[_; 1]>::try_from(MemcachedUrl::parse(url).unwrap()).unwrap();
         let [url] = one("memcached://h");
         assert_eq!((url.host.to_string().as_str(), url.login), ("h:11211", None));
@@ -146,12 +177,12 @@ mod tests {
         let url =
             "memcached://u:p%40@[::1]:7/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0";
         let [url] = one(url);
-        assert_eq!(url.login, Some(("u".into(), "p@".into())));
+        assert_eq!(url.login, Some(("u".into(), Password::new("p@".into(), None))));
         assert_eq!(url.options.prefix, "a:");
         assert_eq!(url.options.session, Duration::from_secs(5));
         assert_eq!(url.options.restart_delay, Some(Duration::ZERO));
         assert_eq!(url.options.members, None);
-        // In whatever order they are written.
+        // The order of servers does not matter.
         for url in
             ["memcached://u:p@b,[::1]:7,a:1?poll_ms=5", "memcached://u:p@[::1]:7,a:1,b?poll_ms=5"]
         {
@@ -161,10 +192,10 @@ mod tests {
             for url in all {
                 let members = format!("{}@[::1]:7,a:1,b:11211", url.name);
                 assert_eq!(url.options.members, Some(members));
-                assert_eq!(url.login, Some(("u".into(), "p".into())));
+                assert_eq!(url.login, Some(("u".into(), Password::new("p".into(), None))));
             }
         }
-        // Another way to the same.
+        // Other addresses of the same servers.
         let all = MemcachedUrl::parse("memcached://proxy:1,proxy:2?names=b:11211,a:1").unwrap();
         let named: Vec<_> = all.iter().map(|url| (url.name.as_str(), url.host.port)).collect();
         assert_eq!(named, [("a:1", 2), ("b:11211", 1)]);
@@ -172,10 +203,11 @@ mod tests {
         assert_eq!(all[0].list.as_deref(), Some("a:1,b:11211"));
     }
 
+    // S94
     #[test]
-    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+    fn bad_urls_are_refused_in_one_line_without_secrets() {
         for (bad, says) in [
-            ("memcached:h", "write it as"),
+            ("memcached:h", "use "),
             ("memcached://", "names no server"),
             ("memcached://a,b,a:11211", "names a:11211 twice"),
             ("memcached://h/db", "no databases"),
@@ -200,7 +232,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_read_or_refused(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "memcached://u:p@[::1]:7,b/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0",
         ])) {
             if let Err(error) = MemcachedUrl::parse(&url).map(drop) {

@@ -1,23 +1,23 @@
-//! PURE: memcached's meta commands as they are sent, and what the server's lines mean.
+//! Encodes memcached's meta commands and decodes the server's replies. No I/O.
 //!
-//! A version is the number that memcached gave to the value, and which connection it was read on: the
-//! numbers begin anew when the server does, and no connection outlives that.
+//! A version consists of the connection on which the value was read, and the value's CAS number.
+//! These numbers start again when the server restarts, but no connection survives a restart.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use crate::cells::{Answer, Found, Request, Version};
 
-/// The largest value that is read: none of ours is larger.
+/// Maximum size of a value that is read. No value that leasehold writes is larger.
 pub(super) const LARGEST: usize = 1_000_000;
 
-/// The number of a version that was read on this connection.
+/// Returns the CAS number of a version, or `None` if the version was read on another connection.
 fn number(version: &Version, connection: u64) -> Option<u64> {
     let (theirs, number) = version.0.split_once('.')?;
     (theirs.parse() == Ok(connection)).then(|| number.parse().ok())?
 }
 
-/// Appends a request as it is sent; `false`: it needs not be, for it would be refused.
+/// Appends an encoded request. Returns `false` if it need not be sent, because it would be refused.
 pub(super) fn write(request: &Request, connection: u64, into: &mut Vec<u8>) -> bool {
     let mut line = String::new();
     let mut data = None;
@@ -48,7 +48,7 @@ pub(super) fn write(request: &Request, connection: u64, into: &mut Vec<u8>) -> b
     true
 }
 
-/// Whole seconds, and never fewer than asked for.
+/// Rounds up to whole seconds.
 fn seconds(lives: Duration) -> u64 {
     (lives.as_secs() + u64::from(lives.subsec_nanos() > 0)).max(1)
 }
@@ -60,17 +60,18 @@ fn ends(lives: Option<Duration>) -> String {
 /// The first line of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// So many bytes follow.
+    /// A value of `length` bytes follows.
     Value { length: usize, number: u64, remaining: Option<Duration> },
-    /// The answer is whole.
+    /// The reply is complete.
     Whole(Answer),
-    /// The server refuses, in its own words; it may be out of step from here on.
+    /// The server refuses the request with this text. The next line need not be the reply to the
+    /// next request.
     Refused(String),
-    /// That is no answer of memcached's.
+    /// The line is not a valid reply.
     Garbage,
 }
 
-/// Reads the first line of the answer to this request, without its end.
+/// Decodes the first line of the reply to `request`, given without its end.
 pub(super) fn head(request: &Request, line: &[u8], connection: u64) -> Head {
     let Ok(text) = std::str::from_utf8(line) else { return Head::Garbage };
     let mut words = text.split_ascii_whitespace();
@@ -97,7 +98,7 @@ pub(super) fn head(request: &Request, line: &[u8], connection: u64) -> Head {
 fn value<'a>(mut words: impl Iterator<Item = &'a str> + Clone) -> Option<Head> {
     let length = words.next()?.parse().ok().filter(|length| *length <= LARGEST)?;
     let number = flag(words.clone(), 'c')?;
-    // -1: for ever.
+    // -1 means that the value does not expire.
     let remaining = flag(words, 't').map(Duration::from_secs);
     Some(Head::Value { length, number, remaining })
 }
@@ -110,7 +111,7 @@ fn version(connection: u64, number: u64) -> Version {
     Version(format!("{connection}.{number}"))
 }
 
-/// The answer whose value has arrived.
+/// Returns the answer after the value has arrived.
 pub(super) fn found(
     value: Vec<u8>,
     connection: u64,
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent() {
+    fn requests_are_encoded() {
         assert_eq!(sent(&get()).unwrap(), "mg k v c t\r\n");
         assert_eq!(sent(&replace("3.7")).unwrap(), "ms k 4 C7 c\r\na\r\nb\r\n");
         let lives = Duration::from_millis(1_001);
@@ -150,16 +151,16 @@ mod tests {
         assert_eq!(sent(&touch).unwrap(), "mg k T2\r\n");
     }
 
-    /// Another server at the same address numbers its values from the beginning.
+    /// After a restart, a server assigns the same CAS numbers again.
     #[test]
-    fn a_version_of_another_connection_is_never_sent() {
+    fn version_from_another_connection_is_never_sent() {
         for other in ["2.7", "7", "", "3.", "3.x", "4.7"] {
             assert_eq!(sent(&replace(other)), None, "{other}");
         }
     }
 
     #[test]
-    fn what_the_server_says() {
+    fn replies_are_decoded() {
         let told = |line: &str| head(&get(), line.as_bytes(), 3);
         let value = |remaining| Head::Value { length: 5, number: 9, remaining };
         assert_eq!(told("VA 5 c9 t-1"), value(None));
@@ -181,7 +182,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn any_line_has_a_meaning_or_none(line in testbed::texts(&[
+        fn any_reply_line_is_parsed_or_refused(line in testbed::texts(&[
             "VA 5 c9 t-1", "HD c12", "EX", "SERVER_ERROR out of memory storing object",
         ])) {
             for request in [get(), replace("3.1")] {

@@ -1,9 +1,10 @@
-//! How clients tell each other: messages that NATS passes on and keeps nowhere. Each session has a subject
-//! of its own, `leasehold.BUCKET.SESSION`, on which its client is told what it is let into: one message for
-//! each, however many wait.
+//! Messages between clients, which NATS passes on without storing them. Each session has a subject,
+//! `leasehold.BUCKET.SESSION`, on which its client is notified of grants. Each grant is one
+//! message, regardless of the number of waiters.
 //!
-//! They arrive at once, or not at all: if the connection was gone meanwhile, the client looks. A user who may not
-//! use these subjects is not told anything, which is found out as it connects: it rings its own bell.
+//! A message arrives immediately or not at all. After the connection was interrupted, the client
+//! polls. A user without permission for these subjects is not notified. A client finds out whether
+//! it has the permission by sending a test message to itself when it connects.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -21,26 +22,26 @@ use tokio::time::timeout;
 
 use crate::cells::{Bells, Heard};
 
-/// How long one's own bell may take.
+/// Time limit for a client's test message to itself.
 const OWN: Duration = Duration::from_secs(1);
 
-/// What the connection tells of itself.
+/// Events of the connection.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// The last thing that the user was not allowed to do, and when.
+    /// The last permission violation, and when it was reported.
     violation: Mutex<Option<(String, Moment)>>,
     clock: Clock,
-    /// Who is to know that something may have been missed.
+    /// Notified when messages may have been lost.
     heard: Mutex<Option<UnboundedSender<Heard>>>,
 }
 
 impl News {
-    /// Something happened to the connection.
-    pub(super) fn tell(&self, event: Event) {
+    /// Handles an event of the connection.
+    pub(super) fn send(&self, event: Event) {
         match event {
             Event::Connected => {
                 if let Some(heard) = &*locked(&self.heard) {
-                    // Nobody listens any more: then nobody has missed anything.
+                    // If the receiver is gone, no client has missed a message.
                     let _ = heard.send(Heard::Missed);
                 }
             }
@@ -51,7 +52,8 @@ impl News {
         }
     }
 
-    /// What the user was not allowed to do within this time. What it may not do with bells refuses nothing else.
+    /// Returns the last permission violation, if it was reported in the last `within`. Ignores
+    /// violations by messages between clients, because they do not make other requests fail.
     pub(super) fn take_violation(&self, within: Duration) -> Option<String> {
         let (said, at) = locked(&self.violation).take()?;
         let is_bell = said.contains("\"leasehold.");
@@ -59,11 +61,11 @@ impl News {
     }
 }
 
-/// The bells of one client.
+/// The messages of one client.
 pub(super) struct NatsBells {
     client: Client,
     news: Arc<News>,
-    /// What the subjects begin with.
+    /// The prefix of the subjects.
     subjects: String,
     runtime: Handle,
     listening: Mutex<Option<AbortHandle>>,
@@ -81,7 +83,7 @@ impl NatsBells {
         Self { client, news, subjects, runtime, listening: Mutex::default() }
     }
 
-    /// Whether we may ring, and hear it.
+    /// Returns whether this user may send messages and receive them.
     pub(super) async fn are_heard(&self) -> Result<bool> {
         let name = ClaimId::random()?.to_hex();
         let mut heard = self.subscribe(&name).await?;
@@ -93,7 +95,7 @@ impl NatsBells {
     async fn subscribe(&self, name: &str) -> Result<Subscriber> {
         let subscribed = self.client.subscribe(format!("{}{name}", self.subjects)).await;
         let closed = || Error::new(ErrorKind::Closed, "the connection to NATS was closed");
-        subscribed.map_err(|why| closed().with_hint("connect again").because(why.to_string()))
+        subscribed.map_err(|why| closed().with_hint("connect again").with_source(why.to_string()))
     }
 }
 
@@ -116,7 +118,7 @@ impl Bells for NatsBells {
     }
 
     async fn ring(&self, name: &str, what: String) {
-        // Not rung, who waits finds out by itself.
+        // If the message is lost, the waiter finds out at its next poll.
         let _ = self.client.publish(format!("{}{name}", self.subjects), what.into()).await;
     }
 }
@@ -132,10 +134,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_fresh_violation_of_the_bucket_explains_a_missing_answer() {
+    fn only_a_recent_bucket_violation_explains_a_missing_reply() {
         let told = |said: &str| {
             let news = News::default();
-            news.tell(Event::ServerError(ServerError::Other(said.into())));
+            news.send(Event::ServerError(ServerError::Other(said.into())));
             news
         };
         let bucket = r#"Permissions Violation for Publish to "$KV.locks.leasehold.l.a""#;
@@ -145,6 +147,6 @@ mod tests {
         assert_eq!(told(bell).take_violation(within), None);
         let news = told(bucket);
         while news.clock.now().since(locked(&news.violation).as_ref().unwrap().1).is_zero() {}
-        assert_eq!(news.take_violation(Duration::ZERO), None, "it is old");
+        assert_eq!(news.take_violation(Duration::ZERO), None, "an old violation was returned");
     }
 }

@@ -1,10 +1,11 @@
-//! The bucket: found, or made as locks need it; and what of its settings would break them.
+//! Finds or creates the bucket, and checks its settings.
 //!
-//! - *It must keep what it has*, one value a key, until that is replaced or its own time is over: no ages, no
-//!   limit that throws the oldest away, no history (when a value's time is over, the one before it would be
-//!   back), no copies from elsewhere.
-//! - *Keys must be able to end by themselves*, by the server's clock: `allow_msg_ttl`.
-//! - *An answer must mean that it was done*: files, and not asynchronously.
+//! - *It must keep each value* until the value is replaced or expires. So it must keep one value
+//!   per key, and have no maximum age, no limit that deletes old values, and no copies from other
+//!   streams. With a history, the previous value of an expired key would reappear.
+//! - *Keys must be able to expire* by the server's clock (`allow_msg_ttl`).
+//! - *A reply must mean that a write was stored.* So the bucket uses files, and does not write
+//!   asynchronously.
 
 use std::error::Error as _;
 
@@ -18,27 +19,27 @@ use leasehold_core::{Error, ErrorKind, Result};
 use super::fault::{self, Doing};
 use super::url::NatsUrl;
 
-/// How many copies there are where there is a cluster, unless the URL says otherwise.
+/// Default number of replicas in a cluster.
 const COPIES: usize = 3;
 
-/// The stream that is the bucket.
+/// Returns the name of the bucket's stream.
 pub(super) fn stream(bucket: &str) -> String {
     format!("KV_{bucket}")
 }
 
-/// What the subjects of its keys begin with.
+/// Returns the prefix of the subjects of the bucket's keys.
 pub(super) fn subjects(bucket: &str) -> String {
     format!("$KV.{bucket}.")
 }
 
-/// Why there is none.
+/// The reason why the bucket was not found or created.
 pub(super) enum Missing {
-    /// Nobody answers for JetStream, or not in time: perhaps we may not ask.
+    /// JetStream did not reply in time. The user may lack a permission.
     Silent(String),
-    Told(Error),
+    Failed(Error),
 }
 
-/// The bucket of this URL, as it is.
+/// Returns the bucket named in `url`, if it exists.
 pub(super) async fn find(url: &NatsUrl, context: &Context) -> Result<Option<Info>, Missing> {
     use context::GetStreamErrorKind::JetStream;
     match context.get_stream(stream(&url.bucket)).await {
@@ -46,13 +47,13 @@ pub(super) async fn find(url: &NatsUrl, context: &Context) -> Result<Option<Info
         Err(error) => match error.kind() {
             JetStream(error) if fault::is_no_stream(&error.error_code()) => Ok(None),
             JetStream(error) => {
-                Err(Missing::Told(fault::refused(&url.servers(), &error, Doing::Connects)))
+                Err(Missing::Failed(fault::refused(&url.servers(), &error, Doing::Connects)))
             }
             _ => {
                 let cause = error.source().and_then(|cause| cause.downcast_ref::<RequestError>());
                 match cause.map(RequestError::kind) {
                     Some(RequestErrorKind::NoResponders) => {
-                        Err(Missing::Told(fault::no_jetstream(&url.servers())))
+                        Err(Missing::Failed(fault::no_jetstream(&url.servers())))
                     }
                     _ => Err(Missing::Silent(error.to_string())),
                 }
@@ -61,7 +62,7 @@ pub(super) async fn find(url: &NatsUrl, context: &Context) -> Result<Option<Info
     }
 }
 
-/// Makes it; somebody else may do the same at the same time.
+/// Creates the bucket. Another client may do the same concurrently.
 pub(super) async fn make(
     url: &NatsUrl,
     context: &Context,
@@ -76,20 +77,20 @@ pub(super) async fn make(
              from the URL"
         );
         let error = Error::new(ErrorKind::Config, format!("the bucket {bucket:?} does not exist"));
-        return Err(Missing::Told(error.with_hint(hint)));
+        return Err(Missing::Failed(error.with_hint(hint)));
     }
     match context.create_stream(wanted(&url.bucket, copies)).await {
         Ok(made) => Ok(made.cached_info().clone()),
         Err(error) => match error.kind() {
-            // Somebody else has made it since, in another way.
+            // Another client has created the bucket in the meantime with other settings.
             JetStream(error) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {
                 let found = find(url, context).await?;
                 found.ok_or_else(|| Missing::Silent(GONE_AGAIN.into()))
             }
             JetStream(error) => {
-                Err(Missing::Told(fault::refused(&url.servers(), &error, Doing::Connects)))
+                Err(Missing::Failed(fault::refused(&url.servers(), &error, Doing::Connects)))
             }
-            JetStreamUnavailable => Err(Missing::Told(fault::no_jetstream(&url.servers()))),
+            JetStreamUnavailable => Err(Missing::Failed(fault::no_jetstream(&url.servers()))),
             _ => Err(Missing::Silent(error.to_string())),
         },
     }
@@ -115,7 +116,7 @@ fn wanted(bucket: &str, copies: usize) -> Config {
     }
 }
 
-/// Refuses a bucket that cannot keep locks.
+/// Returns an error if the bucket cannot store locks.
 pub(super) fn check(url: &NatsUrl, config: &Config) -> Result<()> {
     let bucket = &url.bucket;
     if let Some((what, fix)) = flaw(bucket, config) {
@@ -138,10 +139,10 @@ pub(super) fn check(url: &NatsUrl, config: &Config) -> Result<()> {
     }
 }
 
-/// Why a bucket that has just been found or created is missing.
+/// The error text if a bucket that has just been found or created is missing.
 pub(super) const GONE_AGAIN: &str = "the bucket was deleted in the meantime";
 
-/// What breaks locks in these settings, and what to do.
+/// Returns the first setting that breaks locks, and how to fix it.
 pub(super) fn flaw(bucket: &str, config: &Config) -> Option<(String, String)> {
     let stream = stream(bucket);
     let edit = |how: &str| format!("run `nats stream edit {stream} {how}`");
@@ -205,7 +206,7 @@ pub(super) fn flaw(bucket: &str, config: &Config) -> Option<(String, String)> {
         ),
         (
             config.retention != RetentionPolicy::Limits,
-            "it deletes values that were read (retention)".to_owned(),
+            "it deletes values after they are read (retention)".to_owned(),
             another(),
         ),
         (
@@ -224,10 +225,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_breaks_locks_is_called_by_its_name() {
+    fn unsafe_bucket_settings_are_named() {
         let good = || wanted("b", 3);
         assert!(flaw("b", &good()).is_none());
-        // As `nats kv add --marker-ttl` makes it, and with a limit that refuses.
+        // A bucket created by `nats kv add --marker-ttl`, with a size limit that refuses new
+        // values.
         let theirs = Config {
             allow_direct: true,
             subject_delete_marker_ttl: Some(Duration::from_secs(60)),
@@ -250,7 +252,8 @@ mod tests {
             (Config { retention: RetentionPolicy::WorkQueue, ..good() }, "retention"),
             (Config { sealed: true, ..good() }, "sealed"),
         ] {
-            let (what, fix) = flaw("b", &config).unwrap_or_else(|| panic!("{says} is taken"));
+            let (what, fix) =
+                flaw("b", &config).unwrap_or_else(|| panic!("{says}: the bucket was accepted"));
             assert!(what.contains(says) && !fix.is_empty(), "{says}: {what}. {fix}");
         }
     }

@@ -1,16 +1,17 @@
-//! What is wrong with a NATS bucket that is to keep locks: see [`leasehold_core::doctor`].
+//! Checks of a NATS bucket that stores locks. See [`leasehold_core::doctor`].
 
 use async_nats::jetstream::stream::Info;
 use leasehold_core::doctor::Finding;
 
 use super::bucket;
 
-/// From this version on keys can end by themselves.
+/// The first version in which keys can expire.
 pub(super) const LEAST: [u64; 3] = [2, 11, 0];
-/// Since these a new leader does not lead before it knows all that the one before it has answered.
+/// The first version of each release line in which a new leader waits until it has all writes that
+/// its predecessor acknowledged.
 const WHOLE: [[u64; 3]; 2] = [[2, 11, 11], [2, 12, 2]];
 
-/// `2.12.1` and what follows, as numbers.
+/// Parses the numbers of a version such as `2.12.1`.
 pub(super) fn version(text: &str) -> Option<[u64; 3]> {
     let mut parts = text.split(['.', '-', '+']).map(|part| part.parse().ok());
     Some([parts.next()??, parts.next()??, parts.next()??])
@@ -47,7 +48,7 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
     if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 3 * 2 {
         let what =
             format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
-        let why = "from four fifths on, no new name can be locked and no new client is accepted; when the \
+        let why = "above four fifths, no new name can be locked and no new client is accepted; when the \
                    bucket is full, no client can renew, and all held locks are lost";
         let fix = format!("`nats stream edit {} --max-bytes=SIZE`", bucket::stream(bucket));
         found.push(Finding::broken("room", what, why, fix));
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_told_apart() {
+    fn server_versions_with_the_fix_are_recognized() {
         assert_eq!(version("2.15.0-dev"), Some([2, 15, 0]));
         assert_eq!(version("2.9"), None);
         for (text, whole) in [

@@ -1,39 +1,44 @@
-//! What goes wrong on the way to NATS, in words that say what to do.
+//! Errors of NATS, with hints.
 
 use async_nats::jetstream;
 use async_nats::{ConnectError, ConnectErrorKind};
 use leasehold_core::{Error, ErrorKind};
 
-/// By JetStream's numbers: what it does not find, and what is not as it was expected to be.
-const NO_STREAM: u64 = 10_059;
-const WRONG_SEQUENCE: [u64; 2] = [10_071, 10_164];
+use crate::cells::Answer;
 
-/// What was asked for as JetStream refused.
+/// JetStream's error numbers for a missing stream and for an unexpected last sequence.
+const NO_STREAM: u64 = 10_059;
+const WRONG_SEQUENCE: u64 = 10_071;
+/// JetStream's error number for a write to a key with another write in progress.
+const WRITE_UNDER_WAY: u64 = 10_164;
+
+/// The operation that JetStream refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
-    /// The bucket is looked for or made, as a client connects.
+    /// Finding or creating the bucket when a client connects.
     Connects,
-    /// A value is read or written: what refuses that may pass, for it was possible before.
+    /// Reading or writing a value. A refusal may be temporary, because the operation was possible
+    /// before.
     Asks,
 }
 
-/// What an error of JetStream's means.
+/// The meaning of a JetStream error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// JetStream is off, or a server has not begun with it.
+    /// JetStream is disabled, or has not started yet on a server.
     Off,
-    /// Disk, memory, the bucket or the account has no room.
+    /// The disk, the memory, the bucket or the account is full.
     Full,
-    /// There are too few servers for so many copies.
+    /// There are too few servers for the number of replicas.
     Few,
-    /// A leader is elected, a server starts or has too much to do.
+    /// Temporary: a leader is being elected, a server is starting, or it is overloaded.
     Passing,
-    /// The bucket's settings do not allow it.
+    /// The bucket's settings do not allow the operation.
     Settings,
 }
 
-/// By JetStream's numbers. What is not here is judged by its code, and what is new is passing: it is asked again, and
-/// shown.
+/// The classes of JetStream's error numbers. Other numbers are classified by their code. Unknown
+/// errors are treated as temporary, so the request is repeated and the error is shown.
 const NUMBERS: &[(Class, &[u64])] = &[
     (Class::Off, &[10_035, 10_039, 10_076]),
     (
@@ -58,7 +63,7 @@ const NUMBERS: &[(Class, &[u64])] = &[
 ];
 
 fn class(number: u64, code: usize, doing: Doing) -> Class {
-    // That there is no room for so many copies is said by the same number.
+    // JetStream also uses this number if it cannot place that many replicas.
     if doing == Doing::Connects && number == 10_023 {
         return Class::Few;
     }
@@ -70,35 +75,54 @@ fn class(number: u64, code: usize, doing: Doing) -> Class {
     }
 }
 
-/// Nobody answers there, or not in time.
+/// Returns the error for servers that did not reply in time.
 pub(super) fn unreachable(servers: &str, why: impl ToString) -> Error {
     let what = format!("NATS at {servers} does not respond");
-    let hint = "check that it is running, and host and port in the URL";
-    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why.to_string()))
+    let hint = "check that it is running, and check the host and port in the URL";
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).with_source(shown(&why.to_string()))
 }
 
-/// Why no connection came about.
+/// Returns the error for a failed connection.
 pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
+    let said = error.to_string();
     let (kind, what, hint) = match error.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => (
             ErrorKind::Denied,
             format!("NATS at {servers} rejected the credentials"),
             "use nats://user:password@host or nats://token@host",
         ),
-        ConnectErrorKind::Tls => (
+        // rustls reports both problems as text only.
+        _ if said.contains("received fatal alert") => (
+            ErrorKind::Denied,
+            format!("NATS at {servers} rejected the client's certificate, or requires one"),
+            "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
+             trusts",
+        ),
+        ConnectErrorKind::Tls => certificates(servers),
+        _ if said.contains("invalid peer certificate") => certificates(servers),
+        _ if said.contains("received corrupt message") => (
             ErrorKind::Config,
-            format!("the TLS handshake with NATS at {servers} failed"),
-            "install the server's certificate authority in this machine's trust store",
+            format!("NATS at {servers} does not use TLS"),
+            "enable tls {} in the server's configuration, or use nats: without ca= and cert=",
         ),
         ConnectErrorKind::TimedOut => {
             return unreachable(servers, "no NATS greeting in time");
         }
         _ => return unreachable(servers, error),
     };
-    Error::new(kind, what).with_hint(hint).because(shown(&error.to_string()))
+    Error::new(kind, what).with_hint(hint).with_source(shown(&said))
 }
 
-/// JetStream is not to be had.
+fn certificates(servers: &str) -> (ErrorKind, String, &'static str) {
+    (
+        ErrorKind::Config,
+        format!("the TLS handshake with NATS at {servers} failed"),
+        "install the server's certificate authority in this machine's trust store, or add ca=FILE \
+         to the URL; cert= and key= must name a certificate and its private key",
+    )
+}
+
+/// Returns the error for a server without JetStream.
 pub(super) fn no_jetstream(servers: &str) -> Error {
     let what = format!("JetStream is disabled on NATS at {servers}, or for this account");
     let hint = "start the server with -js (jetstream {} in its configuration file), or enable \
@@ -109,7 +133,7 @@ pub(super) fn no_jetstream(servers: &str) -> Error {
 pub(super) const NO_LEADER: &str = "the bucket has no leader, or was deleted";
 pub(super) const SEE_STREAM: &str = "retry; if it persists, run `nats stream info KV_BUCKET`";
 
-/// The user may not do this.
+/// Returns the error for a user without permission.
 pub(super) fn denied(bucket: &str, violation: &str) -> Error {
     let what = format!("this NATS user may not use the bucket {bucket:?}");
     let hint = format!(
@@ -117,20 +141,28 @@ pub(super) fn denied(bucket: &str, violation: &str) -> Error {
          $JS.API.STREAM.MSG.GET.KV_{bucket} and leasehold.{bucket}.>, and to subscribe to \
          _INBOX.> and leasehold.{bucket}.>"
     );
-    Error::new(ErrorKind::Denied, what).with_hint(hint).because(shown(violation))
+    Error::new(ErrorKind::Denied, what).with_hint(hint).with_source(shown(violation))
 }
 
-/// Whether JetStream says that the value is not what was read.
-pub(super) fn is_refused(error: &jetstream::ErrorCode) -> bool {
-    WRONG_SEQUENCE.contains(&error.0)
+/// Returns the answer to a write if JetStream refused it because the value is not the one that was
+/// read.
+///
+/// If another write of the value is in progress, that write may be our own. Servers that reconnect
+/// can pass on a request twice.
+pub(super) fn refusal(error: &jetstream::ErrorCode) -> Option<Answer> {
+    match error.0 {
+        WRONG_SEQUENCE => Some(Answer::Refused),
+        WRITE_UNDER_WAY => Some(Answer::InDoubt),
+        _ => None,
+    }
 }
 
-/// Whether JetStream says that there is no such stream.
+/// Returns whether the error means that the stream does not exist.
 pub(super) fn is_no_stream(error: &jetstream::ErrorCode) -> bool {
     error.0 == NO_STREAM
 }
 
-/// What JetStream refuses, in its words.
+/// Returns the error for a request that JetStream refused.
 pub(super) fn refused(servers: &str, error: &jetstream::Error, doing: Doing) -> Error {
     let (number, code) = (error.error_code().0, error.code());
     let (kind, what, hint) = match class(number, code, doing) {
@@ -147,8 +179,8 @@ pub(super) fn refused(servers: &str, error: &jetstream::Error, doing: Doing) -> 
         ),
         Class::Few if doing == Doing::Connects => (
             ErrorKind::Config,
-            "the cluster has fewer servers than the bucket needs copies, or no room on them",
-            "add servers or room, or add replicas=N to the URL, such as ?replicas=1",
+            "the cluster has too few servers for the bucket's replicas, or their disks are full",
+            "add servers or disk space, or add replicas=N to the URL, such as ?replicas=1",
         ),
         Class::Settings => (
             ErrorKind::Config,
@@ -157,7 +189,7 @@ pub(super) fn refused(servers: &str, error: &jetstream::Error, doing: Doing) -> 
         ),
         Class::Few | Class::Passing => (ErrorKind::Unreachable, NO_LEADER, SEE_STREAM),
     };
-    Error::new(kind, what).with_hint(hint).because(shown(&error.to_string()))
+    Error::new(kind, what).with_hint(hint).with_source(shown(&error.to_string()))
 }
 
 fn shown(said: &str) -> String {
@@ -174,13 +206,25 @@ mod tests {
         refused("h:4222", &error, doing)
     }
 
-    /// A waiter, an election and the cleanup go on after what passes.
     #[test]
-    fn each_number_of_jetstream_is_told_by_what_follows_from_it() {
+    fn write_refused_during_a_concurrent_write_is_in_doubt() {
+        let refusal = |number: u64| {
+            let said = format!(r#"{{"code":400,"err_code":{number},"description":"said"}}"#);
+            let error: jetstream::Error = serde_json::from_str(&said).unwrap();
+            refusal(&error.error_code())
+        };
+        assert_eq!(refusal(10_071), Some(Answer::Refused));
+        assert_eq!(refusal(10_164), Some(Answer::InDoubt));
+        assert_eq!(refusal(10_077), None);
+    }
+
+    /// Waiters, elections and the cleanup continue after temporary errors.
+    #[test]
+    fn jetstream_error_codes_map_to_the_right_kind() {
         use Doing::{Asks, Connects};
         for (code, number, doing, kind, says) in [
             (503, 10_023, Asks, ErrorKind::Full, "max_file_store"),
-            (503, 10_023, Connects, ErrorKind::Config, "fewer servers"),
+            (503, 10_023, Connects, ErrorKind::Config, "too few servers"),
             (400, 10_002, Asks, ErrorKind::Full, "account"),
             (500, 10_028, Asks, ErrorKind::Full, "is full"),
             (500, 10_047, Asks, ErrorKind::Full, "is full"),
@@ -192,11 +236,11 @@ mod tests {
             (500, 10_118, Asks, ErrorKind::Unreachable, "no leader"),
             (503, 10_039, Asks, ErrorKind::Unreachable, "JetStream is disabled"),
             (503, 10_039, Connects, ErrorKind::Config, "-js"),
-            (400, 10_074, Connects, ErrorKind::Config, "fewer servers"),
+            (400, 10_074, Connects, ErrorKind::Config, "too few servers"),
             (400, 10_074, Asks, ErrorKind::Unreachable, "no leader"),
             (400, 10_166, Asks, ErrorKind::Config, "doctor"),
             (400, 10_109, Asks, ErrorKind::Config, "doctor"),
-            // Of a later version.
+            // An error of a later version of NATS.
             (500, 19_999, Asks, ErrorKind::Unreachable, "said"),
             (400, 19_998, Asks, ErrorKind::Unreachable, "19998"),
         ] {
@@ -209,6 +253,6 @@ mod tests {
         let count = all.len();
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), count, "a number is in two rows");
+        assert_eq!(all.len(), count, "an error code is in two rows");
     }
 }

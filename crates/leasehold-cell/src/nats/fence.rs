@@ -1,18 +1,18 @@
 //! A fence in NATS, for keys of a key-value bucket that programs use. The lock itself may be in any
 //! store.
 //!
-//! A write uses the revision that was read (expected last sequence), so a late writer is rejected
+//! A write names the revision that was read (expected last sequence). So a late writer is rejected
 //! because of its token, or because another client has written since. [`change`] reads and writes
 //! in one step, [`put`] replaces the value, and [`read`] presents the token before you use what you
-//! read. Each rejects a stale token and writes nothing.
+//! read. All three reject a stale token without writing anything.
 //!
-//! **Reads can be stale** if the bucket allows other members than the leader to reply
-//! (`allow_direct`), or while a replaced leader has not noticed it. A write that is based on a
-//! stale read is rejected. [`read`] confirms its result with a write.
+//! **Reads can be stale** if the bucket allows servers other than the leader to reply
+//! (`allow_direct`), or while a leader has not noticed that it was replaced. A write that is based
+//! on a stale read is rejected. [`read`] confirms its result with a write.
 //!
-//! **The token is lost with the key.** After a key is deleted, or expires (`max_age`), any token
-//! may write first. A value that another client wrote with a plain `put` has no token and is
-//! rejected with an error. Watchers of the key must skip the first line.
+//! **The token is lost with the key.** After a key is deleted, or expires (`max_age`), the first
+//! write succeeds with any token. A value that another client wrote with a plain `put` has no token
+//! and is rejected with an error. Watchers of the key must skip the first line.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
 //! Repeating it is harmless, because the token is the same.
@@ -30,7 +30,7 @@ struct Key<'a> {
 }
 
 impl Guarded for Key<'_> {
-    /// The revision; 0: nothing was ever there.
+    /// The revision; 0 if the key never had a value.
     type Version = u64;
     const LOOKS_BEHIND: bool = true;
 
@@ -67,7 +67,7 @@ fn explain(is_no_key: bool, error: impl std::error::Error) -> Error {
             "check that the servers are running, and that this user may read and write the bucket",
         ),
     };
-    Error::new(kind, what).with_hint(hint).during("fence").because(error.to_string())
+    Error::new(kind, what).with_hint(hint).with_operation("fence").with_source(error.to_string())
 }
 
 /// Writes a key, unless a higher token has written it. Two round trips, and two more for each
@@ -84,7 +84,7 @@ fn explain(is_no_key: bool, error: impl std::error::Error) -> Error {
 /// - The errors of [`Fence::fence`], and any error of the servers.
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> Result<(), Box<dyn std::error::Error>> {
 /// use leasehold_cell::nats::{async_nats, fence};
 /// let context = async_nats::jetstream::new(async_nats::connect("nats.example").await?);
 /// let bucket = context.get_key_value("state").await?;
@@ -108,7 +108,7 @@ pub async fn put(bucket: &Store, key: &str, fence: impl Fence, value: &[u8]) -> 
 /// The errors of [`put`].
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> Result<(), Box<dyn std::error::Error>> {
 /// # use leasehold_cell::nats::{async_nats, fence};
 /// # let context = async_nats::jetstream::new(async_nats::connect("nats.example").await?);
 /// # let bucket = context.get_key_value("state").await?;
@@ -141,7 +141,7 @@ pub async fn change(
 /// The errors of [`put`].
 ///
 /// ```no_run
-/// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(guard: leasehold_core::MutexGuard) -> Result<(), Box<dyn std::error::Error>> {
 /// # use leasehold_cell::nats::{async_nats, fence};
 /// # let context = async_nats::jetstream::new(async_nats::connect("nats.example").await?);
 /// # let bucket = context.get_key_value("state").await?;

@@ -1,11 +1,12 @@
-//! One request to the bucket, and what its answer means.
+//! Requests to the bucket, and the meaning of their replies.
 //!
-//! - *A look* goes to the stream's leader (`STREAM.MSG.GET`), whatever `allow_direct` says: copies may be
-//!   behind. A leader that was replaced and does not know it may be, too. What is older than what we know of a
-//!   key is taken for no answer.
-//! - *A write* names the number of the value that it replaces (`Nats-Expected-Last-Subject-Sequence`), or 0.
-//!   A marker that something was here is nothing, and its number is what a creation names.
-//! - *A life* is told in whole seconds (`Nats-TTL`), never fewer than asked for.
+//! - *A read* goes to the stream's leader (`STREAM.MSG.GET`), regardless of `allow_direct`, because
+//!   replicas may be behind. A leader that has not noticed that it was replaced may be behind too.
+//!   So a reply that is older than what this client knows of a key is rejected.
+//! - *A write* contains the number of the value that it replaces
+//!   (`Nats-Expected-Last-Subject-Sequence`), or 0. The marker of a deleted value counts as no
+//!   value, but a write that creates the value again contains the marker's number.
+//! - *A lifetime* has whole seconds (`Nats-TTL`), and is rounded up.
 
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -26,36 +27,36 @@ use super::fault::{self, Doing};
 use crate::cells::{Answer, Found, Request, Version};
 use crate::text::SESSION;
 
-/// What clients of the bucket say in a header of what they remove.
+/// The header of messages that delete a key.
 const OPERATION: &str = "KV-Operation";
-/// How long a marker stays that something was removed: others may watch the bucket.
+/// Time that the marker of a deleted key is kept, for other watchers of the bucket.
 const MARKER: Duration = Duration::from_secs(60);
-/// For longer nobody leads who was replaced.
+/// Maximum time for which a replaced leader continues to answer.
 const BEHIND: Duration = Duration::from_secs(30);
-/// How long it is believed how full the bucket is.
+/// Time for which the known size of the bucket is used before it is read again.
 const ROOM: Duration = Duration::from_secs(2);
-/// What a message takes beside its key and value, about.
+/// Approximate overhead of a message over its key and value, in bytes.
 const MESSAGE: usize = 150;
-/// Of how many keys is known how new they are.
+/// Maximum number of keys whose latest number is remembered.
 const MOST: usize = 16_384;
 
-/// The way to the bucket.
+/// Access to the bucket.
 pub(super) struct Link {
     context: Context,
     bucket: Stream<()>,
-    /// What the keys' subjects begin with.
+    /// The prefix of the keys' subjects.
     subjects: String,
     servers: String,
     newest: Newest,
-    /// The session of this client, which is touched.
+    /// The key of this client's session, which is renewed.
     ours: Mutex<Option<String>>,
-    /// How much the bucket may have; `None`: no limit.
+    /// Maximum size of the bucket; `None` if it is unlimited.
     most: Option<u64>,
-    /// How much it had, and when that was asked.
+    /// The size of the bucket, and when it was read.
     used: tokio::sync::Mutex<Option<(u64, Moment)>>,
 }
 
-/// The newest number that is known of a key, and since when.
+/// The latest known sequence number of each key, and when it was recorded.
 #[derive(Default)]
 struct Newest {
     all: Mutex<HashMap<String, (u64, Moment)>>,
@@ -63,16 +64,19 @@ struct Newest {
 }
 
 impl Newest {
-    /// The least number that a look may show that is sent now. A bucket that was made anew begins to count
-    /// anew, so that what was known long ago is nothing.
+    /// Returns the lowest number that a read sent now may return. If a bucket is deleted and
+    /// created again, its numbers start again, so numbers that were recorded longer than `BEHIND`
+    /// ago are ignored.
     fn least(&self, key: &str) -> u64 {
         let now = self.clock.now();
         let all = locked(&self.all);
         all.get(key).filter(|(_, at)| now.since(*at) < BEHIND).map_or(0, |(number, _)| *number)
     }
 
-    /// An answer showed this number, and was to show so much at least. Of two that come at the same time,
-    /// the older may come last.
+    /// Records the number in a reply. `least` is the lowest number that was acceptable when the
+    /// request was sent. A number below the recorded one is ignored, because concurrent replies can
+    /// arrive out of order. With a `least` of 0, any number is recorded, because the bucket may
+    /// have been created again.
     fn note(&self, key: &str, number: u64, least: u64) {
         let now = self.clock.now();
         let mut all = locked(&self.all);
@@ -92,29 +96,29 @@ impl fmt::Debug for Link {
     }
 }
 
-/// What is under a key: its number, and the value, if it is not only a marker.
+/// The sequence number of a key's last message, and its value unless the message is only a marker.
 struct Seen {
     number: u64,
     value: Option<Vec<u8>>,
 }
 
-/// How many whole seconds.
+/// Rounds up to whole seconds.
 fn seconds(lives: Duration) -> u64 {
     (lives.as_secs() + u64::from(lives.subsec_nanos() > 0)).max(1)
 }
 
-/// The key as a part of a subject: a token for each part of it. `%` stands in escapes only, and `=` in
-/// none of our keys.
+/// Encodes a key as part of a subject, with one subject token per part of the key. In our keys, `%`
+/// occurs only in escapes, and `=` does not occur.
 fn subject_of(key: &str) -> String {
     key.replace('.', "=2E").replace('~', "=7E").replace('%', "=").replace(':', ".")
 }
 
-/// Back again: perhaps with an escape more, which means the same.
+/// Decodes a key. The result may contain more escapes than the original key, with the same meaning.
 fn key_of(subject: &str) -> String {
     subject.replace('.', ":").replace('=', "%")
 }
 
-/// Whether this is the key of a lock's queue.
+/// Returns whether `key` is the key of a lock's queue.
 fn is_queue(key: &str) -> bool {
     let kind = key.rsplit_once(':').map_or("", |(kind, _)| kind);
     kind.ends_with(['l', 'h'])
@@ -134,6 +138,16 @@ impl Link {
     }
 
     pub(super) async fn one(&self, request: Request) -> Result<Answer> {
+        let is_replaced = matches!(request, Request::Replace { .. });
+        match self.asked(request).await? {
+            // After any other request, the caller repeats the request or reads the key, whether it
+            // was done or not.
+            Answer::InDoubt if !is_replaced => Ok(Answer::Refused),
+            answer => Ok(answer),
+        }
+    }
+
+    async fn asked(&self, request: Request) -> Result<Answer> {
         match request {
             Request::Get { key } => Ok(match self.look(&key).await? {
                 Some(Seen { number, value: Some(value) }) => {
@@ -162,7 +176,9 @@ impl Link {
         }
     }
 
-    /// Whether there is room for a new name or a new client, so that those who hold can renew.
+    /// Returns whether the bucket has room for a new lock or session, and if so, counts the `more`
+    /// bytes as used. The last fifth of the bucket is reserved, so that existing holders can always
+    /// renew.
     async fn has_room(&self, more: usize) -> Result<bool> {
         let Some(most) = self.most else { return Ok(true) };
         let mut used = self.used.lock().await;
@@ -186,13 +202,13 @@ impl Link {
 
     async fn create(&self, key: &str, value: Vec<u8>, lives: Option<Duration>) -> Result<Answer> {
         if (is_queue(key) || value == SESSION) && !self.has_room(key.len() + value.len()).await? {
-            let what = "the bucket is full to four fifths of its max_bytes, and the rest is kept for those who hold \
-                        locks: raise its max_bytes";
+            let what = "four fifths of the bucket's max_bytes are used, and the rest is reserved for holders: raise \
+                        max_bytes";
             return Err(Error::new(ErrorKind::Full, what));
         }
         match self.write(key, value.clone(), 0, lives, false).await? {
-            // It was here, and was removed.
-            Answer::Refused => match self.look(key).await? {
+            // The key existed and was deleted.
+            Answer::Refused | Answer::InDoubt => match self.look(key).await? {
                 Some(Seen { number, value: None }) => {
                     self.write(key, value, number, lives, false).await
                 }
@@ -202,8 +218,8 @@ impl Link {
         }
     }
 
-    /// Whether a value that was there a moment ago is there: a queue, and a session that this client touches. Another
-    /// client's session may have ended.
+    /// Returns whether a value that existed a moment ago must still exist. This holds for a queue,
+    /// and for the session that this client renews. Another client's session may have expired.
     fn lasts(&self, key: &str) -> bool {
         is_queue(key) || locked(&self.ours).as_deref() == Some(key)
     }
@@ -215,11 +231,12 @@ impl Link {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind() {
-                    // Nothing, where something was a moment ago: what ended by itself since, or an old answer. A queue
-                    // does not end so soon, nor does a session that is touched.
+                    // A value that existed a moment ago is missing. Either it has expired, or the
+                    // reply is stale. Queues, and sessions that are renewed, do not expire that
+                    // soon.
                     LastRawMessageErrorKind::NoMessageFound if least > 0 && self.lasts(key) => {
-                        let what = "a member of NATS does not know a value that was there a moment ago: it may be \
-                                    behind the others";
+                        let what = "a NATS server lacks a value that existed a moment ago: the server may lag behind \
+                                    the others";
                         Err(Error::new(ErrorKind::Unreachable, what))
                     }
                     LastRawMessageErrorKind::NoMessageFound => Ok(None),
@@ -241,7 +258,7 @@ impl Link {
         Ok(Some(Seen { number: found.sequence, value }))
     }
 
-    /// Writes it, if the number of what is there is `expected`.
+    /// Writes the value if the key's current sequence number is `expected`.
     async fn write(
         &self,
         key: &str,
@@ -270,9 +287,11 @@ impl Link {
             Err(error) => error,
         };
         let told = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
+        if let Some(refusal) = told.and_then(|told| fault::refusal(&told.error_code())) {
+            return Ok(refusal);
+        }
         match (error.kind(), told) {
             (PublishErrorKind::WrongLastSequence, _) => Ok(Answer::Refused),
-            (_, Some(told)) if fault::is_refused(&told.error_code()) => Ok(Answer::Refused),
             (_, Some(told)) => Err(fault::refused(&self.servers, told, Doing::Asks)),
             (PublishErrorKind::StreamNotFound, _) => {
                 let error = Error::new(ErrorKind::Unreachable, fault::NO_LEADER);
@@ -287,7 +306,7 @@ impl Link {
         }
     }
 
-    /// The keys that begin so.
+    /// Returns the keys with the prefix `beginning`.
     pub(super) async fn keys(&self, beginning: &str) -> Result<Vec<String>> {
         use futures_util::TryStreamExt;
         let wanted = subject_of(beginning);
@@ -316,8 +335,9 @@ fn number(version: &Version) -> Result<u64> {
 mod tests {
     use super::*;
 
+    // S90
     #[test]
-    fn s90_any_key_is_a_subject_of_its_own() {
+    fn each_key_maps_to_its_own_subject() {
         let subject = subject_of("leasehold:l:a%20b%2F.~%C3%A9");
         assert_eq!(subject, "leasehold.l.a=20b=2F=2E=7E=C3=A9");
         assert_eq!(key_of(&subject), "leasehold:l:a%20b%2F%2E%7E%C3%A9");
@@ -325,29 +345,32 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_as_a_look_was_sent_is_the_least_that_it_shows() {
+    fn late_replies_never_lower_the_newest_known_version() {
         let newest = Newest::default();
         assert_eq!(newest.least("a"), 0);
         newest.note("a", 7, 0);
         assert_eq!((newest.least("a"), newest.least("b")), (7, 0));
-        // Sent before that was known, answered after it.
+        // This reply belongs to an older request and arrives last.
         newest.note("a", 9, 7);
         newest.note("a", 8, 7);
         assert_eq!(newest.least("a"), 9);
     }
 
     #[test]
-    fn queues_are_told_from_sessions_by_their_keys() {
+    fn queue_keys_are_distinguished_from_session_keys() {
         for prefix in ["leasehold:", "l:", "", "mail"] {
             let keys = crate::keys::Keys::new(prefix.into(), 250);
             let name = leasehold_core::Name::new("s:a").unwrap();
             assert!(is_queue(&keys.lock(&name)), "{prefix}");
-            assert!(!is_queue(&keys.session("0l")) && !is_queue(&keys.knock(&name)), "{prefix}");
+            assert!(
+                !is_queue(&keys.session("0l")) && !is_queue(&keys.contention_marker(&name)),
+                "{prefix}"
+            );
         }
     }
 
     #[test]
-    fn a_life_is_never_shorter_than_asked_for() {
+    fn lifetimes_are_rounded_up_to_seconds() {
         let told = |millis| seconds(Duration::from_millis(millis));
         assert_eq!([told(1), told(1_000), told(1_001), told(2_200)], [1, 1, 2, 3]);
     }
@@ -355,8 +378,9 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(testbed::cases())]
 
+        // S90
         #[test]
-        fn s90_any_name_is_a_subject_and_is_read_from_it(name in testbed::texts(&["a.b", "*.>", "%2E=2E~"])) {
+        fn any_name_maps_to_a_valid_subject_and_back(name in testbed::texts(&["a.b", "*.>", "%2E=2E~"])) {
             let keys = crate::keys::Keys::new("leasehold:".into(), 250);
             if let Ok(name) = leasehold_core::Name::new(&name) {
                 let key = keys.lock(&name);
@@ -372,7 +396,7 @@ mod tests {
         }
 
         #[test]
-        fn any_subject_is_read_as_some_key(subject in testbed::texts(&["leasehold.l.a=20b=2F=2E=7E=C3=A9"])) {
+        fn any_subject_decodes_to_a_stable_key(subject in testbed::texts(&["leasehold.l.a=20b=2F=2E=7E=C3=A9"])) {
             let keys = crate::keys::Keys::new("leasehold:".into(), 250);
             if let Some(name) = keys.name_of(&key_of(&subject)) {
                 let again = key_of(&subject_of(&keys.lock(&name)));

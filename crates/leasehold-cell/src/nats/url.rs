@@ -3,44 +3,49 @@
 use std::fmt;
 use std::time::Duration;
 
-use leasehold_core::kit::{Host, UrlParts};
+use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::keys::{LONGEST_PREFIX, invalid, invalid_name};
 use crate::store::Options;
 
-/// Where NATS listens unless the URL says otherwise.
+/// The default port of NATS.
 const PORT: u16 = 4222;
 const FORM: &str = "nats://host1,host2,host3/bucket or nats://user:password@host/bucket";
-const KNOWN: &str = "replicas, create, domain, prefix, session_ms and poll_ms";
-/// The bucket that a URL means that names none.
+const KNOWN: &str = "replicas, create, domain, prefix, session_ms, poll_ms, ca, cert and key";
+const TLS: TlsWords =
+    TlsWords { scheme: "natss:", ca: "ca", identity: Some(("cert", "key")), built: true };
+/// The default bucket.
 const BUCKET: &str = "leasehold";
-/// The longest name of a bucket: it is a part of each subject.
+/// Maximum length of a bucket's name, which is part of each subject.
 const LONGEST_BUCKET: usize = 64;
 
-/// Who we are.
+/// The client's credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Login {
     Nobody,
-    User(String, String),
-    Token(String),
+    User(String, Password),
+    Token(Password),
 }
 
-/// What a URL says.
+/// The parts of a NATS URL.
 #[derive(Clone)]
 pub(super) struct NatsUrl {
     pub(super) hosts: Vec<Host>,
     pub(super) login: Login,
+    /// `Some` for `natss:`. With `None`, TLS is used only if the server requires it, with this
+    /// machine's certificate authorities.
+    pub(super) tls: Option<Tls>,
     pub(super) bucket: String,
-    /// How many copies the bucket is to have.
+    /// The required number of replicas of the bucket.
     pub(super) replicas: Option<usize>,
-    /// Whether a missing bucket is made.
+    /// Whether a missing bucket is created.
     pub(super) create: bool,
-    /// The JetStream domain, where there are several.
+    /// The JetStream domain, if there are several.
     pub(super) domain: Option<String>,
     pub(super) prefix: String,
     pub(super) session: Duration,
-    /// `None`: as is good for who is told.
+    /// The longest pause between polls. The default depends on whether clients are notified.
     pub(super) poll: Option<Duration>,
 }
 
@@ -71,21 +76,25 @@ impl NatsUrl {
         let session =
             millis(parts.number("session_ms", 1_000, 3_600_000)?).unwrap_or(usual.session);
         let poll = millis(parts.number("poll_ms", 1, 60_000)?);
+        let encrypted = url.starts_with("natss:");
+        let tls = parts.tls(true, &TLS)?.filter(|tls| encrypted || *tls != Tls::default());
         parts.done(KNOWN)?;
         if parts.hosts.is_empty() {
-            return refused("the URL names no server", format!("write it as {FORM}"));
+            return refused("the URL names no server", format!("use {FORM}"));
         }
         if let Some(host) = parts.twice() {
             return refused(format!("the URL names {host} twice"), "name each server once");
         }
-        let login = match (parts.user, parts.password) {
+        let login = match (parts.user.take(), parts.password.take()) {
             (None, _) => Login::Nobody,
-            (Some(token), None) if !token.is_empty() => Login::Token(token),
-            (Some(user), Some(password)) if !user.is_empty() => Login::User(user, password),
+            (Some(token), None) if !token.is_empty() => Login::Token(parts.secret(token)),
+            (Some(user), Some(password)) if !user.is_empty() => {
+                Login::User(user, parts.secret(password))
+            }
             _ => {
                 return refused(
                     "invalid credentials in the URL",
-                    "write it as nats://user:password@host/bucket or nats://token@host/bucket",
+                    "use nats://user:password@host/bucket or nats://token@host/bucket",
                 );
             }
         };
@@ -118,10 +127,10 @@ impl NatsUrl {
             );
         }
         let hosts = parts.hosts;
-        Ok(Self { hosts, login, bucket, replicas, create, domain, prefix, session, poll })
+        Ok(Self { hosts, login, tls, bucket, replicas, create, domain, prefix, session, poll })
     }
 
-    /// The servers, for people.
+    /// Returns the servers as text, for error messages.
     pub(super) fn servers(&self) -> String {
         let all: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
         all.join(", ")
@@ -133,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_says() {
+    fn url_parts_and_parameters_are_parsed() {
         let url = NatsUrl::parse("nats://h").unwrap();
         assert_eq!((url.servers().as_str(), url.bucket.as_str()), ("h:4222", "leasehold"));
         assert!(url.create && url.login == Login::Nobody && url.replicas.is_none());
@@ -142,18 +151,22 @@ mod tests {
                    &session_ms=5000&poll_ms=20";
         let url = NatsUrl::parse(url).unwrap();
         assert_eq!(url.servers(), "a:4222, [::1]:7");
-        assert!(url.login == Login::User("u".into(), "p@".into()));
+        assert!(url.login == Login::User("u".into(), Password::new("p@".into(), None)));
         assert_eq!((url.bucket.as_str(), url.replicas, url.create), ("locks", Some(3), false));
         assert_eq!((url.prefix.as_str(), url.domain.as_deref()), ("app:x:", Some("hub")));
         assert_eq!(url.session, Duration::from_secs(5));
         assert_eq!(url.poll, Some(Duration::from_millis(20)));
-        assert!(NatsUrl::parse("nats://t0ken@h").unwrap().login == Login::Token("t0ken".into()));
+        assert!(
+            NatsUrl::parse("nats://t0ken@h").unwrap().login
+                == Login::Token(Password::new("t0ken".into(), None))
+        );
     }
 
+    // S94
     #[test]
-    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+    fn bad_urls_are_refused_in_one_line_without_secrets() {
         for (bad, says) in [
-            ("nats:h", "write it as"),
+            ("nats:h", "use "),
             ("nats://", "names no server"),
             ("nats://a,a:4222", "names a:4222 twice"),
             ("nats://:sekret@h", "user:password@"),
@@ -179,7 +192,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_read_or_refused(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "nats://u:p@a,[::1]:7/b?replicas=3&create=no&domain=d&prefix=a%3A&session_ms=5000&poll_ms=20",
         ])) {
             if let Err(error) = NatsUrl::parse(&url).map(drop) {

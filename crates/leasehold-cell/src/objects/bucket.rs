@@ -1,7 +1,7 @@
-//! The bucket of a URL, as object_store opens it.
+//! Opens the bucket of a URL with object_store.
 //!
-//! Credentials are found where object_store looks for them: in the environment, and in the role of the machine
-//! or its container. What the URL says goes before.
+//! object_store finds the credentials in the environment, or gets them from the role of the machine
+//! or its container. The URL takes precedence.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,10 @@ use super::dates::Dated;
 use super::fault;
 use super::url::{Cloud, ObjectsUrl};
 
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(3);
-/// What is not used for so long is closed; servers do so later.
+/// Time after which an idle connection is closed, before a server does so.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// The account of the emulator, and its key, which everybody knows.
+/// The endpoint, account and key of the emulator, which are public.
 #[cfg(feature = "az")]
 const EMULATOR: (&str, &str, &str) = (
     "http://127.0.0.1:10000",
@@ -35,8 +33,9 @@ const EMULATOR: (&str, &str, &str) = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
 );
 
-/// Opens it. No I/O but what is read of this machine's authorities and credentials. The endpoint that the environment
-/// names is the URL's from then on, so that a proof of one endpoint is not taken for that of another.
+/// Opens the bucket without network I/O: only reads this machine's certificate authorities and
+/// credentials. Adds an endpoint from the environment to `url`, so that the check of one endpoint
+/// is not used for another.
 pub(super) fn of(url: &mut ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
     if url.endpoint.is_none() {
         url.endpoint = in_environment(&url.cloud);
@@ -69,17 +68,17 @@ pub(super) fn of(url: &mut ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
             url.cloud.variables()
         );
         let error = fault::shown(&error.to_string());
-        Error::new(ErrorKind::Config, what).with_hint(hint).because(error)
+        Error::new(ErrorKind::Config, what).with_hint(hint).with_source(error)
     })
 }
 
-/// The endpoint that the driver takes from the environment.
+/// Returns the endpoint that the driver takes from the environment.
 fn in_environment(cloud: &Cloud) -> Option<String> {
     match cloud {
         #[cfg(feature = "s3")]
         Cloud::S3 { .. } => {
             let builder = AmazonS3Builder::from_env();
-            // Of the two that there are, the first counts.
+            // If both settings exist, the first one wins.
             builder
                 .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
                 .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint))
@@ -95,7 +94,7 @@ fn in_environment(cloud: &Cloud) -> Option<String> {
     }
 }
 
-/// The proxy that the environment puts before an endpoint, without its credentials.
+/// Returns the proxy that the environment sets for the endpoint, without its credentials.
 fn proxy(endpoint: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let is_open = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
     let names = if is_open { ["http_proxy", "HTTP_PROXY"] } else { ["https_proxy", "HTTPS_PROXY"] };
@@ -104,8 +103,8 @@ fn proxy(endpoint: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> O
     (!proxy.is_empty()).then(|| proxy.to_owned())
 }
 
-/// Why there are no credentials for Amazon's, where that is certain: a profile was chosen, which the driver does not
-/// read, and nothing that it reads is there.
+/// Returns an error text if there are certainly no credentials for Amazon: a profile is set, which
+/// the driver does not read, and none of the variables that the driver reads is set.
 #[cfg(feature = "s3")]
 fn not_found(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     const READ: [&str; 5] = [
@@ -143,14 +142,14 @@ fn s3(
         builder = builder.with_region(region);
     }
     if let Some(endpoint) = &url.endpoint {
-        // Of the two that there are, this one counts.
+        // The URL's endpoint overrides an endpoint from the environment.
         builder = builder
             .with_config(AmazonS3ConfigKey::S3Endpoint, endpoint)
             .with_allow_http(endpoint.starts_with("http://"));
     }
     let is_amazon = url.endpoint.is_none();
     if is_amazon && builder.get_config_value(&AmazonS3ConfigKey::Checksum).is_none() {
-        // Buckets with Object Lock demand one.
+        // Buckets with Object Lock require a checksum.
         builder = builder.with_checksum_algorithm(Checksum::SHA256);
     }
     if url.is_anonymous {
@@ -173,7 +172,7 @@ fn gs(
         builder = builder.with_base_url(endpoint);
     }
     if url.is_anonymous {
-        // Told so, it would still ask the machine's metadata service who we are.
+        // Without credentials here, the driver would still query the machine's metadata service.
         let nobody = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
         builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
     }
@@ -215,10 +214,12 @@ fn az(
 fn client(url: &ObjectsUrl) -> Result<reqwest::Client> {
     let broken = |why: String| {
         let what = format!("cannot set up connections to {}", url.place());
-        Error::new(ErrorKind::Config, what).because(fault::shown(&why))
+        Error::new(ErrorKind::Config, what).with_source(fault::shown(&why))
     };
     let builder = reqwest::Client::builder()
-        .connect_timeout(CONNECT)
+        // Each address of the host gets an equal share of this time, so that the last one is tried
+        // as well.
+        .connect_timeout(url.limit())
         .pool_idle_timeout(IDLE)
         .tcp_nodelay(true)
         .redirect(reqwest::redirect::Policy::none())
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_that_is_not_read_is_named_unless_there_are_other_credentials() {
+    fn unread_profile_is_named_unless_other_credentials_exist() {
         let of = |set: &[(&str, &str)]| {
             let all: Vec<(String, String)> =
                 set.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_an_endpoint_is_known_and_shows_no_secret() {
+    fn proxy_of_an_endpoint_is_found_and_shows_no_secret() {
         let way = |endpoint: Option<&str>, name: &'static str, value: &'static str| {
             proxy(endpoint, |asked| (asked == name).then(|| value.to_owned()))
         };

@@ -1,9 +1,9 @@
-//! How old an object is, by the servers' clock: between its `Last-Modified` and the `Date` of the answer that
-//! shows it. Both are stamped in whole seconds, so a second is taken off; and the servers that stamped them
-//! may differ by [`SKEW`].
+//! The age of an object by the servers' clocks: the time from its `Last-Modified` to the `Date` of
+//! the reply. Both timestamps have whole seconds, so one second is subtracted. The clocks of the
+//! servers that set them may differ by up to [`SKEW`].
 //!
-//! object_store tells when an object was written, but not by the same clock what time it is. So the date of
-//! each answer is handed on to where the answer is read.
+//! object_store returns when an object was written, but not the servers' current time. So the date
+//! of each reply is passed on to the code that reads the reply.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, GetResult};
 
-/// How far the clocks of the servers that stamp may be apart.
+/// Maximum difference between the clocks of the servers that set timestamps.
 pub(super) const SKEW: Duration = Duration::from_secs(2);
-/// The grain of the stamps.
+/// The resolution of the timestamps.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How old at least what was found is, if its answer had a date.
+/// Returns a lower bound for the age of an object, if the reply had a date.
 pub(super) fn age(found: &GetResult) -> Option<Duration> {
     let Date(date) = *found.extensions.get::<Date>()?;
     Some(between(found.meta.last_modified.timestamp(), date))
@@ -30,20 +30,20 @@ fn between(modified: i64, date: i64) -> Duration {
     Duration::from_secs(seconds).saturating_sub(SECOND)
 }
 
-/// When the server says that it answered, in seconds since 1970.
+/// The time of a reply by the server's clock, in seconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Date(i64);
 
 impl Date {
-    /// From an answer's header; `None` for what is no date.
+    /// Parses the header of a reply. Returns `None` if it is not a date.
     fn read(header: &str) -> Option<Self> {
         let date = DateTime::parse_from_rfc2822(header).ok()?.to_utc();
-        // A year has four digits.
+        // The format has four digits for the year.
         (0..=9_999).contains(&date.year()).then(|| Self(date.timestamp()))
     }
 }
 
-/// Makes connections whose answers have a [`Date`] among their extensions.
+/// A connector that adds a [`Date`] to the extensions of each reply.
 #[derive(Debug)]
 pub(super) struct Dated(pub(super) reqwest::Client);
 
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_is_what_lies_between_the_stamps_less_their_grain() {
+    fn age_is_the_difference_of_timestamps_minus_their_resolution() {
         assert_eq!(between(1_000, 1_021), Duration::from_secs(20));
-        // A clock that was set back, and stamps from nowhere.
+        // The clock was set back, or the timestamps are invalid.
         assert_eq!(between(1_000, 900), Duration::ZERO);
         assert_eq!(between(i64::MAX, i64::MIN), Duration::ZERO);
     }
@@ -86,7 +86,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_date_from_outside_is_read_or_passed_by(said in testbed::texts(&[
+        fn any_date_is_parsed_or_ignored(said in testbed::texts(&[
             "Sun, 06 Nov 1994 08:49:37 GMT", "Tue, 29 Feb 2028 23:59:60 GMT",
             "Wed, 25 Nov 2026 04:31:29 +0200", "Sunday, 06-Nov-94 08:49:37 GMT",
             "Sun Nov  6 08:49:37 1994",
@@ -98,7 +98,7 @@ mod tests {
         }
 
         #[test]
-        fn a_date_is_read_as_servers_write_it(seconds in 0..253_402_300_800_i64) {
+        fn dates_are_parsed_as_servers_write_them(seconds in 0..253_402_300_800_i64) {
             let date = DateTime::from_timestamp(seconds, 0).unwrap();
             let written = date.format("%a, %d %b %Y %H:%M:%S GMT").to_string();
             prop_assert_eq!(Date::read(&written).map(|date| date.0), Some(seconds));

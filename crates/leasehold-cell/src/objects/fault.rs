@@ -1,40 +1,44 @@
-//! What goes wrong on the way to an object store, in words that say what to do.
+//! Errors of object stores, with hints.
 
 use leasehold_core::{Error, ErrorKind};
 use object_store::Error as Driver;
 
 use super::url::ObjectsUrl;
 
-/// What the driver says of an answer that comes from elsewhere.
+/// The driver's error text if the server redirects the request to another location.
 const REDIRECT: &str = "Received redirect";
-/// Where the driver looks for credentials if it has none: the addresses of machines' metadata services.
+/// A part of the URL of the machine's metadata service, where the driver looks for credentials
+/// last.
 const METADATA: &str = "/latest/api/token";
 
-/// What the code of an answer means.
+/// The meaning of an error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// The server has too much to do, and asks for patience.
+    /// The server is overloaded, and clients must wait.
     Busy,
-    /// It is not there for now, or did not get the request whole, or not in time.
+    /// The server is temporarily unavailable, or did not get the whole request in time.
     Passing,
-    /// The clocks of this machine and of the servers are too far apart, or this machine was suspended meanwhile.
+    /// The bucket's quota is used up, or the server's disks are full.
+    Full,
+    /// The clocks of this machine and the servers are too far apart, or this machine was suspended.
     Clock,
-    /// The credentials have ended. New ones are fetched or set.
+    /// The credentials have expired. New ones must be fetched or set.
     Expired,
-    /// These credentials may not.
+    /// The credentials lack a permission.
     Denied,
-    /// There is no such bucket.
+    /// The bucket does not exist.
     Missing,
-    /// The bucket wants something that our requests have not: a checksum or an encryption.
+    /// The bucket requires a checksum or encryption that our requests do not have.
     Demands,
-    /// What was asked for makes no sense to this server.
+    /// The server considers the request invalid.
     Wrong,
-    /// It cannot do that.
+    /// The server does not support the operation.
     Unable,
 }
 
-/// By the codes in the answers of Amazon and of what speaks its protocol, of Google's XML API, and of Azure. What is not
-/// here is judged by its status, and what has none of those is passing: it is asked again, and shown.
+/// The classes of the error codes of Amazon and compatible servers, of Google's XML API, and of
+/// Azure. Other errors are classified by status. Unknown errors are treated as temporary, so the
+/// request is repeated and the error is shown.
 const CODES: &[(Class, &[&str])] = &[
     (
         Class::Busy,
@@ -75,6 +79,7 @@ const CODES: &[(Class, &[&str])] = &[
             "XMinioWriteQuorum",
         ],
     ),
+    (Class::Full, &["QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull"]),
     (Class::Clock, &["RequestTimeTooSkewed", "RequestExpired"]),
     (
         Class::Expired,
@@ -119,20 +124,22 @@ const CODES: &[(Class, &[&str])] = &[
     (Class::Unable, &["NotImplemented", "MethodNotAllowed", "UnsupportedHeader"]),
 ];
 
-/// By the status, where the code is not known.
+/// The classes of HTTP statuses, for unknown codes.
 const STATUS: &[(Class, &[u16])] = &[
     (Class::Busy, &[429, 503]),
     (
         Class::Passing,
-        &[408, 409, 412, 425, 499, 500, 502, 504, 507, 508, 509, 520, 521, 522, 523, 524, 529],
+        &[408, 409, 412, 425, 499, 500, 502, 504, 508, 509, 520, 521, 522, 523, 524, 529],
     ),
+    (Class::Full, &[507]),
     (Class::Denied, &[401, 403, 407]),
     (Class::Missing, &[404, 410]),
     (Class::Wrong, &[400, 405, 411, 413, 414, 415, 416, 431]),
     (Class::Unable, &[501, 505]),
 ];
 
-/// What this says, by its code, or else by its status. `None`: it is no answer.
+/// Returns the class of an error by the code or status in its text, or `None` if the text is not
+/// that of a reply.
 pub(super) fn class(said: &str) -> Option<Class> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let names = |code: &str| {
@@ -152,12 +159,12 @@ pub(super) fn class(said: &str) -> Option<Class> {
     Some(by_status.map_or(Class::Passing, |(class, _)| *class))
 }
 
-/// Whether the server asks for patience: to ask again at once would be the opposite.
+/// Returns whether the server is overloaded. An immediate retry would make this worse.
 pub(super) fn is_busy(error: &Driver) -> bool {
     class(&error.to_string()) == Some(Class::Busy)
 }
 
-/// Nobody answers there, or not in time.
+/// Returns the error for a store that did not reply in time.
 pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
     let not_read = match url.is_anonymous || url.cloud.has_credentials() {
         true => String::new(),
@@ -165,20 +172,20 @@ pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
     };
     let what = format!("{} does not respond", url.place());
     let hint = format!(
-        "check endpoint and network, and the credentials: {}{not_read}",
+        "check the endpoint, the network and the credentials: {}{not_read}",
         url.cloud.credentials()
     );
-    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why.to_string()))
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).with_source(shown(&why.to_string()))
 }
 
-/// What the driver tells.
+/// Returns the error for an error of the driver.
 pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
     let (why, place) = (error.to_string(), url.place());
     let class = match (class(&why), error) {
         _ if why.contains(REDIRECT) => {
             let what = format!("{place} is in another region");
             let hint = "name the region in the URL: ?region=eu-central-1";
-            return Error::new(ErrorKind::Config, what).with_hint(hint).because(shown(&why));
+            return Error::new(ErrorKind::Config, what).with_hint(hint).with_source(shown(&why));
         }
         (Some(class), _) => class,
         (None, Driver::NotFound { .. }) => Class::Missing,
@@ -187,7 +194,9 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
         (None, _) if why.contains(METADATA) => {
             let what = format!("no credentials for {place} were found");
             let hint = format!("{}; {}", url.cloud.credentials(), url.cloud.not_read());
-            return Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why));
+            return Error::new(ErrorKind::Unreachable, what)
+                .with_hint(hint)
+                .with_source(shown(&why));
         }
         (None, _) => return unreachable(url, why),
     };
@@ -203,15 +212,20 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
             format!("{place} did not process the request"),
             "retry; see the server's log if this persists".to_owned(),
         ),
+        Class::Full => (
+            ErrorKind::Full,
+            format!("{place} is full"),
+            "raise the bucket's quota, or free space on the server".to_owned(),
+        ),
         Class::Clock => (
             ErrorKind::Unreachable,
             format!("the clocks of this machine and of {place} are more than 15 minutes apart"),
-            "set this machine's clock; if it was suspended, retry".to_owned(),
+            "set this machine's clock; if the machine was suspended, retry".to_owned(),
         ),
         Class::Expired => (
             ErrorKind::Unreachable,
             format!("the credentials for {place} have expired"),
-            format!("set new ones: {}", url.cloud.credentials()),
+            format!("set new credentials: {}", url.cloud.credentials()),
         ),
         Class::Denied => (
             ErrorKind::Denied,
@@ -233,7 +247,7 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
         Class::Wrong => (
             ErrorKind::Config,
             format!("{place} rejected the request"),
-            "check region, endpoint and credentials".to_owned(),
+            "check the region, the endpoint and the credentials".to_owned(),
         ),
         Class::Unable => (
             ErrorKind::Config,
@@ -241,14 +255,14 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
             CONDITIONAL.to_owned(),
         ),
     };
-    Error::new(kind, what).with_hint(hint).because(shown(&why))
+    Error::new(kind, what).with_hint(hint).with_source(shown(&why))
 }
 
-/// What a store must be able to do.
+/// The hint for a store without conditional writes.
 pub(super) const CONDITIONAL: &str =
     "use an object store that supports If-None-Match and If-Match, without a proxy that drops them";
 
-/// It writes whatever the condition says.
+/// Returns the error for a store that ignores write conditions.
 pub(super) fn careless(url: &ObjectsUrl, what: &str) -> Error {
     let what = format!(
         "{} cannot store locks: {what}, so two clients could hold the same lock",
@@ -257,7 +271,7 @@ pub(super) fn careless(url: &ObjectsUrl, what: &str) -> Error {
     Error::new(ErrorKind::Config, what).with_hint(CONDITIONAL)
 }
 
-/// In one line, without what is in an answer's page.
+/// Shortens a text and makes it one line.
 pub(super) fn shown(said: &str) -> String {
     let line: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.chars().take(240).collect()
@@ -267,9 +281,9 @@ pub(super) fn shown(said: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A waiter and an election go on after what passes, and end at what does not.
+    /// Waiters and elections continue after temporary errors, and end after permanent ones.
     #[test]
-    fn each_code_of_an_object_store_is_told_by_what_follows_from_it() {
+    fn object_store_error_codes_map_to_the_right_kind() {
         let url = ObjectsUrl::parse("s3://b").unwrap();
         let xml = |status: u16, code: &str| {
             let page = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
@@ -293,15 +307,18 @@ mod tests {
             (xml(400, "ThrottlingException"), ErrorKind::Unreachable, "is overloaded"),
             (xml(500, "InternalError"), ErrorKind::Unreachable, "retry"),
             (xml(500, "OperationTimedOut"), ErrorKind::Unreachable, "is overloaded"),
+            (xml(403, "QuotaExceeded"), ErrorKind::Full, "quota"),
+            (xml(400, "XMinioAdminBucketQuotaExceeded"), ErrorKind::Full, "quota"),
+            (xml(507, "AnotherCode"), ErrorKind::Full, "quota"),
             (xml(400, "BadDigest"), ErrorKind::Unreachable, "retry"),
             (xml(409, "OperationAborted"), ErrorKind::Unreachable, "retry"),
             (xml(502, "whatever a proxy says"), ErrorKind::Unreachable, "retry"),
-            (xml(599, "nobody knows this"), ErrorKind::Unreachable, "retry"),
-            (xml(418, "nobody knows this"), ErrorKind::Unreachable, "retry"),
+            (xml(599, "an unknown error"), ErrorKind::Unreachable, "retry"),
+            (xml(418, "an unknown error"), ErrorKind::Unreachable, "retry"),
             (denied(403, "AccessDenied"), ErrorKind::Denied, "s3:PutObject"),
             (xml(403, "InvalidAccessKeyId"), ErrorKind::Denied, "s3:PutObject"),
             (xml(404, "NoSuchBucket"), ErrorKind::Config, "does not exist"),
-            (xml(400, "InvalidArgument"), ErrorKind::Config, "check region"),
+            (xml(400, "InvalidArgument"), ErrorKind::Config, "check the region"),
             (xml(501, "NotImplemented"), ErrorKind::Config, "conditional writes"),
             (
                 xml(400, "MissingUploadObjectWithObjectLockHeaders"),
@@ -313,7 +330,7 @@ mod tests {
             assert_eq!(told.kind(), kind, "{error}: {told}");
             assert!(format!("{told:#}").contains(says), "{told:#}");
         }
-        // No code is in two rows, and none is a part of another word.
+        // No code is in two rows, and a code that is part of another word is ignored.
         let all: Vec<&str> = CODES.iter().flat_map(|(_, codes)| codes.iter().copied()).collect();
         for (class, codes) in CODES {
             for code in *codes {
@@ -326,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_credentials_is_told_what_is_not_read() {
+    fn missing_credentials_error_names_unsupported_sources() {
         let url = ObjectsUrl::parse("s3://b").unwrap();
         let why =
             "Error performing PUT http://169.254.169.254/latest/api/token: error sending request";
@@ -339,8 +356,9 @@ mod tests {
         Driver::Generic { store: "S3", source: source.into() }
     }
 
+    // S94
     #[test]
-    fn s94_each_fault_is_one_line_that_says_what_to_do() {
+    fn each_error_is_one_line_with_a_fix() {
         let denied = Driver::PermissionDenied { path: "k".into(), source: "403 Forbidden".into() };
         let missing = Driver::NotFound { path: "k".into(), source: "404\nNoSuchBucket".into() };
         for (error, kind, says) in [
@@ -350,7 +368,7 @@ mod tests {
             (
                 generic("Server returned non-2xx status code: 400: x"),
                 ErrorKind::Config,
-                "check region",
+                "check the region",
             ),
             (
                 generic("status code: 503: SlowDown\n<xml>"),

@@ -1,25 +1,26 @@
 //! A fence in an object store, for data such as a table's manifest. The lock itself may be in any
 //! store.
 //!
-//! An object store has one atomic operation: write an object if it is still the version that was
+//! An object store has one atomic operation: writing an object if it still has the version that was
 //! read. So the object itself contains the highest token that has written it, and every write is
-//! conditional on the version that was read. [`change`] reads and writes, [`put`] replaces the
-//! object, and [`read`] presents the token before you use what you read. Each rejects a stale token
-//! and writes nothing.
+//! conditional on the version that was read. [`change`] reads and writes in one step, [`put`]
+//! replaces the object, and [`read`] presents the token before you use what you read. All three
+//! reject a stale token without writing anything.
 //!
 //! **The token** is the object's first line, `leasehold fence 1 TOKEN`. It cannot be in the
 //! object's metadata, because an `ETag` often depends on the content only, so a condition would not
-//! notice a higher token. As part of the content, it makes the versions of different holders
+//! notice a higher token. As part of the content, the token makes the versions of different holders
 //! differ. Programs that read the object without this module must skip the first line.
 //!
 //! **Repeated writes.** A proxy, or the driver after a 5xx, may repeat a write. The repetition is
 //! refused although the write succeeded. So each write has a random name, and the object's metadata
-//! lists the latest eight names. A client whose write is refused looks for its name there. If it
-//! finds it, the write succeeded once, and [`change`] does not apply its work again. Stores without
-//! metadata cannot tell.
+//! lists the latest eight names. A client whose write is refused looks for the name of its write in
+//! that list. If the name is there, the write succeeded once, and [`change`] does not apply its
+//! work again. On stores without metadata, the client cannot find out.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
-//! [`put`] may be repeated. Repeat [`change`] only if `work` has no effect on its own result.
+//! [`put`] may be repeated. Repeat [`change`] only if applying `work` twice has the same result as
+//! applying it once.
 
 use leasehold_core::fence::Fence;
 use leasehold_core::{ClaimId, Error, ErrorKind, Result};
@@ -38,19 +39,19 @@ struct Object<'a> {
     path: &'a Path,
 }
 
-/// Where an object's latest writes are named, in its metadata: letters only, as Azure wants it.
+/// The metadata entry with the names of an object's latest writes. Azure allows only letters.
 const WRITES: &str = "leaseholdwrites";
-/// So many are named.
+/// Maximum number of listed writes.
 const NAMED: usize = 8;
 
-/// What was read, and which writes made it, the latest first.
+/// The version of the object that was read, and the writes that made it, latest first.
 struct Seen {
     version: UpdateVersion,
     writes: String,
 }
 
 impl Object<'_> {
-    /// The writes that made what is there now.
+    /// Returns the names of the object's latest writes.
     async fn writes(&self) -> Result<String> {
         match self.store.get(self.path).await {
             Ok(found) => Ok(writes(&found.attributes)),
@@ -88,7 +89,7 @@ impl Guarded for Object<'_> {
         let ours = ClaimId::random()?.to_hex();
         let before = read.as_ref().map_or("", |seen| &seen.writes).split_ascii_whitespace();
         let named: Vec<&str> = [&*ours].into_iter().chain(before).take(NAMED).collect();
-        // Who caches what everybody may read would show an old mark.
+        // A cache of a public object would return an old token.
         let attributes = Attributes::from_iter([
             (Attribute::CacheControl, "no-store".to_owned()),
             (Attribute::Metadata(WRITES.into()), named.join(" ")),
@@ -120,7 +121,7 @@ impl Guarded for Object<'_> {
 /// - The errors of [`Fence::fence`], and any error of the store.
 ///
 /// ```
-/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::FencingToken) -> leasehold_core::Result<()> {
 /// use leasehold_cell::objects::{fence, object_store};
 /// let store = object_store::memory::InMemory::new();
 /// let manifest = "table/manifest".into();
@@ -128,7 +129,7 @@ impl Guarded for Object<'_> {
 /// # Ok(())
 /// # }
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// # runtime.block_on(example(leasehold_core::FencingToken::new(1).unwrap())).unwrap();
 /// ```
 pub async fn put(
     store: &dyn ObjectStore,
@@ -152,7 +153,7 @@ pub async fn put(
 /// The errors of [`put`].
 ///
 /// ```
-/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::FencingToken) -> leasehold_core::Result<()> {
 /// use leasehold_cell::objects::{fence, object_store};
 /// let store = object_store::memory::InMemory::new();
 /// // A table's writer adds a file to its manifest, without lost updates and without late writers.
@@ -166,7 +167,7 @@ pub async fn put(
 /// # Ok(())
 /// # }
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// # runtime.block_on(example(leasehold_core::FencingToken::new(1).unwrap())).unwrap();
 /// ```
 pub async fn change(
     store: &dyn ObjectStore,
@@ -190,14 +191,14 @@ pub async fn change(
 /// The errors of [`put`].
 ///
 /// ```
-/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// # async fn example(guard: leasehold_core::FencingToken) -> leasehold_core::Result<()> {
 /// use leasehold_cell::objects::{fence, object_store};
 /// let store = object_store::memory::InMemory::new();
 /// assert_eq!(fence::read(&store, &"table/manifest".into(), &guard).await?, None);
 /// # Ok(())
 /// # }
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// # runtime.block_on(example(leasehold_core::FencingToken::new(1).unwrap())).unwrap();
 /// ```
 pub async fn read(
     store: &dyn ObjectStore,
@@ -222,24 +223,25 @@ fn explain(error: &Driver) -> Error {
         _ => (ErrorKind::Unreachable, "the object store does not respond", "retry"),
     };
     let error = shown(&error.to_string());
-    Error::new(kind, what).with_hint(hint).during("fence").because(error)
+    Error::new(kind, what).with_hint(hint).with_operation("fence").with_source(error)
 }
 
 #[cfg(test)]
 mod tests {
     use futures_util::stream::BoxStream;
-    use leasehold_core::Token;
+    use leasehold_core::FencingToken;
     use object_store::PutPayload;
     use object_store::memory::InMemory;
 
     use super::*;
 
-    fn token(n: u64) -> Token {
-        Token::new(n).unwrap()
+    fn token(n: u64) -> FencingToken {
+        FencingToken::new(n).unwrap()
     }
 
+    // R35
     #[tokio::test]
-    async fn r35_a_stale_token_changes_no_object() {
+    async fn a_stale_token_changes_no_object() {
         let (store, path) = (InMemory::new(), Path::from("a/b"));
         put(&store, &path, token(5), b"five").await.unwrap();
         put(&store, &path, token(5), b"five again").await.unwrap();
@@ -247,28 +249,30 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
         let stale = error.stale_token().unwrap();
         assert_eq!((stale.seen, stale.offered), (token(5), token(4)));
-        // Who reads closes the door behind it, also where what is there stays the same.
+        // A read presents its token as well, although the content does not change.
         assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"five again");
         let error = change(&store, &path, token(6), |_| Some(vec![])).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
         assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"five again");
     }
 
-    /// The late one has read before the next holder came by, and writes after it.
+    // R35
+    /// The late writer reads before the next holder writes, and writes after that.
     #[tokio::test]
-    async fn r35_who_read_before_the_next_holder_came_by_is_refused() {
+    async fn writer_that_read_before_the_next_holder_is_refused() {
         let (store, path) = (InMemory::new(), Path::from("a"));
         put(&store, &path, token(5), b"same").await.unwrap();
         let late = Object { store: &store, path: &path };
         let (_, read_before) = late.look().await.unwrap();
-        // The same value, under a greater token.
+        // The next holder writes the same value with a higher token.
         put(&store, &path, token(7), b"same").await.unwrap();
         let value = b"leasehold fence 1 5\nlate".to_vec();
         assert!(!late.write(value, &read_before).await.unwrap());
         assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"same");
     }
 
-    /// As a driver or a proxy that repeats each write, and passes on the answer to the repetition.
+    /// An object store whose driver or proxy repeats each write, and returns the answer to the
+    /// repetition.
     #[derive(Debug)]
     struct Repeating(InMemory);
 
@@ -337,9 +341,9 @@ mod tests {
         }
     }
 
-    /// Two tasks under one token append the same line: neither is lost, and none is there twice.
+    /// Two tasks with the same token append the same line. Neither line is lost or written twice.
     #[tokio::test]
-    async fn a_change_is_done_once_though_each_write_is_repeated_on_its_way() {
+    async fn change_is_applied_once_although_a_proxy_repeats_writes() {
         let (store, path) = (Repeating(InMemory::new()), Path::from("a"));
         for lines in 1..=20 {
             let mut came_by = false;
@@ -351,11 +355,11 @@ mod tests {
                 let value = [b"leasehold fence 1 5\n".as_slice(), &b"x\n".repeat(lines)].concat();
                 assert!(
                     !rival.write(value, &read).await.unwrap(),
-                    "it takes the other's for its own"
+                    "a task took the other task's write for its own"
                 );
             } else {
                 change(&store, &path, token(5), |old| {
-                    assert!(!std::mem::replace(&mut came_by, true), "done twice");
+                    assert!(!std::mem::replace(&mut came_by, true), "the change was made twice");
                     append(old)
                 })
                 .await
@@ -366,8 +370,9 @@ mod tests {
         }
     }
 
+    // S90
     #[tokio::test]
-    async fn s90_an_object_without_a_mark_stays() {
+    async fn object_without_a_fence_header_is_not_overwritten() {
         let (store, path) = (InMemory::new(), Path::from("a"));
         for foreign in
             ["", "{}", "leasehold fence 1 x\n", "leasehold fence 1 007\n", "leasehold fence 1 7"]

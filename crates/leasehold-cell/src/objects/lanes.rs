@@ -1,15 +1,19 @@
-//! How many requests of one client are under way at once, and which go first.
+//! Limits the number of concurrent requests of a client, and gives some of them priority.
 //!
-//! An object store has no connection that requests share: each has one of its own, which is a socket, and a part of the
-//! rate that the store grants. So they are bounded. A release of thousands of locks, or the cleanup after an outage,
-//! would otherwise take all sockets of the program.
+//! The requests of an object store do not share a connection. Each one needs a socket and a part of
+//! the rate that the store allows, so their number is limited. Otherwise a release of thousands of
+//! locks, or the cleanup after an outage, would use all sockets of the program.
 //!
-//! - *The touch of the session* waits for nothing: there is one at a time, and all holds depend on it.
-//! - *Renewals* have a lane of their own, so that they never wait behind joins, releases and cleanup.
-//! - *An object that hung* when it was last looked at has to share a narrow lane with others like it, until it answers.
-//!   So objects that hang cannot fill the lane of the renewals, however many there are. They come in an order by
-//!   chance each time, so that one that answers again is found though others go on hanging.
-//! - *A request's time begins with its turn*. A turn that does not come within that time is told as an outage.
+//! - *The renewal of the session* waits for nothing. There is only one such renewal at a time, and
+//!   all holds depend on it.
+//! - *Renewals of claims* have a lane of their own, so they never wait for joins, releases and
+//!   cleanup.
+//! - *An object whose last read hung* shares a narrow lane with others like it until a read of it
+//!   succeeds. So such objects cannot fill the lane of the renewals, however many there are. They
+//!   are read in a random order each time, so an object that can be read again is found even if
+//!   others still hang.
+//! - *The time limit of a request starts at its turn*. A request whose turn does not come within
+//!   its time limit is reported as an outage.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -17,30 +21,30 @@ use std::sync::Mutex;
 use leasehold_core::kit::locked;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// How many requests are under way in each lane.
+/// Maximum number of concurrent requests in each lane.
 const ORDINARY: usize = 48;
 const RENEWALS: usize = 96;
 const HUNG: usize = 32;
-/// So many objects that hung are kept in mind.
+/// Maximum number of objects that are remembered as hung.
 const MOST: usize = 4_096;
 
-/// What a request is for.
+/// The purpose of a request, which determines its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// The session: at once.
+    /// Renewal of the session, which is not limited.
     Free,
     Ordinary,
     Renewal,
-    /// The renewal of what hung.
+    /// Renewal of a claim whose object hung.
     Hung,
 }
 
 tokio::task_local! {
-    /// The lane of the requests that are sent by this task.
+    /// The lane of requests that this task sends.
     pub(super) static LANE: Lane;
 }
 
-/// See the module's documentation.
+/// The lanes of one client. See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Lanes {
     ordinary: Semaphore,
@@ -57,12 +61,12 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// The lane of a renewal that looks at this object.
+    /// Returns the lane for a renewal that reads the object `key`.
     pub(super) fn of(&self, key: &str) -> Lane {
         if locked(&self.hanging).contains(key) { Lane::Hung } else { Lane::Renewal }
     }
 
-    /// Whether this object hung.
+    /// Records whether the last read of the object `key` hung.
     pub(super) fn note(&self, key: &str, hung: bool) {
         let mut hanging = locked(&self.hanging);
         if !hung {
@@ -72,7 +76,7 @@ impl Lanes {
         }
     }
 
-    /// Waits for the turn of a request of this task. `None`: it needs none.
+    /// Waits for the turn of a request of this task. Returns `None` if the lane is not limited.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         let lane = LANE.try_with(|lane| *lane).unwrap_or(Lane::Ordinary);
         let semaphore = match lane {
@@ -81,7 +85,7 @@ impl Lanes {
             Lane::Renewal => &self.renewals,
             Lane::Hung => &self.hung,
         };
-        // Never closed.
+        // The semaphore is never closed.
         semaphore.acquire().await.ok()
     }
 }
@@ -96,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_never_wait_behind_anything_else_nor_behind_what_hangs() {
+    fn renewals_never_wait_for_other_or_hanging_requests() {
         let lanes = Lanes::default();
         let mut turns = Vec::new();
         let mut take = |lane: Lane| {
@@ -116,8 +120,8 @@ mod tests {
         }
         while take(lanes.of("a")) {}
         assert!(!take(lanes.of("b")));
-        assert!(take(lanes.of("c")), "a renewal waits");
-        assert!(take(Lane::Free), "the session waits");
+        assert!(take(lanes.of("c")), "a renewal has to wait");
+        assert!(take(Lane::Free), "the session's request has to wait");
         lanes.note("b", false);
         assert_eq!(lanes.of("b"), Lane::Renewal);
         assert!(!is_done(LANE.scope(Lane::Ordinary, lanes.turn())));

@@ -1,7 +1,8 @@
-//! An object, said as the object store's driver understands it.
+//! Reads and writes objects with the object store's driver.
 //!
-//! The driver never repeats a request by itself: the second of a write that was done would be refused, and
-//! told as if nothing had been written. What was lost is asked again above, by a look.
+//! The driver never repeats a request. If a write that was done were repeated, the repetition would
+//! be refused, and reported as if nothing had been written. After a lost reply, the caller reads
+//! the object.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,18 +23,18 @@ use super::{dates, fault};
 use crate::cells::Version;
 use crate::lasting::{FRAME, Value, Values};
 
-/// What stands between the two parts of a version.
+/// Separates the two parts of a version.
 const AND: char = '\n';
 
-/// Requests of one bucket.
+/// Access to the objects of one bucket.
 pub(super) struct Link {
     store: Arc<dyn ObjectStore>,
-    /// For people.
+    /// Used in error messages.
     url: ObjectsUrl,
-    /// The largest object that may be ours.
+    /// Maximum size of an object that leasehold writes.
     largest: usize,
     lanes: Arc<Lanes>,
-    /// How long an answer may take.
+    /// Time limit for a reply.
     limit: Duration,
 }
 
@@ -54,24 +55,26 @@ impl Link {
         Self { store, url, largest: largest + FRAME, lanes, limit }
     }
 
-    /// Does this when its turn comes.
+    /// Runs the request when its turn comes.
     async fn in_turn<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         let Ok(_turn) = timeout(self.limit, self.lanes.turn()).await else {
             return Err(fault::unreachable(&self.url, "too many requests wait for an answer"));
         };
         match timeout(self.limit, request).await {
             Ok(answer) => answer,
-            Err(_) => Err(fault::unreachable(&self.url, "no answer in time")),
+            Err(_) => Err(fault::unreachable(&self.url, "no reply in time")),
         }
     }
 }
 
 impl Link {
-    /// What is there, ours or not: of what is larger than anything of ours, nothing.
+    /// Reads an object, even if another program wrote it. An object that is too large to be one of
+    /// leasehold's is returned as empty.
     async fn get_now(&self, key: &str) -> Result<Option<Value>> {
         let path = path(key)?;
         let mut told = self.store.get(&path).await;
-        // A connection that the server closes as it is used again: a look may be sent twice.
+        // The server may close an idle connection just when it is used again, so a read is repeated
+        // once.
         if let Err(error @ Driver::Generic { .. }) = &told
             && !fault::is_busy(error)
         {
@@ -98,14 +101,14 @@ impl Link {
         on: Option<&Version>,
     ) -> Result<Option<Version>> {
         let mode = on.map_or(PutMode::Create, |read| PutMode::Update(condition(read)));
-        // Who caches what everybody may read would show what was.
+        // A cache of a public object would return an old state.
         let attributes = Attributes::from_iter([(Attribute::CacheControl, "no-store")]);
         let options = PutOptions { attributes, ..PutOptions::from(mode) };
         match self.store.put_opts(&path(key)?, bytes.into(), options).await {
             Ok(done) => version(done.e_tag, done.version).map(Some),
             Err(Driver::AlreadyExists { .. } | Driver::Precondition { .. }) => Ok(None),
             Err(Driver::NotModified { .. }) => Ok(None),
-            // Of an object that is gone; a bucket that is gone refuses what is new as well.
+            // The object to replace is gone. If the bucket is missing, creations fail as well.
             Err(Driver::NotFound { .. }) if on.is_some() => Ok(None),
             Err(error) => Err(fault::of(&self.url, &error)),
         }
@@ -140,7 +143,7 @@ impl Values for Link {
 
     async fn keys(&self, beginning: &str) -> Result<Vec<String>> {
         use futures_util::TryStreamExt;
-        // Lists are of folders.
+        // The driver can only list folders.
         let folder = beginning.rsplit_once('/').map_or("", |(folder, _)| folder);
         let listed = self.store.list(Some(&path(folder)?));
         let listed = listed
@@ -150,15 +153,16 @@ impl Values for Link {
     }
 }
 
-/// Where a cell is, under its own key: what is escaped there stays as it is.
+/// Returns the path of a cell, which is its key without further escaping.
 fn path(key: &str) -> Result<Path> {
     Path::parse(key).map_err(|error| {
         Error::new(ErrorKind::Config, format!("invalid object key {key:?}"))
-            .because(error.to_string())
+            .with_source(error.to_string())
     })
 }
 
-/// A tag, or a number, or both: which of them counts is the driver's to know.
+/// Returns a version from an ETag, a version number, or both. The driver decides which of them it
+/// uses.
 fn version(tag: Option<String>, number: Option<String>) -> Result<Version> {
     if tag.is_none() && number.is_none() {
         let what = "the object store returns neither an ETag nor a version, so it cannot write \
@@ -168,7 +172,7 @@ fn version(tag: Option<String>, number: Option<String>) -> Result<Version> {
     Ok(Version(format!("{}{AND}{}", tag.unwrap_or_default(), number.unwrap_or_default())))
 }
 
-/// Whether the bucket kept versions as this was written.
+/// Returns whether the bucket had versioning enabled when `version` was written.
 pub(super) fn is_versioned(version: &Version) -> bool {
     version.0.split_once(AND).is_some_and(|(_, number)| !number.is_empty())
 }

@@ -1,11 +1,13 @@
-//! Whether the object store does what a condition says: some servers, and proxies before them, do not know
-//! the headers, leave them out and write.
+//! Checks that the object store obeys write conditions. Some servers ignore the headers, and some
+//! proxies drop them, so that writes are unconditional.
 //!
-//! Several create one object at once, and then several replace it: exactly one may do each, and none whose
-//! version is old. A store that has passed is marked, so that a client that connects later reads nothing but the
-//! mark; `doctor` races again. The mark names all that the proof holds for: the endpoint (also one from the environment),
-//! the bucket, the proxy before it, and whether the bucket keeps versions, for some stores judge conditions otherwise
-//! then. A mark is good for a week.
+//! Several requests create one object concurrently, and then several replace it. Exactly one may
+//! succeed each time, and none that names an old version. In a store that passes, the client writes
+//! a mark, so that later clients only read the mark. `doctor` repeats the race.
+//!
+//! The mark contains everything that the result depends on: the endpoint (even if it comes from the
+//! environment), the bucket, the proxy, and whether the bucket has versioning. Some stores treat
+//! conditions differently with versioning. A mark is valid for a week.
 
 use futures_util::future::join_all;
 use leasehold_core::kit::wall_micros;
@@ -17,17 +19,17 @@ use super::url::ObjectsUrl;
 use crate::cells::{Answer, Request, Version};
 use crate::lasting::Lasting;
 
-/// After a race of which some were told to come later.
+/// The pause after a race in which some requests must be retried later.
 const LATER: std::time::Duration = std::time::Duration::from_millis(1_200);
-/// How often doctor has them race.
+/// Number of races that `doctor` runs.
 const ROUNDS: u32 = 3;
-/// How many race.
+/// Number of requests in a race.
 const RIVALS: usize = 4;
 
-/// How long a mark is good, in days.
+/// How long a mark is valid, in days.
 const GOOD_FOR: u64 = 7;
 
-/// Proves it, unless that was done before.
+/// Runs the race, unless there is a valid mark.
 pub(super) async fn once(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<()> {
     let key = format!("{}p", url.prefix);
     let today = wall_micros() / 86_400_000_000;
@@ -48,16 +50,17 @@ pub(super) async fn once(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<()> 
         Answer::Found(found) => Request::Replace { key, value, version: found.version, lives },
         _ => Request::Create { key, value, lives },
     };
-    // Refused, another client has proved it.
+    // If the write is refused, another client has written a mark.
     cells.one(mark).await.map(drop)
 }
 
-/// What a mark says.
+/// The content of a mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mark {
     place: String,
     is_versioned: bool,
-    /// In days since 1970, by the clock of the client that proved it: a wrong clock costs a race.
+    /// Days since 1970, by the clock of the client that ran the race. A wrong clock only causes
+    /// another race.
     day: u64,
 }
 
@@ -79,7 +82,7 @@ impl Mark {
     }
 }
 
-/// The place, and how it is reached.
+/// Returns the bucket, the endpoint and the proxy, which the result of the race depends on.
 fn way(url: &ObjectsUrl) -> String {
     match &url.way {
         Some(way) => format!("{} through {way}", url.place()),
@@ -87,7 +90,7 @@ fn way(url: &ObjectsUrl) -> String {
     }
 }
 
-/// Proves it by a race. Whether the bucket keeps versions.
+/// Runs the race. Returns whether the bucket has versioning.
 pub(super) async fn race(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<bool> {
     let key = format!("{}p:{}", url.prefix, ClaimId::random()?.to_hex());
     let raced = race_for(cells, &key, url).await;
@@ -115,7 +118,7 @@ async fn race_for(cells: &Lasting<Link>, key: &str, url: &ObjectsUrl) -> Result<
     }
 }
 
-/// What the one has written that was let.
+/// Runs concurrent requests, and returns the version written by the only one that succeeded.
 async fn winner(
     cells: &Lasting<Link>,
     requests: impl Iterator<Item = Request>,
@@ -126,7 +129,7 @@ async fn winner(
     let (mut winner, mut unknown) = (None, None);
     for answer in answers {
         let answer = match answer {
-            // One that is told to come later, as Google does with several changes of an object in a second.
+            // The request must be retried later. Google limits the changes of an object per second.
             Err(error) if error.kind() == ErrorKind::Unreachable => {
                 unknown = Some(error);
                 continue;
@@ -146,7 +149,7 @@ async fn winner(
     winner.ok_or_else(|| unknown.unwrap_or_else(none))
 }
 
-/// What doctor says of the race.
+/// Returns what `doctor` reports about the race.
 pub(super) async fn told(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
     let mut raced = race(cells, url).await;
     for _ in 1..ROUNDS {
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_read_as_it_was_written_and_older_ones_are_none() {
+    fn check_record_is_read_back_and_older_formats_are_ignored() {
         for is_versioned in [false, true] {
             let mark = Mark { place: "s3://b at http://h".into(), is_versioned, day: 20_000 };
             assert_eq!(Mark::read(&mark.written()), Some(mark));

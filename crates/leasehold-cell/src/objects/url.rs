@@ -1,7 +1,8 @@
-//! The store's URL: `s3://bucket/folder?region=…&endpoint=https://…&anonymous=yes&session_ms=…&poll_ms=…`, and
+//! The store's URL:
+//! `s3://bucket/folder?region=…&endpoint=https://…&anonymous=yes&session_ms=…&poll_ms=…`, and
 //! `gs://bucket/folder` and `az://container/folder?account=…` with the same parameters.
 //!
-//! Credentials are never in it: they are found where object_store looks for them.
+//! The URL never contains credentials. object_store finds them in the environment.
 
 use std::time::Duration;
 
@@ -11,38 +12,41 @@ use leasehold_core::{Error, ErrorKind, Result};
 use crate::keys::{invalid, invalid_name};
 use crate::store::Options;
 
-/// Where locks are kept that the URL names no folder for.
+/// The default folder.
 const FOLDER: &str = "leasehold";
-/// The longest folder.
+/// Maximum length of the folder.
 const LONGEST: usize = 200;
-/// The longest pause between two looks, each of which has its price.
+/// Default for the longest pause between two polls, each of which is billed.
 const POLL: Duration = Duration::from_secs(1);
-/// Of no use here, where the endpoint is a URL of its own.
+/// Minimum and maximum of the time limit for a reply, which depends on the interval between
+/// renewals of the session.
+const ANSWER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// Not used, because the endpoint is a separate URL.
 const PORT: u16 = 443;
 
-/// Whose object store it is.
+/// The provider of the object store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cloud {
-    /// Amazon's, or one that speaks its protocol.
+    /// Amazon S3, or a server with the same protocol.
     #[cfg(feature = "s3")]
     S3 { region: Option<String> },
-    /// Google's.
+    /// Google Cloud Storage.
     #[cfg(feature = "gs")]
     Gs,
-    /// Microsoft's.
+    /// Azure Blob Storage.
     #[cfg(feature = "az")]
     Az { account: Option<String>, is_emulator: bool },
 }
 
 impl Cloud {
-    /// What the URL says of it.
+    /// Takes the provider's own parameters from the URL.
     fn take(scheme: &str, parts: &mut UrlParts) -> Result<Self> {
         match scheme {
             #[cfg(feature = "s3")]
             "s3" => Ok(Self::S3 { region: parts.take("region") }),
             #[cfg(feature = "gs")]
             "gs" => {
-                // Nothing but what all have.
+                // `gs:` has only the common parameters.
                 let _ = parts;
                 Ok(Self::Gs)
             }
@@ -66,7 +70,7 @@ impl Cloud {
         }
     }
 
-    /// What the variables of its credentials begin with.
+    /// Returns the prefix of the environment variables for credentials.
     pub(super) fn variables(&self) -> &'static str {
         match self {
             #[cfg(feature = "s3")]
@@ -78,7 +82,7 @@ impl Cloud {
         }
     }
 
-    /// What there must be for us to have credentials.
+    /// Returns a hint about how to set credentials.
     pub(super) fn credentials(&self) -> &'static str {
         match self {
             #[cfg(feature = "s3")]
@@ -90,7 +94,7 @@ impl Cloud {
         }
     }
 
-    /// Whether the environment has those.
+    /// Returns whether the environment has credentials.
     pub(super) fn has_credentials(&self) -> bool {
         let variable = match self {
             #[cfg(feature = "s3")]
@@ -103,7 +107,7 @@ impl Cloud {
         std::env::var_os(variable).is_some_and(|value| !value.is_empty())
     }
 
-    /// Where credentials may be that are not looked for, and what to do about that.
+    /// Returns a hint about credentials that are not read.
     pub(super) fn not_read(&self) -> &'static str {
         match self {
             #[cfg(feature = "s3")]
@@ -122,7 +126,7 @@ impl Cloud {
         }
     }
 
-    /// What to set for a bucket that demands a checksum or an encryption.
+    /// Returns what to set for a bucket that requires a checksum or encryption.
     pub(super) fn demands(&self) -> &'static str {
         match self {
             #[cfg(feature = "s3")]
@@ -136,7 +140,7 @@ impl Cloud {
         }
     }
 
-    /// The rights that locks need.
+    /// Returns the permissions that locks need.
     pub(super) fn rights(&self) -> &'static str {
         match self {
             #[cfg(feature = "s3")]
@@ -173,17 +177,17 @@ impl Cloud {
     }
 }
 
-/// What a URL says.
+/// The content of a URL.
 #[derive(Clone, Debug)]
 pub(super) struct ObjectsUrl {
     pub(super) cloud: Cloud,
     pub(super) bucket: String,
-    /// What all keys begin with, up to a slash.
+    /// The prefix of all keys, which ends with a slash.
     pub(super) prefix: String,
     pub(super) endpoint: Option<String>,
-    /// The proxy before it, if there is one.
+    /// The proxy for the endpoint, if there is one.
     pub(super) way: Option<String>,
-    /// Requests are not signed.
+    /// Whether requests are unsigned.
     pub(super) is_anonymous: bool,
     pub(super) session: Duration,
     pub(super) poll: Duration,
@@ -193,7 +197,7 @@ fn refused<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
     Err(Error::new(ErrorKind::Config, what).with_hint(hint.into()))
 }
 
-/// Whether a parameter says so.
+/// Returns whether a parameter is `yes`; the default is `no`.
 fn yes(parts: &mut UrlParts, key: &str) -> Result<bool> {
     match parts.take(key).as_deref() {
         None | Some("no") => Ok(false),
@@ -227,10 +231,7 @@ impl ObjectsUrl {
         let bucket = match parts.hosts.as_slice() {
             [host] if host.port == PORT => host.name.clone(),
             _ => {
-                return refused(
-                    "the URL must name exactly one bucket",
-                    format!("write it as {form}"),
-                );
+                return refused("the URL must name exactly one bucket", format!("use {form}"));
             }
         };
         if let Some(endpoint) = endpoint.as_deref().filter(|endpoint| !is_endpoint(endpoint)) {
@@ -244,7 +245,13 @@ impl ObjectsUrl {
         Ok(Self { cloud, bucket, prefix, endpoint, way, is_anonymous, session, poll })
     }
 
-    /// What the marks of other endpoints are told from, and people are shown.
+    /// Returns the time limit for a reply, including a new connection.
+    pub(super) fn limit(&self) -> Duration {
+        (self.session / 5).clamp(ANSWER[0], ANSWER[1])
+    }
+
+    /// Returns the bucket and the endpoint, for error messages and to distinguish the marks of
+    /// different endpoints.
     pub(super) fn place(&self) -> String {
         let Self { cloud, bucket, endpoint, .. } = self;
         let scheme = cloud.scheme();
@@ -255,7 +262,7 @@ impl ObjectsUrl {
     }
 }
 
-/// What all keys begin with.
+/// Returns the prefix of all keys.
 fn folder(path: &str) -> Result<String> {
     let folder = match path.trim_matches('/') {
         "" => FOLDER,
@@ -288,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_says() {
+    fn url_parts_and_parameters_are_parsed() {
         let url = ObjectsUrl::parse("s3://locks").unwrap();
         assert_eq!((url.bucket.as_str(), url.prefix.as_str()), ("locks", "leasehold/"));
         assert_eq!((url.endpoint, url.is_anonymous), (None, false));
@@ -312,11 +319,12 @@ mod tests {
         assert_eq!(url.cloud, Cloud::Az { account: None, is_emulator: true });
     }
 
+    // S94
     #[test]
-    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+    fn bad_urls_are_refused_in_one_line_without_secrets() {
         for (bad, says) in [
-            ("s3:locks", "write it as"),
-            ("s3://", "write it as"),
+            ("s3:locks", "use "),
+            ("s3://", "use "),
             ("s3://a,b", "one bucket"),
             ("s3://key:sekret@locks", "the URL contains credentials"),
             ("s3://locks/a//b", "folder \"a//b\""),
@@ -347,7 +355,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_read_or_refused(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "s3://b/f?region=r&endpoint=http%3A%2F%2Fh&anonymous=no&session_ms=5000&poll_ms=20",
             "gs://b/f", "az://c/f?account=a&emulator=yes",
         ])) {

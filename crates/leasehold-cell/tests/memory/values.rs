@@ -1,5 +1,5 @@
-//! An object store in memory that does what proxies and ill stores do: it repeats each write and answers the
-//! repetition, or answers some keys late or never. It counts what it is asked.
+//! An object store in memory with faults of proxies and stores. It repeats each write and returns
+//! the answer to the repetition, or it answers some keys late or never. It counts the requests.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -18,10 +18,10 @@ struct State {
     all: BTreeMap<String, (Vec<u8>, u64)>,
     writes: u64,
     repeats: bool,
-    /// Looks at keys that end so fail.
+    /// Reads of keys with these endings fail.
     ill: Vec<String>,
     takes: Duration,
-    /// How often each key was looked at and written.
+    /// Number of reads and writes of each key.
     asked: BTreeMap<String, [u64; 2]>,
 }
 
@@ -30,22 +30,22 @@ impl Objects {
         work(&mut self.0.lock().unwrap())
     }
 
-    /// Each write is done, and then refused as it is repeated.
+    /// Does each write twice, so that the repetition is refused.
     pub(crate) fn repeat(&self, repeats: bool) {
         self.with(|state| state.repeats = repeats);
     }
 
-    /// From now on looks at keys that end so are answered by an error.
+    /// Makes reads of keys with this ending fail from now on.
     pub(crate) fn fail(&self, ends: &str) {
         self.with(|state| state.ill.push(ends.to_owned()));
     }
 
-    /// How long each answer takes.
+    /// Sets the time that each reply takes.
     pub(crate) fn take(&self, takes: Duration) {
         self.with(|state| state.takes = takes);
     }
 
-    /// How many looks and writes there were since this was last asked, at keys that contain this.
+    /// Returns the number of reads and writes of keys that contain `part`, and resets all counts.
     pub(crate) fn asked(&self, part: &str) -> [u64; 2] {
         self.with(|state| {
             let asked = state.asked.iter().filter(|(key, _)| key.contains(part));

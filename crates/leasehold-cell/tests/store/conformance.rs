@@ -1,7 +1,7 @@
 //! The conformance suite on this crate's stores.
 
 leasehold_conformance::conformance_suite!(memcached, async {
-    // Nobody has held anything there before.
+    // The server is new, so no client can have lost a hold there.
     let url = format!("{}?restart_delay_ms=0", testbed::memcached().url());
     leasehold::connect(url).await.unwrap()
 });

@@ -1,7 +1,10 @@
-//! All tests of the stores on memcached, NATS and object stores, in one program, so that their waits overlap.
+//! All tests of the stores on memcached, NATS and object stores. They are one program, so that
+//! their waits overlap.
 //!
-//! A test that breaks a server starts its own. The others share one of each kind (`testbed`).
+//! A test that breaks a server starts its own. The others share one server of each kind
+//! (`testbed`).
 
+mod addresses;
 mod conformance;
 mod fence_cells;
 mod memcached_leases;

@@ -1,4 +1,4 @@
-//! memcached: what is kept, what is forgotten, and what becomes of those who hold.
+//! memcached: what a server keeps and loses, and how this affects holders.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,20 @@ use leasehold::{ErrorKind, LostReason};
 use leasehold_test_support::*;
 use testbed::{Memcached, Proxy, Setup};
 
-/// Sessions of a second: the server's cells live for four.
+/// Sessions of one second, for which the server's cells live four seconds.
 const SHORT: &str = "?session_ms=1000";
-/// Nobody is let in for so long after everything was forgotten, by the server's clock.
+/// Time for which no lock is granted after a loss of data, by the server's clock.
 const CLOSED: Duration = Duration::from_millis(3_200);
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_a_restart_forgets_and_the_lock_is_closed_until_nobody_believes() {
+fn restarted_server_grants_nothing_until_old_leases_expire() {
     run(async {
         let server = Memcached::start();
         let url = server.url() + SHORT;
         let (ours, other) = (connect(&url).await, connect(&url).await);
-        // It is new, which is the same to us.
+        // A new server is treated like one that has lost its data.
         let error = ours.mutex("a").try_lock().await.unwrap_err();
         assert!(error.kind() == ErrorKind::Unreachable, "{error}");
         assert!(format!("{error:#}").contains("restarted or emptied, or is new"), "{error}");
@@ -30,11 +31,12 @@ fn r36_a_restart_forgets_and_the_lock_is_closed_until_nobody_believes() {
             let last = guard.token();
             let began = Instant::now();
             forget(&server);
-            // One who asks for the first time, and one who has asked before.
+            // In the first round this client has never requested the lock before, in the second it
+            // has.
             let next = other.mutex("a").lock_timeout(PATIENCE).await.unwrap();
             assert!(began.elapsed() >= CLOSED, "{:?}", began.elapsed());
-            assert!(!guard.is_held(), "two hold");
-            assert!(next.token() > last, "{} after {last}", next.token());
+            assert!(!guard.is_held(), "two clients hold the lock");
+            assert!(next.token() > last, "token {} after {last}", next.token());
             next.release().await.unwrap();
             guard = ours.mutex("a").lock_timeout(PATIENCE).await.unwrap();
             assert!(guard.is_held());
@@ -42,8 +44,9 @@ fn r36_a_restart_forgets_and_the_lock_is_closed_until_nobody_believes() {
     });
 }
 
+// R36
 #[test]
-fn r36_an_evicted_lock_is_found_lost_and_tokens_rise() {
+fn lock_deleted_by_the_server_is_reported_lost_and_tokens_rise() {
     run(async {
         let server = testbed::memcached();
         let url = server.url() + "?restart_delay_ms=0";
@@ -58,7 +61,7 @@ fn r36_an_evicted_lock_is_found_lost_and_tokens_rise() {
     });
 }
 
-/// Fills every size of values, until none is taken.
+/// Stores values of each size until none is accepted.
 fn fill(server: &Memcached) {
     use std::io::{BufRead, BufReader, Write};
     let stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
@@ -84,33 +87,36 @@ fn fill(server: &Memcached) {
     }
 }
 
-/// What is written where there is no room is refused, and what stood there is gone.
+// R36
+/// A write without room is refused, and the old value is lost.
 #[test]
-fn r36_a_server_without_room_closes_all_locks() {
+fn server_out_of_memory_grants_no_locks() {
     run(async {
         let server = Memcached::with(Setup::new().arg("-M").arg("-m").arg("8"));
         let url = server.url() + SHORT;
         let (ours, other, late) = (connect(&url).await, connect(&url).await, connect(&url).await);
-        // Each has its session, and the lock's value as it was.
+        // Each client gets its session and knows the lock's value.
         for locks in [&late, &other] {
             locks.mutex("a").lock().await.unwrap().release().await.unwrap();
         }
         let guard = ours.mutex("a").lease(Duration::from_secs(1)).lock().await.unwrap();
         fill(&server);
-        // Those who wait for it write, and are refused.
+        // A client that waits for the lock writes, and is refused.
         let waits = other.mutex("a").lock_timeout(Duration::from_millis(300)).await;
-        assert!(waits.is_err(), "two hold");
-        assert_eq!(server.say("mg leasehold:l:a s"), ["EN"], "the lock's value is gone");
+        assert!(waits.is_err(), "two clients hold the lock");
+        assert_eq!(server.say("mg leasehold:l:a s"), ["EN"], "the lock's value still exists");
         while guard.is_held() {
             let tried = late.mutex("a").try_lock().await;
-            assert!(tried.is_err() || !guard.is_held(), "two hold");
+            assert!(tried.is_err() || !guard.is_held(), "two clients hold the lock");
         }
     });
 }
 
-/// A client that is cut off: its lock is free when its session is over, and it knows that before.
+// R46
+/// A client is partitioned. Its lock is free when its session has expired, and the client knows
+/// earlier.
 #[test]
-fn r46_a_client_that_is_cut_off_is_replaced_and_knows_it_first() {
+fn partitioned_client_notices_its_loss_before_the_next_grant() {
     run(async {
         let server = testbed::memcached();
         let proxy = Proxy::before(server.port());
@@ -122,18 +128,22 @@ fn r46_a_client_that_is_cut_off_is_replaced_and_knows_it_first() {
         let began = Instant::now();
         let next = other.mutex("cut").lock_timeout(PATIENCE).await.unwrap();
         let (took, recovery) = (began.elapsed(), other.guarantees().recovery);
-        assert!(!guard.is_held(), "two hold");
+        assert!(!guard.is_held(), "two clients hold the lock");
         assert!(next.token() > guard.token());
         assert!(took >= Duration::from_secs(1), "{took:?}");
-        assert!(took < recovery + PATIENCE / 6, "{took:?}, where {recovery:?} is stated");
-        println!("free {took:?} after its holder was cut off, {recovery:?} is stated");
+        assert!(
+            took < recovery + PATIENCE / 6,
+            "took {took:?}, but the stated recovery time is {recovery:?}"
+        );
+        println!("free {took:?} after the partition of its holder, stated: {recovery:?}");
     });
 }
 
-/// The server stands still for longer than any session, and goes on: nobody believes meanwhile, and one
-/// holds afterwards.
+// S14
+/// The server is paused for longer than any session. No client holds the lock in the meantime, and
+/// one does afterwards.
 #[test]
-fn s14_a_server_that_was_stopped_goes_on() {
+fn paused_server_grants_again_after_resuming() {
     run(async {
         let server = Memcached::start();
         let url = server.url() + SHORT + "&restart_delay_ms=0";
@@ -149,13 +159,13 @@ fn s14_a_server_that_was_stopped_goes_on() {
 }
 
 #[test]
-fn require_and_doctor_say_what_it_cannot_keep() {
+fn require_and_doctor_report_missing_guarantees() {
     run(async {
         let server = Memcached::with(Setup::new().arg("-m").arg("2"));
         for wanted in [
             Guarantee::ExclusiveOnStoreCrash,
             Guarantee::TokenDurability(Durability::Machine),
-            Guarantee::AtLeast,
+            Guarantee::MinHold,
         ] {
             let refused = leasehold::builder().require(wanted).connect(server.url()).await;
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported, "{wanted}");
@@ -171,7 +181,7 @@ fn require_and_doctor_say_what_it_cannot_keep() {
         assert_eq!(found(server.url() + "?restart_delay_ms=0").await, [delay, possible]);
         let kept = Memcached::with(Setup::new().arg("-M"));
         assert_eq!(found(kept.url()).await, [new]);
-        // More than it has room for.
+        // More than the server has room for.
         let filling = "x".repeat(100_000);
         for n in 0..100 {
             server.say(&format!("set filling{n} 0 0 100000\r\n{filling}"));

@@ -1,29 +1,31 @@
-//! memcached: what calls cost, and what becomes of them when something goes wrong on the way.
+//! memcached: the costs of calls, and faults during calls.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::store::Evict;
 use leasehold::store::cell::{CellStore, memcached};
-use leasehold::{Builder, ErrorKind, Leasehold};
+use leasehold::{Builder, Client, ErrorKind};
 use leasehold_test_support::*;
 use testbed::{Memcached, Proxy, Setup};
 use tokio::runtime::Handle;
 
-/// Nobody has held anything there before.
+/// The server is new, so no client can have lost a hold there.
 const NEW: &str = "?restart_delay_ms=0";
 
-async fn with_store(server: &Memcached) -> (Leasehold, Arc<CellStore>) {
+async fn with_store(server: &Memcached) -> (Client, Arc<CellStore>) {
     let url = server.url() + NEW;
     let store = Arc::new(memcached::connect(&url, &Handle::current()).await.unwrap());
     (Builder::default().store(store.clone()).unwrap(), store)
 }
 
+// R36
 #[test]
-fn r36_a_pair_is_two_round_trips_and_a_failed_try_two() {
+fn pairs_and_failed_tries_take_two_round_trips_each() {
     const PAIRS: u64 = 200;
     run(async {
-        // Of its own: what others write there is not counted.
+        // A separate server, so that only our own writes are counted.
         let server = &Memcached::start();
         let (locks, store) = with_store(server).await;
         let (others, theirs) = with_store(server).await;
@@ -33,31 +35,36 @@ fn r36_a_pair_is_two_round_trips_and_a_failed_try_two() {
             locks.mutex("r36").lock().await.unwrap().release().await.unwrap();
         }
         let pairs = store.round_trips() - before;
-        // A touch of the session may come between.
-        assert!((2 * PAIRS..2 * PAIRS + 4).contains(&pairs), "{pairs} for {PAIRS} pairs");
+        // A renewal of the session may be among them.
+        assert!(
+            (2 * PAIRS..2 * PAIRS + 4).contains(&pairs),
+            "{pairs} round trips for {PAIRS} pairs"
+        );
         let guard = locks.mutex("r36").lock().await.unwrap();
         others.mutex("r36").try_lock().await.unwrap_err();
         let (before, written) = (theirs.round_trips(), server.figure("cmd_set"));
         others.mutex("r36").try_lock().await.unwrap_err();
         assert!(theirs.round_trips() - before <= 3, "{}", theirs.round_trips() - before);
-        assert_eq!(server.figure("cmd_set"), written, "a failed try wrote something");
+        assert_eq!(server.figure("cmd_set"), written, "a failed try_lock wrote to the store");
         guard.release().await.unwrap();
     });
 }
 
+// S06
 #[test]
-fn s06_lost_replies_are_recognised() {
+fn each_lost_reply_is_recognized() {
     run(async {
         let server = testbed::memcached();
         let proxy = Proxy::before(server.port());
         let url = proxy.in_front_of(server.port(), &(server.url() + NEW));
         let (ours, witness) = (connect(&url).await, connect(&(server.url() + NEW)).await);
-        lost_replies_are_recognised(&proxy, &ours, &witness, 12).await;
+        lost_replies_are_recognized(&proxy, &ours, &witness, 12).await;
     });
 }
 
+// S90
 #[test]
-fn s90_foreign_values_are_told_of_and_stay() {
+fn foreign_values_are_reported_and_kept() {
     run(async {
         let server = testbed::memcached();
         let locks = connect(&(server.url() + NEW)).await;
@@ -68,7 +75,7 @@ fn s90_foreign_values_are_told_of_and_stay() {
         assert!(format!("{error:#}").contains("set another prefix or folder"), "{error}");
         locks.evict("s90-foreign", Evict::Holders).await.unwrap_err();
         assert_eq!(server.say(&format!("get {key}"))[1], "42");
-        // Larger than anything of ours: not even read.
+        // The value is larger than any of ours, so it is not even read.
         let big = "x".repeat(1_040_000);
         server.say(&format!("set {key} 0 0 {}\r\n{big}", big.len()));
         locks.mutex("s90-foreign").try_lock().await.unwrap_err();
@@ -76,8 +83,9 @@ fn s90_foreign_values_are_told_of_and_stay() {
     });
 }
 
+// S94
 #[test]
-fn s94_connection_mistakes_name_the_fix() {
+fn connection_mistakes_name_the_fix() {
     run(async {
         let told = async |url: String| {
             let error = leasehold::connect(url).await.unwrap_err();
@@ -99,7 +107,7 @@ fn s94_connection_mistakes_name_the_fix() {
         let no_cas = Memcached::with(Setup::new().arg("-C"));
         let (kind, text) = told(no_cas.url()).await;
         assert!(kind == ErrorKind::Config && text.contains("-C"), "{text}");
-        // With users, in a file.
+        // A server with users in a file.
         let users = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(users.path(), "lh:sekret\n").unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
@@ -108,7 +116,7 @@ fn s94_connection_mistakes_name_the_fix() {
         let closed = Memcached::with(Setup::new().arg("-Y").arg(path));
         let (kind, text) = told(closed.url()).await;
         assert!(kind == ErrorKind::Denied && text.contains("user:password@"), "{text}");
-        let with = |who: &str| closed.url().replace("//", &format!("//{who}@")) + NEW;
+        let with = |user: &str| closed.url().replace("//", &format!("//{user}@")) + NEW;
         let (kind, text) = told(with("lh:sekret2")).await;
         assert!(kind == ErrorKind::Denied && text.contains("check the URL"), "{text}");
         let locks = connect(&with("lh:sekret")).await;
@@ -117,9 +125,69 @@ fn s94_connection_mistakes_name_the_fix() {
     });
 }
 
-/// Each of 32 clients takes the lock again and again: nobody is kept out, and all get about as much.
 #[test]
-fn r10_thirty_two_clients_of_memcached_get_on() {
+fn tls_is_verified() {
+    run(async {
+        let server = Memcached::with(Setup::new().client_certificates());
+        let certificates = server.certificates();
+        let url = format!("{}{NEW}&ca={}", server.url(), certificates.authority().display());
+        let shows = |(cert, key): (&Path, &Path)| {
+            format!("{url}&cert={}&key={}", cert.display(), key.display())
+        };
+        let locks = connect(&shows(certificates.client())).await;
+        release(locks.mutex("tls").lock().await.unwrap()).await;
+        // Listing the keys uses a separate connection.
+        assert!(locks.list("").await.unwrap().is_empty());
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        let authority = |one: &testbed::Certificates| one.authority().display().to_string();
+        let unknown = shows(certificates.client());
+        let unknown = unknown.replace(&authority(certificates), &authority(&other));
+        for (bad, says) in [
+            (url.clone(), "cert= and key="),
+            (shows(other.client()), "cert= and key="),
+            (unknown, "invalid peer certificate"),
+            (shows(certificates.client()).replace("memcacheds:", "memcached:"), "needs TLS"),
+            (shows((certificates.client().0, other.client().1)), "does not match"),
+        ] {
+            let error = leasehold::connect(&bad).await.unwrap_err();
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    });
+}
+
+#[test]
+fn changed_password_is_reread_for_the_next_connection() {
+    run(async {
+        let (users, file) =
+            (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(users.path(), mode).unwrap();
+        std::fs::write(users.path(), "lh:old\n").unwrap();
+        std::fs::write(file.path(), "old").unwrap();
+        let server = Memcached::with(Setup::new().arg("-Y").arg(users.path().to_str().unwrap()));
+        let url = server.url().replace("//", "//lh@") + NEW;
+        let locks = connect(&format!("{url}&password_file={}", file.path().display())).await;
+        std::fs::write(users.path(), "lh:new\n").unwrap();
+        server.restart();
+        doctor::until(async || match locks.inspect("changed").await {
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                error.to_string().contains("accepted before")
+            }
+            Ok(_) => false,
+        })
+        .await;
+        std::fs::write(file.path(), "new").unwrap();
+        doctor::until(async || locks.inspect("changed").await.is_ok()).await;
+    });
+}
+
+// R10
+/// Each of 32 clients acquires the lock repeatedly. None is starved, and all get about equally many
+/// turns.
+#[test]
+fn thirty_two_clients_of_memcached_all_make_progress() {
     run(async {
         thirty_two_get_on(
             &(testbed::memcached().url() + NEW),
@@ -130,9 +198,9 @@ fn r10_thirty_two_clients_of_memcached_get_on() {
     });
 }
 
-/// A crowd that one connection cannot carry is refused, and nobody's hold is lost by it.
+/// Joins are refused if one connection cannot carry that many claims, and no hold is lost.
 #[test]
-fn a_crowd_beyond_the_limit_is_refused_and_the_others_stay() {
+fn joins_beyond_the_claim_limit_are_refused_without_losing_holds() {
     use leasehold::store::{Joined, Mode, Renew, Renewal, Store};
     use leasehold::{Claim, Kind, Name};
     const MOST: usize = 500;
@@ -148,7 +216,7 @@ fn a_crowd_beyond_the_limit_is_refused_and_the_others_stay() {
             let one = claim();
             store.join(&one, Mode::Wait).await.unwrap();
             all.push(one);
-            // They are heartbeats too.
+            // Each claim is also renewed.
             if all.len() % 100 == 0 {
                 let renewals: Vec<Renew> =
                     all.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();

@@ -1,13 +1,15 @@
-//! memcached, several servers: where names are, one that is gone, and lists that differ.
+//! memcached with several servers: the server of a name, one server that is unreachable, and lists
+//! that differ.
 
 use std::time::{Duration, Instant};
 
 use leasehold::doctor::Severity;
-use leasehold::{ErrorKind, Guard, Leasehold};
+use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_test_support::*;
 use testbed::Memcached;
 
-/// Sessions of a second, and nobody has held anything there before.
+/// `SHORT` has sessions of one second. `NEW` is for new servers, on which no client can have lost a
+/// hold.
 const SHORT: &str = "?session_ms=1000";
 const NEW: &str = "?restart_delay_ms=0";
 
@@ -20,8 +22,12 @@ fn url(servers: &[&Memcached], parameters: &str) -> String {
     format!("memcached://{}/{parameters}", hosts.join(","))
 }
 
-/// Takes so many locks, and tells how many queues each server has.
-async fn held(locks: &Leasehold, names: usize, servers: &[Memcached]) -> (Vec<Guard>, Vec<usize>) {
+/// Acquires this many locks, and returns the number of queues on each server.
+async fn held(
+    locks: &Client,
+    names: usize,
+    servers: &[Memcached],
+) -> (Vec<MutexGuard>, Vec<usize>) {
     let mut guards = Vec::new();
     for n in 0..names {
         guards.push(locks.mutex(format!("job-{n}")).try_lock().await.unwrap());
@@ -33,8 +39,8 @@ async fn held(locks: &Leasehold, names: usize, servers: &[Memcached]) -> (Vec<Gu
     (guards, servers.iter().map(queues).collect())
 }
 
-/// A lock that is on this server, by the word of the server itself.
-async fn on(locks: &Leasehold, server: &Memcached) -> (String, Guard) {
+/// Returns a lock that is on this server, as the server itself shows.
+async fn on(locks: &Client, server: &Memcached) -> (String, MutexGuard) {
     for n in 0.. {
         let name = format!("on-{}-{n}", server.port());
         let guard = locks.mutex(&*name).lock_timeout(PATIENCE).await.unwrap();
@@ -46,8 +52,9 @@ async fn on(locks: &Leasehold, server: &Memcached) -> (String, Guard) {
     unreachable!()
 }
 
+// R36
 #[test]
-fn r36_names_are_shared_out_whatever_the_order_and_listed_together() {
+fn names_are_spread_in_any_server_order_and_listed_together() {
     const NAMES: usize = 60;
     run(async {
         let servers = three();
@@ -56,7 +63,7 @@ fn r36_names_are_shared_out_whatever_the_order_and_listed_together() {
         let (guards, queues) = held(&ours, NAMES, &servers).await;
         assert_eq!(queues.iter().sum::<usize>(), NAMES);
         assert!(queues.iter().all(|n| *n >= 8), "{queues:?}");
-        // In another order, the same locks.
+        // The order of servers does not matter.
         let other = connect(&url(&[c, a, b], NEW)).await;
         assert_eq!(ours.identity(), other.identity());
         for n in 0..NAMES {
@@ -79,11 +86,13 @@ fn r36_names_are_shared_out_whatever_the_order_and_listed_together() {
     });
 }
 
-/// One of three is killed: what is on it cannot be had, and whoever held it knows; all else goes on, also for who comes
-/// only now. It comes back empty, and closed until nobody believes.
+// R36
+/// One of three servers is killed. Its locks are not available, and their holders find out. Other
+/// locks are not affected, even for a client that connects now. The server comes back empty, and
+/// grants nothing until all old holds have ended.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_one_of_three_servers_is_gone_and_others_go_on() {
+fn locks_on_other_servers_survive_the_loss_of_one() {
     run(async {
         let servers = three();
         let [a, b, c] = &servers;
@@ -96,17 +105,23 @@ fn r36_one_of_three_servers_is_gone_and_others_go_on() {
         let late = connect(&at).await;
         let error = late.mutex(&*gone).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(format!("{error:#}").contains(&b.port().to_string()), "which one: {error}");
+        assert!(
+            format!("{error:#}").contains(&b.port().to_string()),
+            "the error does not name the server: {error}"
+        );
         let error = late.mutex(&*kept).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-        // A list without what is there would be taken for all.
+        // A list without that server's locks would look complete.
         let error = late.list("").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(format!("{error:#}").contains(&b.port().to_string()), "which one: {error}");
+        assert!(
+            format!("{error:#}").contains(&b.port().to_string()),
+            "the error does not name the server: {error}"
+        );
         let found = late.diagnose().await.unwrap();
         assert!(found.iter().any(|finding| finding.id == "server-gone"), "{found:?}");
         tokio::time::timeout(PATIENCE, lost.lost()).await.unwrap();
-        // Nobody pays for its neighbour: for longer than any lease.
+        // The other servers' locks are not lost, even after a time longer than any lease.
         tokio::time::sleep(Duration::from_secs(3).saturating_sub(began.elapsed())).await;
         assert!(guard.is_held(), "{guard:?}");
         guard.release().await.unwrap();
@@ -125,11 +140,13 @@ fn r36_one_of_three_servers_is_gone_and_others_go_on() {
     });
 }
 
-/// Who names other servers would look for a lock elsewhere: it is refused, whichever came first, until the servers have
-/// forgotten the old list; and then nobody is let in while one may hold by it.
+// R36
+/// A client with another list of servers would look for a lock elsewhere, so it gets an error
+/// whichever client came first. This ends when the servers have lost the old list. Then no lock is
+/// granted while an old hold may exist.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_clients_with_another_list_are_refused() {
+fn clients_with_a_different_server_list_are_refused() {
     run(async {
         let servers = three();
         let [a, b, c] = &servers;
@@ -146,22 +163,23 @@ fn r36_clients_with_another_list_are_refused() {
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         };
         told(all.clone()).await;
-        // By another name, and one of them alone.
+        // Other names, and one server alone.
         told(url(&[a, b], SHORT).replace("127.0.0.1", "localhost")).await;
         told(url(&[a], SHORT)).await;
-        // By another way, and the same name: the same lock.
+        // Other addresses with the same names are the same locks.
         let names = format!("names=127.0.0.1:{},127.0.0.1:{}&", a.port(), b.port());
         let way = url(&[a, b], &SHORT.replace('?', &format!("?{names}")));
         let way = connect(&way.replace("//127.0.0.1", "//localhost")).await;
         let error = way.mutex(&*name).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-        // As the page says: all have the new list, then every server forgets.
+        // As the documentation says, all clients get the new list, and then all servers lose their
+        // data.
         for server in &servers {
             server.flush();
         }
         let new = connect(&all).await;
         let next = new.mutex(&*name).lock_timeout(PATIENCE).await.unwrap();
-        assert!(!guard.is_held(), "two hold");
+        assert!(!guard.is_held(), "two clients hold the lock");
         assert!(next.token() > guard.token());
         let error = old.mutex(&*name).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -169,7 +187,8 @@ fn r36_clients_with_another_list_are_refused() {
     });
 }
 
-/// Two servers under swapped names are two places for each lock: whoever swaps them is refused.
+/// If two clients swap the names of two servers, each lock is in two places, so the second client
+/// gets an error.
 #[test]
 fn clients_that_swap_two_servers_are_refused() {
     run(async {
@@ -188,7 +207,7 @@ fn clients_that_swap_two_servers_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         let text = format!("{error:#}");
         assert!(text.contains("swapped") && text.lines().count() == 1, "{text}");
-        // The same names the same way, in another order, are the same locks.
+        // The same names for the same servers in another order are the same locks.
         let other = connect(&url(&[b, a], &format!("{NEW}&names=b,a"))).await;
         assert_eq!(ours.identity(), other.identity());
         let error = other.mutex("job-0").try_lock().await.unwrap_err();

@@ -1,8 +1,11 @@
-//! NATS: what people get wrong as they connect, each told in one line that says what to do; what is wrong
-//! with a bucket; what is found by `doctor`.
+//! NATS: mistakes of users when they connect, unsuitable buckets, and findings of `doctor`. Each
+//! error is one line that names the fix.
 
 use std::io::Write;
 use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::nats_common::*;
 use leasehold::ErrorKind;
@@ -11,7 +14,7 @@ use leasehold::store::{Durability, Guarantee};
 use leasehold_test_support::*;
 use testbed::{Nats, NatsCluster, Setup};
 
-/// What is told to whoever connects so.
+/// Returns the error of a failed connection.
 async fn told(url: String) -> (ErrorKind, String) {
     let error = leasehold::connect(&url).await.expect_err(&url);
     let text = format!("{error:#}");
@@ -25,7 +28,7 @@ async fn assert_config(url: String, says: &str) {
     assert!(kind == ErrorKind::Config && text.contains(says), "{says}: {text}");
 }
 
-/// A server of that version, which says no more than that.
+/// Starts a server that only sends a greeting with this version.
 fn of_version(version: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("nats://127.0.0.1:{}", listener.local_addr().unwrap().port());
@@ -44,8 +47,9 @@ fn of_version(version: &str) -> String {
     url
 }
 
+// S94
 #[test]
-fn s94_connection_mistakes_at_nats_name_the_fix() {
+fn connection_mistakes_at_nats_name_the_fix() {
     run(async {
         let closed = Nats::start();
         closed.kill();
@@ -54,7 +58,7 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
             kind == ErrorKind::Unreachable && text.contains("check that it is running"),
             "{text}"
         );
-        // Something else listens there, which says nothing.
+        // Another program listens there and sends nothing.
         let (kind, text) = told(format!("nats://127.0.0.1:{}", testbed::redis().port())).await;
         assert!(kind == ErrorKind::Unreachable && text.contains("host and port"), "{text}");
         assert_config(Nats::without_jetstream().url(), "-js").await;
@@ -68,12 +72,12 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
         let token = Nats::with(Setup::new().arg("--auth").arg("sekret"));
         let (kind, text) = told(token.url()).await;
         assert!(kind == ErrorKind::Denied && text.contains("token@host"), "{text}");
-        let with = |server: &Nats, who: &str| server.url().replace("//", &format!("//{who}@"));
+        let with = |server: &Nats, user: &str| server.url().replace("//", &format!("//{user}@"));
         let (kind, _) = told(with(&token, "sekret2")).await;
         assert_eq!(kind, ErrorKind::Denied);
         connect(&with(&token, "sekret")).await;
 
-        // Users with less than they need.
+        // Users without some of the permissions.
         let rules = r#"
             authorization { users: [
                 { user: "lh", password: "sekret", permissions: {
@@ -93,7 +97,7 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
         let server = Nats::with(Setup::new().arg("-c").arg(file.path().to_str().unwrap()));
         let (kind, text) = told(with(&server, "lh:wrong-sekret")).await;
         assert!(kind == ErrorKind::Denied && text.contains("user:password@"), "{text}");
-        // The bucket is not there, and it may not make it.
+        // The bucket does not exist, and this user may not create it.
         let (kind, text) = told(with(&server, "lh:sekret") + "/locks").await;
         assert!(kind == ErrorKind::Denied && text.contains("$KV.locks.>"), "{text}");
         connect(&(with(&server, "maker:sekret") + "/locks")).await;
@@ -101,7 +105,7 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
         assert!(locks.mutex("a").lock().await.unwrap().is_held());
         assert!(!format!("{locks:?}").contains("sekret"));
         let reader = connect(&(with(&server, "reader:sekret") + "/locks")).await;
-        assert!(reader.read("a").await.is_ok());
+        assert!(reader.inspect("a").await.is_ok());
         let error = reader.mutex("b").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         assert!(format!("{error:#}").contains("allow it to publish"), "{error}");
@@ -109,7 +113,7 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
 }
 
 #[test]
-fn a_bucket_that_breaks_locks_is_refused_by_the_name_of_the_setting() {
+fn unsafe_bucket_is_refused_with_the_name_of_the_setting() {
     run(async {
         let server = Nats::start();
         let make = |bucket: &str, more: &str| {
@@ -133,14 +137,14 @@ fn a_bucket_that_breaks_locks_is_refused_by_the_name_of_the_setting() {
             make(bucket, &more);
             assert_config(format!("{}/{bucket}", server.url()), says).await;
         }
-        // What `nats kv add --marker-ttl=1m` makes.
+        // As created by `nats kv add --marker-ttl=1m`.
         make(
             "good",
             &format!(r#"{ends},"subject_delete_marker_ttl":60000000000,"allow_direct":true"#),
         );
         let locks = connect(&(server.url() + "/good?create=no")).await;
         let guard = locks.mutex("a").lock().await.unwrap();
-        // It is made worse while it is in use.
+        // The settings become worse while the bucket is in use.
         let found = async || {
             let found = locks.diagnose().await.unwrap();
             found.iter().map(|found| (found.id, found.severity)).collect::<Vec<_>>()
@@ -154,7 +158,7 @@ fn a_bucket_that_breaks_locks_is_refused_by_the_name_of_the_setting() {
         assert!(edited.contains("\"max_age\":600000000000"), "{edited}");
         let (broken, room) = (("bucket", Severity::Broken), ("room", Severity::Broken));
         assert_eq!(found().await, [broken, room, one, sync]);
-        // It is full.
+        // The bucket is full.
         let error = locks.mutex("b").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         drop(guard);
@@ -162,13 +166,13 @@ fn a_bucket_that_breaks_locks_is_refused_by_the_name_of_the_setting() {
 }
 
 #[test]
-fn require_and_doctor_say_what_nats_cannot_keep() {
+fn require_and_doctor_report_guarantees_missing_in_nats() {
     run(async {
         let server = testbed::nats();
         for wanted in [
             Guarantee::GrantDurability(Durability::Disk),
             Guarantee::TokenDurability(Durability::Majority),
-            Guarantee::AtLeast,
+            Guarantee::MinHold,
             Guarantee::LockDelay,
         ] {
             let refused = leasehold::builder().require(wanted).connect(server.url()).await;
@@ -184,17 +188,18 @@ fn require_and_doctor_say_what_nats_cannot_keep() {
             let found = locks.diagnose().await.unwrap_or_default();
             found.iter().map(|found| found.id).collect::<Vec<_>>()
         };
-        until("all are well", async || ids().await == ["sync-interval"]).await;
+        until("all members are well", async || ids().await == ["sync-interval"]).await;
         let leader = cluster.leader("KV_leasehold");
         cluster.kill((leader + 1) % 3);
-        until("doctor names who is away", async || ids().await.contains(&"members")).await;
+        until("doctor reports the unreachable member", async || ids().await.contains(&"members"))
+            .await;
         drop(guard);
     });
 }
 
-/// New names and new clients are refused before the bucket is so full that nobody could renew.
+/// New names and new clients get an error before the bucket is so full that no client could renew.
 #[test]
-fn a_bucket_that_fills_up_keeps_room_for_those_who_hold() {
+fn filling_bucket_keeps_room_for_renewals_of_holders() {
     run(async {
         let server = Nats::start();
         let url = server.url() + "/full?session_ms=2000";
@@ -218,13 +223,157 @@ fn a_bucket_that_fills_up_keeps_room_for_those_who_hold() {
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         assert!(error.to_string().contains("four fifths"), "{error}");
         let bytes = stream.info().await.unwrap().state.bytes;
-        assert!(bytes < 60_000 / 100 * 95, "{bytes} are used");
-        // For longer than a session.
+        assert!(bytes < 60_000 / 100 * 95, "{bytes} bytes are used");
+        // Longer than a session.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         assert!(guard.is_held() && held.iter().all(|guard| guard.is_held()));
         let found = locks.diagnose().await.unwrap();
         let after = stream.info().await.unwrap().state.bytes;
-        assert!(found.iter().any(|found| found.id == "room"), "{bytes}, then {after}: {found:?}");
+        assert!(
+            found.iter().any(|found| found.id == "room"),
+            "{bytes} bytes used, then {after}: {found:?}"
+        );
         guard.release().await.unwrap();
+    });
+}
+
+#[test]
+fn a_server_may_require_a_client_certificate() {
+    run(async {
+        let server = Nats::with(Setup::new().client_certificates());
+        let certificates = server.certificates();
+        let url = format!("{}?ca={}", server.url(), certificates.authority().display());
+        let shows = |(cert, key): (&Path, &Path)| {
+            format!("{url}&cert={}&key={}", cert.display(), key.display())
+        };
+        let locks = connect(&shows(certificates.client())).await;
+        release(locks.mutex("tls").lock().await.unwrap()).await;
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        for bad in [url.clone(), shows(other.client())] {
+            let (kind, text) = told(bad).await;
+            assert!(kind == ErrorKind::Denied && text.contains("cert=FILE"), "{text}");
+        }
+        let (cert, _) = certificates.client();
+        assert_config(format!("{url}&cert={}", cert.display()), "given together").await;
+        assert_config(shows((cert, Path::new("/no/such/file"))), "key=").await;
+        assert_config(shows((cert, other.client().1)), "TLS handshake").await;
+        // The server's own certificate is checked.
+        let unknown = url.replace(
+            &certificates.authority().display().to_string(),
+            &other.authority().display().to_string(),
+        );
+        assert_config(unknown, "ca=FILE").await;
+    });
+}
+
+/// An attacker on the path can offer a connection without TLS.
+#[test]
+fn client_that_requires_tls_never_connects_without_it() {
+    run(async {
+        let plain = Nats::start();
+        assert_config(plain.url().replace("nats:", "natss:"), "does not use TLS").await;
+        let server = Nats::with(Setup::new().tls());
+        let url = server.url().replace("nats:", "natss:");
+        let locks =
+            connect(&format!("{url}?ca={}", server.certificates().authority().display())).await;
+        release(locks.mutex("tls").lock().await.unwrap()).await;
+    });
+}
+
+/// A grant is accepted if it names the claim, which is a random number of 128 bits, and its token.
+/// Both are in the bucket, and messages contain them only when the claim already holds.
+#[test]
+fn user_that_may_only_notify_cannot_fake_a_grant() {
+    use futures_util::StreamExt;
+    use leasehold::store::cell::nats::async_nats::ConnectOptions;
+    run(async {
+        let rules = r#"
+            authorization { users: [
+                { user: "lh", password: "lh" }
+                { user: "spy", password: "spy", permissions: {
+                    publish: ["leasehold.locks.>"], subscribe: ["leasehold.locks.>"]
+                } }
+            ] }
+        "#;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), rules).unwrap();
+        let server = Nats::with(Setup::new().arg("-c").arg(file.path().to_str().unwrap()));
+        let spy = ConnectOptions::with_user_and_password("spy".into(), "spy".into());
+        let spy = spy.connect(server.url()).await.unwrap();
+        let mut heard = spy.subscribe("leasehold.locks.>").await.unwrap();
+        spy.flush().await.unwrap();
+        let url = server.url().replace("//", "//lh:lh@") + "/locks";
+        let clients = [connect(&url).await, connect(&url).await];
+        let released = Arc::new(AtomicBool::new(true));
+        let waits = |client: usize| lock_in_task(&clients[client], "app", &released);
+        let mut guard = clients[0].mutex("app").lock().await.unwrap();
+        let mut said: Vec<(String, String)> = Vec::new();
+        for turn in 1..=4 {
+            let waiter = waits(turn % 2);
+            until_queued(&clients[0], "app", 2).await;
+            release(guard).await;
+            guard = waiter.await.unwrap().0;
+        }
+        while said.iter().filter(|(_, said)| said.starts_with("granted ")).count() < 4 {
+            let message = tokio::time::timeout(PATIENCE, heard.next()).await.unwrap().unwrap();
+            let text = String::from_utf8(message.payload.to_vec()).unwrap();
+            said.push((message.subject.to_string(), text));
+        }
+        released.store(false, Ordering::SeqCst);
+        let waiter = waits(1);
+        until_queued(&clients[0], "app", 2).await;
+        for (subject, _) in &said {
+            for (_, text) in &said {
+                spy.publish(subject.clone(), text.clone().into()).await.unwrap();
+                let Some((id, token)) = text.rsplit_once(' ') else { continue };
+                for more in 1..50 {
+                    let Ok(token) = token.parse::<u64>() else { continue };
+                    let text = format!("{id} {}", token + more);
+                    spy.publish(subject.clone(), text.into()).await.unwrap();
+                }
+            }
+        }
+        // The server delivers all of these messages before the next grant.
+        spy.flush().await.unwrap();
+        released.store(true, Ordering::SeqCst);
+        release(guard).await;
+        let (granted, was_released) = waiter.await.unwrap();
+        assert!(was_released, "a forged message caused a grant");
+        release(granted).await;
+    });
+}
+
+/// The server closes the connections of a user whose password is changed.
+#[test]
+fn changed_password_is_reread_for_the_next_connection() {
+    run(async {
+        let (settings, file) =
+            (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let change = |password: &str| {
+            let users = format!("authorization {{ user: lh, password: {password} }}\n");
+            std::fs::write(settings.path(), users).unwrap();
+        };
+        change("old");
+        std::fs::write(file.path(), "old").unwrap();
+        let server = Nats::with(Setup::new().arg("-c").arg(settings.path().to_str().unwrap()));
+        let url = server.url().replace("//", "//lh@");
+        let url = format!("{url}/locks?password_file={}", file.path().display());
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        let guard = locks.mutex("changed").lock().await.unwrap();
+        let lock = other.mutex("changed");
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        until_queued(&locks, "changed", 2).await;
+        change("new");
+        server.reload();
+        until("the old password is refused", async || server.log().contains("uthentication error"))
+            .await;
+        std::fs::write(file.path(), "new").unwrap();
+        until("the client is connected again", async || {
+            locks.inspect("changed").await.is_ok_and(|shown| shown.is_some())
+        })
+        .await;
+        release(guard).await;
+        release(waiter.await.unwrap().unwrap()).await;
     });
 }

@@ -1,4 +1,4 @@
-//! NATS: sessions that end by the server's clock, servers that are killed and stopped.
+//! NATS: sessions that expire by the server's clock, and servers that are killed or paused.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,14 @@ use leasehold::ErrorKind;
 use leasehold_test_support::*;
 use testbed::{Nats, Proxy};
 
-/// Sessions of a second: their messages live for three.
+/// Sessions of one second, whose messages live three seconds.
 const SHORT: &str = "/?session_ms=1000";
 
-/// A client that is cut off: its lock is free when its session is over, and it knows that before.
+// R46
+/// A client is partitioned. Its lock is free when its session has expired, and the client knows
+/// earlier.
 #[test]
-fn r46_a_client_that_is_cut_off_from_nats_is_replaced_and_knows_it_first() {
+fn partitioned_nats_client_notices_its_loss_before_the_next_grant() {
     run(async {
         let server = testbed::nats();
         let proxy = Proxy::before(server.port());
@@ -25,12 +27,15 @@ fn r46_a_client_that_is_cut_off_from_nats_is_replaced_and_knows_it_first() {
         let began = Instant::now();
         let next = other.mutex("cut").lock_timeout(PATIENCE).await.unwrap();
         let (took, recovery) = (began.elapsed(), other.guarantees().recovery);
-        assert!(!guard.is_held(), "two hold");
+        assert!(!guard.is_held(), "two clients hold the lock");
         assert!(next.token() > guard.token());
         assert!(took >= Duration::from_secs(1), "{took:?}");
-        assert!(took < recovery + PATIENCE / 6, "{took:?}, where {recovery:?} is stated");
-        println!("free {took:?} after its holder was cut off, {recovery:?} is stated");
-        // It comes back, with a new session.
+        assert!(
+            took < recovery + PATIENCE / 6,
+            "took {took:?}, but the stated recovery time is {recovery:?}"
+        );
+        println!("free {took:?} after the partition of its holder, stated: {recovery:?}");
+        // The client comes back with a new session.
         proxy.refuse(false);
         next.release().await.unwrap();
         let again = cut_off.mutex("cut").lock_timeout(PATIENCE).await.unwrap();
@@ -38,9 +43,10 @@ fn r46_a_client_that_is_cut_off_from_nats_is_replaced_and_knows_it_first() {
     });
 }
 
-/// Touches whose answers are lost: the session goes on.
+// S14
+/// The session continues although replies to its renewals are lost.
 #[test]
-fn s14_a_session_outlives_answers_that_are_lost() {
+fn session_survives_lost_replies() {
     run(async {
         let server = testbed::nats();
         let proxy = Proxy::before(server.port());
@@ -49,7 +55,7 @@ fn s14_a_session_outlives_answers_that_are_lost() {
         let guard = ours.mutex("s14").lock().await.unwrap();
         for _ in 0..4 {
             proxy.drop_replies_after(0);
-            // At least one touch.
+            // Long enough for at least one renewal.
             tokio::time::sleep(Duration::from_millis(1_300)).await;
             proxy.pass_replies();
             proxy.cut();
@@ -63,7 +69,7 @@ fn s14_a_session_outlives_answers_that_are_lost() {
 }
 
 #[test]
-fn a_server_that_is_killed_comes_back_with_what_it_kept() {
+fn killed_server_restarts_with_its_locks_and_queue() {
     run(async {
         let server = Nats::start();
         let url = server.url();
@@ -75,17 +81,17 @@ fn a_server_that_is_killed_comes_back_with_what_it_kept() {
             last = guard.token().get();
             let lock = other.mutex("kept");
             let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
-            until("it stands in the queue", async || {
-                let shown = ours.read("kept").await.ok().flatten();
+            until("the waiter is in the queue", async || {
+                let shown = ours.inspect("kept").await.ok().flatten();
                 shown.is_some_and(|shown| shown.claims.len() == 2)
             })
             .await;
             server.kill();
             tokio::time::sleep(Duration::from_millis(500)).await;
             server.restart();
-            until("it answers", async || ours.read("kept").await.is_ok()).await;
+            until("the server replies", async || ours.inspect("kept").await.is_ok()).await;
             assert!(guard.is_held() && !waiting.is_finished());
-            let shown = ours.read("kept").await.unwrap().unwrap();
+            let shown = ours.inspect("kept").await.unwrap().unwrap();
             assert_eq!(shown.holders().next().unwrap().token.unwrap().get(), last);
             release(guard).await;
             let next = waiting.await.unwrap().unwrap();
@@ -96,10 +102,11 @@ fn a_server_that_is_killed_comes_back_with_what_it_kept() {
     });
 }
 
-/// The server stands still for longer than any session, and goes on: nobody believes meanwhile, and one
-/// holds afterwards.
+// S14
+/// The server is paused for longer than any session. No client holds the lock in the meantime, and
+/// one does afterwards.
 #[test]
-fn s14_a_nats_server_that_was_stopped_goes_on() {
+fn paused_nats_server_grants_again_after_resuming() {
     run(async {
         let server = Nats::start();
         let url = server.url() + SHORT;
@@ -114,9 +121,9 @@ fn s14_a_nats_server_that_was_stopped_goes_on() {
     });
 }
 
-/// A client that goes leaves nothing behind: its lock is free at once.
+/// A client that closes leaves nothing behind, so its lock is free immediately.
 #[test]
-fn who_closes_is_gone_at_once() {
+fn closing_client_frees_its_locks_immediately() {
     run(async {
         let server = testbed::nats();
         let (ours, other) = (connect(&server.url()).await, connect(&server.url()).await);

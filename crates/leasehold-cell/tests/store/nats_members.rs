@@ -1,24 +1,26 @@
-//! A cluster of three NATS servers: killed, stopped, parted, while locks are held and waited for.
+//! A cluster of three NATS servers, which are killed, paused or partitioned while locks are held
+//! and waited for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-// Members may be electing a leader.
+// The servers may be electing a leader.
 use crate::nats_common::*;
 use leasehold::store::Survival;
-use leasehold::{ErrorKind, Guard, Leasehold, LostReason, State};
+use leasehold::{Client, ErrorKind, LostReason, MutexGuard, State};
 use leasehold_test_support::*;
 use testbed::{Cut, NatsCluster, in_own_network};
 
 const STREAM: &str = "KV_leasehold";
-/// Elections take up to ten seconds.
+/// Long enough for elections, which take up to ten seconds.
 const LEASE: Duration = Duration::from_secs(60);
 const LONG: &str = "/?session_ms=60000";
 
-/// The leader is killed, or stopped, while one holds and one waits: nobody loses anything, and it goes on.
+/// The leader is killed or paused while one client holds and another waits. Neither of them loses
+/// anything, and the cluster continues.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_leader_that_is_killed_or_stopped_costs_no_hold_and_no_turn() {
+fn killed_or_paused_leader_costs_no_hold_and_no_queue_position() {
     run(async {
         let cluster = Arc::new(NatsCluster::start());
         let url = cluster.url() + LONG;
@@ -44,8 +46,9 @@ fn a_leader_that_is_killed_or_stopped_costs_no_hold_and_no_turn() {
             } else {
                 cluster.stop(leader)
             }
-            until("another leader answers", async || clients[2].read("kept").await.is_ok()).await;
-            println!("round {round}: answers again after {:?}", began.elapsed());
+            until("another leader replies", async || clients[2].inspect("kept").await.is_ok())
+                .await;
+            println!("round {round}: the new leader replies after {:?}", began.elapsed());
             assert!(guard.is_held() && !waiting.is_finished());
             release(guard).await;
             let next = waiting.await.unwrap().unwrap();
@@ -63,12 +66,11 @@ fn a_leader_that_is_killed_or_stopped_costs_no_hold_and_no_turn() {
     });
 }
 
-/// A holder that is with a member which is parted from the others believes no longer than until the next one
-/// holds; and what that member tells of the sessions of others lets nobody in.
+/// A holder's server is partitioned from the others. The holder relies on its hold at most until
+/// the next client holds. What that server reports about other sessions grants nothing.
 #[test]
-fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
-    let name =
-        "nats_members::a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in";
+fn isolated_member_grants_nothing_and_its_holder_notices_the_loss() {
+    let name = "nats_members::isolated_member_grants_nothing_and_its_holder_notices_the_loss";
     in_own_network(name, || {
         run(async {
             let cluster = NatsCluster::separable();
@@ -78,7 +80,8 @@ fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
             for cut in [Cut::Off, Cut::Mute] {
                 let leader = cluster.leader(STREAM);
                 let of = |n: usize| format!("nats://127.0.0.1:{}{session}", cluster.port(n));
-                // One with the leader, which is parted; the others with the rest.
+                // One client uses the leader, which is partitioned. The others use the other
+                // servers.
                 let parted = connect_patiently(&of(leader)).await;
                 let other = connect_patiently(&of((leader + 1) % 3)).await;
                 let third = connect_patiently(&of((leader + 2) % 3)).await;
@@ -93,9 +96,14 @@ fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
                 until_queued(&third, &name, 2).await;
                 cluster.cut(leader, cut);
                 let (next, state) = waiting.await.unwrap();
-                assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+                assert_eq!(
+                    state,
+                    State::Lost(LostReason::Expired),
+                    "{name}: two clients hold the lock"
+                );
                 assert!(next.token() > guard.token());
-                // The parted member may take the next one's session for over; nobody is let in by that.
+                // The partitioned server may consider the new holder's session dead, which grants
+                // nothing.
                 let end = Instant::now() + Duration::from_secs(8);
                 while Instant::now() < end {
                     let error = parted.mutex(&*name).try_lock().await.unwrap_err();
@@ -113,7 +121,7 @@ fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
+fn nats_without_a_majority_grants_nothing_and_reports_it() {
     run(async {
         let cluster = NatsCluster::start();
         let locks = connect_patiently(&(cluster.url() + "/?session_ms=4000")).await;
@@ -124,7 +132,8 @@ fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Expired);
-        // The last one finds out in a while that it is alone, and lets one connect until then; no more.
+        // The last server takes a while to notice that it is alone. Until then a client can
+        // connect, but not acquire a lock.
         let error = match leasehold::connect(cluster.url()).await {
             Err(error) => error,
             Ok(fresh) => fresh.mutex("other").try_lock().await.unwrap_err(),
@@ -132,14 +141,14 @@ fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         cluster.restart(0);
-        until("it is granted again", async || {
-            let got: Option<Guard> = again(&locks).await;
+        until("the lock is granted again", async || {
+            let got: Option<MutexGuard> = again(&locks).await;
             got.is_some()
         })
         .await;
     });
 }
 
-async fn again(locks: &Leasehold) -> Option<Guard> {
+async fn again(locks: &Client) -> Option<MutexGuard> {
     locks.mutex("m").lock_timeout(PATIENCE / 6).await.ok()
 }

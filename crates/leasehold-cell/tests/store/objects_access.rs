@@ -1,4 +1,4 @@
-//! Objects: what people get wrong as they connect, and object stores that cannot keep locks.
+//! Objects: mistakes of users when they connect, and object stores that cannot store locks.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use testbed::SeaweedFs;
 
 use crate::objects_front::{Does, front};
 
-/// What is told to whoever connects so.
+/// Returns the error of a failed connection.
 async fn told(url: &str) -> (ErrorKind, String) {
     let error = leasehold::connect(url).await.expect_err(url);
     let text = format!("{error:#}");
@@ -18,24 +18,25 @@ async fn told(url: &str) -> (ErrorKind, String) {
     (error.kind(), text)
 }
 
+// S94
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s94_connection_mistakes_at_object_stores_name_the_fix() {
+fn connection_mistakes_at_object_stores_name_the_fix() {
     run(async {
         let closed = SeaweedFs::start();
         closed.kill();
         let (kind, text) = told(&closed.url("s94")).await;
-        assert!(kind == ErrorKind::Unreachable && text.contains("check endpoint"), "{text}");
-        // Something else listens there.
+        assert!(kind == ErrorKind::Unreachable && text.contains("check the endpoint"), "{text}");
+        // Another program listens there.
         let redis = testbed::redis().port();
         let wrong = format!("s3://locks?anonymous=yes&endpoint=http://127.0.0.1:{redis}");
         let (kind, text) = told(&wrong).await;
-        assert!(kind == ErrorKind::Unreachable && text.contains("check endpoint"), "{text}");
-        // Somebody else's bucket.
+        assert!(kind == ErrorKind::Unreachable && text.contains("check the endpoint"), "{text}");
+        // A bucket that requires credentials.
         let guarded = SeaweedFs::guarded("lh", "sekret");
         let (kind, text) = told(&guarded.url("s94")).await;
         assert!(kind == ErrorKind::Denied && text.contains("s3:PutObject"), "{text}");
-        // Nobody's.
+        // Buckets that do not exist.
         let google = testbed::google();
         let (kind, text) = told(&google.url("s94").replace("gs://locks", "gs://nobodys")).await;
         assert!(
@@ -56,7 +57,7 @@ fn s94_connection_mistakes_at_object_stores_name_the_fix() {
 }
 
 #[test]
-fn an_endpoint_that_leaves_conditions_out_is_refused() {
+fn endpoint_that_ignores_write_conditions_is_refused() {
     run(async {
         let server = SeaweedFs::start();
         let careless = front(server.port(), |_| Does::Carelessly);
@@ -66,7 +67,7 @@ fn an_endpoint_that_leaves_conditions_out_is_refused() {
             kind == ErrorKind::Config && text.contains("two clients could hold the same lock"),
             "{text}"
         );
-        // That the bucket was proved from elsewhere is no proof of this way to it.
+        // A check through another endpoint does not count for this one.
         connect(&server.url("a")).await;
         let (kind, text) = told(&url).await;
         assert!(
@@ -76,7 +77,8 @@ fn an_endpoint_that_leaves_conditions_out_is_refused() {
     });
 }
 
-/// Connects as the environment says, when it is called by another test, and prints what came of it.
+/// Connects according to the environment, if another test runs it in a child process, and prints
+/// the result.
 #[test]
 fn connects_as_the_environment_says() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CONNECT") else { return };
@@ -89,7 +91,7 @@ fn connects_as_the_environment_says() {
     });
 }
 
-/// What a process of this environment is told as it connects.
+/// Returns the result of connecting in a process with this environment.
 fn connected(url: &str, environment: &[(&str, String)]) -> String {
     let this = std::env::current_exe().unwrap();
     let mut child = Command::new(this);
@@ -104,10 +106,10 @@ fn connected(url: &str, environment: &[(&str, String)]) -> String {
     line.1.to_owned()
 }
 
-/// Two processes have one URL and two endpoints, by their environments: what was proved of one proves nothing of the
-/// other, and neither takes the other's locks for its own.
+/// Two processes use the same URL with different endpoints from their environments. The check of
+/// one endpoint does not count for the other, and their stores are different.
 #[test]
-fn an_endpoint_from_the_environment_is_an_endpoint_of_its_own() {
+fn endpoint_from_the_environment_is_checked_separately() {
     let server = SeaweedFs::start();
     let careless = front(server.port(), |_| Does::Carelessly);
     let through = |port: u16| {
@@ -118,12 +120,12 @@ fn an_endpoint_from_the_environment_is_an_endpoint_of_its_own() {
     };
     let url = "s3://locks/env?anonymous=yes";
     let direct = connected(url, &through(server.port()));
-    assert!(direct.contains(&server.port().to_string()), "whose locks are they: {direct}");
+    assert!(direct.contains(&server.port().to_string()), "the server is not named: {direct}");
     let told = connected(url, &through(careless));
     assert!(told.contains("two clients could hold"), "{told}");
     let other = front(server.port(), |_| Does::Passes);
     assert_ne!(connected(url, &through(other)), direct);
-    // A profile is not read: that is said at once, and not after questions to a metadata service.
+    // Profiles are not read. The error comes immediately, without a request to a metadata service.
     let profile =
         [("AWS_PROFILE", "p".to_owned()), ("AWS_EC2_METADATA_DISABLED", "true".to_owned())];
     let told = connected("s3://locks/env", &profile);
@@ -131,13 +133,13 @@ fn an_endpoint_from_the_environment_is_an_endpoint_of_its_own() {
 }
 
 #[test]
-fn require_and_doctor_say_what_objects_cannot_keep() {
+fn require_and_doctor_report_guarantees_missing_in_object_stores() {
     run(async {
         let url = testbed::seaweed().url("doctor");
         for wanted in [
             Guarantee::GrantDurability(Durability::Disk),
             Guarantee::Push,
-            Guarantee::AtLeast,
+            Guarantee::MinHold,
             Guarantee::LockDelay,
         ] {
             let refused = leasehold::builder().require(wanted).connect(&url).await;

@@ -1,4 +1,4 @@
-//! Objects: the store is killed, or does not answer; and what is in a lock's place that is not ours.
+//! Objects: the store is killed or does not reply, and foreign objects in a lock's place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -11,9 +11,10 @@ use testbed::{Proxy, SeaweedFs};
 
 use crate::objects_front::{Does, front};
 
+// S44
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s44_an_object_store_that_is_killed_keeps_locks_and_tokens() {
+fn killed_object_store_keeps_locks_and_tokens() {
     run(async {
         let server = SeaweedFs::start();
         let locks = connect(&(server.url("s44") + "&session_ms=60000")).await;
@@ -34,9 +35,10 @@ fn s44_an_object_store_that_is_killed_keeps_locks_and_tokens() {
     });
 }
 
-/// Its client must know that it is over before anybody else is let in.
+// S13
+/// A client must know that its session has ended before another client is granted the lock.
 #[test]
-fn s13_who_is_cut_off_from_the_objects_knows_that_it_lost() {
+fn partitioned_client_of_an_object_store_notices_its_loss() {
     run(async {
         let server = testbed::seaweed();
         let proxy = Proxy::before(server.port());
@@ -53,15 +55,16 @@ fn s13_who_is_cut_off_from_the_objects_knows_that_it_lost() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         proxy.freeze();
         let next = waiting.await.unwrap().unwrap();
-        assert!(!guard.is_held(), "two believe that they hold");
+        assert!(!guard.is_held(), "two clients believe that they hold the lock");
         assert!(next.token() > guard.token());
         proxy.thaw();
         next.release().await.unwrap();
     });
 }
 
+// S90
 #[test]
-fn s90_foreign_objects_are_told_of_and_stay() {
+fn foreign_objects_are_reported_and_kept() {
     run(async {
         let server = testbed::seaweed();
         let locks = connect(&server.url("s90")).await;
@@ -71,25 +74,25 @@ fn s90_foreign_objects_are_told_of_and_stay() {
         assert!(format!("{error:#}").contains("another prefix or folder"), "{error}");
         locks.evict("s90-foreign", Evict::Holders).await.unwrap_err();
         assert_eq!(server.ask("GET", "s90/l:s90-foreign", "").1, "42");
-        // A later version's is not to be gone around.
+        // The error for a newer version's object must not suggest another prefix.
         server.ask("PUT", "s90/l:s90-later", "leasehold object 2 whatever\n");
         let error = locks.mutex("s90-later").try_lock().await.unwrap_err();
         assert!(format!("{error:#}").contains("upgrade this leasehold"), "{error}");
-        // Others are listed all the same, whatever their names are.
+        // Other locks are listed nevertheless, whatever their names.
         let names = ["a b/é.*>", "a.b", "a%2Eb", "..", &"n".repeat(200), &"ü".repeat(250)];
         let _held = names_are_listed_beside(&locks, &names, &["s90-foreign", "s90-later"]).await;
         assert_eq!(locks.list("a.").await.unwrap().len(), 1);
     });
 }
 
-/// The URL, by way of this port.
+/// Returns the URL with this port instead of the server's.
 fn through(url: &str, server: &SeaweedFs, port: u16) -> String {
     url.replace(&server.endpoint(), &format!("http://127.0.0.1:{port}"))
 }
 
-/// A proxy sends each write twice, and passes on the second answer.
+/// A proxy sends each write twice and returns the second reply.
 #[test]
-fn writes_that_a_proxy_repeats_are_neither_lost_nor_done_twice() {
+fn writes_repeated_by_a_proxy_are_neither_lost_nor_applied_twice() {
     run(async {
         let server = testbed::seaweed();
         let port = front(server.port(), |first| match first.starts_with("PUT") {
@@ -103,7 +106,7 @@ fn writes_that_a_proxy_repeats_are_neither_lost_nor_done_twice() {
             guard.release().await.unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
         ours.mutex("a").run(async |_| ()).await.unwrap();
-        // An eviction spares the next holder.
+        // An eviction does not remove the next holder.
         let guard = ours.mutex("b").lock().await.unwrap();
         let waiting = {
             let lock = other.mutex("b");
@@ -118,9 +121,9 @@ fn writes_that_a_proxy_repeats_are_neither_lost_nor_done_twice() {
     });
 }
 
-/// One object hangs, or is answered by an error, for good. All else that the client holds is renewed.
+/// One object always hangs or returns an error. All other holds of the client are renewed.
 #[test]
-fn one_object_that_hangs_or_fails_costs_no_other_hold() {
+fn hanging_or_failing_object_affects_no_other_hold() {
     run(async {
         let server = testbed::seaweed();
         for ill in [Does::Hangs, Does::Says(503, "SlowDown"), Does::Says(500, "InternalError")] {
@@ -158,9 +161,9 @@ fn one_object_that_hangs_or_fails_costs_no_other_hold() {
     });
 }
 
-/// What passes ends no wait, whatever words the store has for it.
+/// Temporary errors do not end a wait, however the store words them.
 #[test]
-fn a_wait_survives_the_passing_errors_of_an_object_store() {
+fn waiter_survives_temporary_errors_of_an_object_store() {
     run(async {
         let server = testbed::seaweed();
         for ill in [
@@ -187,7 +190,7 @@ fn a_wait_survives_the_passing_errors_of_an_object_store() {
                 tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
             };
             crate::nats_common::until_queued(&holder, "passes", 2).await;
-            // Longer than a heartbeat, which is answered by that.
+            // Longer than the interval of renewals, which get this error too.
             is_ill.store(true, SeqCst);
             tokio::time::sleep(Duration::from_millis(2_500)).await;
             assert!(!waiting.is_finished(), "{ill:?}: {:?}", waiting.await);
@@ -198,9 +201,9 @@ fn a_wait_survives_the_passing_errors_of_an_object_store() {
     });
 }
 
-/// Thousands of releases at once are as many requests, but not as many sockets.
+/// Thousands of concurrent releases are as many requests, but use few sockets.
 #[test]
-fn a_crowd_of_releases_shares_few_connections() {
+fn many_concurrent_releases_share_few_connections() {
     const MANY: usize = 400;
     run(async {
         let server = testbed::seaweed();

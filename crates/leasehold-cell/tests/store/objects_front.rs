@@ -1,24 +1,26 @@
-//! A front before an object store that does what proxies and ill stores do: it reads each request and decides.
+//! A proxy before an object store with the faults of proxies and stores. It reads each request and
+//! decides what to do.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
-/// What becomes of a request.
+/// What the proxy does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Does {
     Passes,
-    /// Without the headers that the front does not know, which are those of conditions.
+    /// Passes it on without the conditional headers, like a proxy that does not know them.
     Carelessly,
-    /// It is sent twice, and the second answer is passed on.
+    /// Sends it twice and returns the second reply.
     Twice,
-    /// It is answered by this status and code, and not passed on.
+    /// Replies with this status and code, and does not pass the request on.
     Says(u16, &'static str),
-    /// It is never answered.
+    /// Never replies.
     Hangs,
 }
 
-/// A front before this port, which decides by a request's first line. Its own port.
+/// Starts a proxy before this port, which decides by a request's first line. Returns the proxy's
+/// port.
 pub(crate) fn front(behind: u16, does: impl Fn(&str) -> Does + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -32,7 +34,7 @@ pub(crate) fn front(behind: u16, does: impl Fn(&str) -> Does + Send + Sync + 'st
     port
 }
 
-/// One request, and its answer.
+/// Handles one request.
 fn pass_on(stream: &mut TcpStream, behind: u16, does: &dyn Fn(&str) -> Does) -> Option<()> {
     let mut request = BufReader::new(stream.try_clone().ok()?);
     let mut first = String::new();
@@ -80,7 +82,7 @@ fn pass_on(stream: &mut TcpStream, behind: u16, does: &dyn Fn(&str) -> Does) -> 
             stream.write_all(answer.as_bytes()).ok()
         }
         Does::Hangs => {
-            // Until the client closes it.
+            // Wait until the client closes the connection.
             let _ = request.read(&mut [0; 1]);
             None
         }

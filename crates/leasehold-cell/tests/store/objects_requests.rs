@@ -1,4 +1,4 @@
-//! Objects: what calls cost, who is found gone by how many looks, what becomes of answers that are lost.
+//! Objects: the costs of calls, the detection of dead clients by one read, and lost replies.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -6,23 +6,24 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use leasehold::store::cell::{CellStore, objects};
-use leasehold::{Builder, ErrorKind, Leasehold};
+use leasehold::{Builder, Client, ErrorKind};
 use leasehold_test_support::*;
 use testbed::{Proxy, SeaweedFs};
 use tokio::runtime::Handle;
 
-/// The same URL, by way of the proxy.
+/// Returns the URL with the proxy instead of the server.
 fn through(proxy: &Proxy, server: &SeaweedFs, url: &str) -> String {
     url.replace(&server.endpoint(), &format!("http://127.0.0.1:{}", proxy.port()))
 }
 
-async fn with_store(url: &str) -> (Leasehold, Arc<CellStore>) {
+async fn with_store(url: &str) -> (Client, Arc<CellStore>) {
     let store = Arc::new(objects::connect(url, &Handle::current()).await.unwrap());
     (Builder::default().store(store.clone()).unwrap(), store)
 }
 
+// R13
 #[test]
-fn r13_a_pair_of_objects_is_two_writes_and_a_failed_try_writes_nothing() {
+fn object_store_pairs_take_two_writes_and_failed_tries_write_nothing() {
     const PAIRS: u64 = 50;
     run(async {
         let server = testbed::seaweed();
@@ -35,23 +36,30 @@ fn r13_a_pair_of_objects_is_two_writes_and_a_failed_try_writes_nothing() {
             locks.mutex("r13").lock().await.unwrap().release().await.unwrap();
         }
         let pairs = store.round_trips() - before;
-        // Touches of the session may come between, on a machine that is slow.
-        assert!((2 * PAIRS..2 * PAIRS + 8).contains(&pairs), "{pairs} for {PAIRS} pairs");
+        // On a slow machine, renewals of the session may be among them.
+        assert!(
+            (2 * PAIRS..2 * PAIRS + 8).contains(&pairs),
+            "{pairs} round trips for {PAIRS} pairs"
+        );
         let guard = locks.mutex("r13").lock().await.unwrap();
         others.mutex("r13").try_lock().await.unwrap_err();
         let kept = server.ask("GET", "r13/l:r13", "");
         let before = theirs.round_trips();
         others.mutex("r13").try_lock().await.unwrap_err();
         assert!(theirs.round_trips() - before <= 3, "{}", theirs.round_trips() - before);
-        // Each write puts other digits there.
-        assert_eq!(server.ask("GET", "r13/l:r13", ""), kept, "a failed try wrote something");
+        // Each write would change the digits.
+        assert_eq!(
+            server.ask("GET", "r13/l:r13", ""),
+            kept,
+            "a failed try_lock wrote to the store"
+        );
         guard.release().await.unwrap();
     });
 }
 
-/// What a minute costs, counted before the server: the page of the store has these numbers.
+/// Counts the requests per minute before the server. The page of the store contains these numbers.
 #[test]
-fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
+fn requests_per_minute_match_the_documentation() {
     const SECONDS: u32 = 20;
     run(async {
         let server = testbed::seaweed();
@@ -74,7 +82,7 @@ fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
                 async move { waiter.mutex("minute").lock_timeout(PATIENCE).await.map(drop) },
             );
         crate::nats_common::until_queued(&holder, "minute", 2).await;
-        // The first looks of a wait come soon after one another.
+        // The first polls of a waiter come soon after one another.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let before = asked.each_ref().map(|asked| asked.each_ref().map(|n| n.load(SeqCst)));
         tokio::time::sleep(Duration::from_secs(SECONDS.into())).await;
@@ -82,18 +90,21 @@ fn a_minute_of_one_holder_and_one_waiter_costs_what_the_page_says() {
             (asked[who][what].load(SeqCst) - before[who][what]) * 60 / SECONDS
         };
         let [holds, waits] = [0, 1].map(|who| [minute(who, 0), minute(who, 1)]);
-        println!("looks and writes a minute: who holds {holds:?}, who waits {waits:?}");
-        // 12 looks and 20 writes; 60, 30 and 12 looks and 20 writes: each with one more at either end.
-        assert!(holds[0] <= 18 && holds[1] <= 26, "who holds: {holds:?}");
-        assert!(waits[0] <= 120 && waits[1] <= 26, "who waits: {waits:?}");
+        println!("reads and writes per minute: holder {holds:?}, waiter {waits:?}");
+        // The holder has 12 reads and 20 writes. The waiter has 60, 30 and 12 reads, and 20 writes.
+        // Each may be one more at either end.
+        assert!(holds[0] <= 18 && holds[1] <= 26, "reads and writes of the holder: {holds:?}");
+        assert!(waits[0] <= 120 && waits[1] <= 26, "reads and writes of the waiter: {waits:?}");
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap();
     });
 }
 
-/// The client is cut off for good, and whoever finds it gone has never looked before: by the servers' stamps.
+// P5
+/// The client is cut off permanently. The client that finds it dead has never read the session
+/// before, and uses the servers' timestamps.
 #[test]
-fn p5_one_look_at_objects_is_enough_to_find_who_is_gone() {
+fn one_read_of_an_object_store_detects_an_expired_session() {
     run(async {
         let server = testbed::seaweed();
         let proxy = Proxy::before(server.port());
@@ -102,7 +113,8 @@ fn p5_one_look_at_objects_is_enough_to_find_who_is_gone() {
         let guard = gone.mutex("p5").lock().await.unwrap();
         proxy.refuse(true);
         proxy.cut();
-        // Its session: two seconds, a fifth, two that clocks may be apart, and the grain of a stamp.
+        // The session's 2 s, a fifth of it, and 2 s for the difference between clocks. The sleep
+        // below adds time for the resolution of timestamps.
         let lives = Duration::from_millis(2_000 + 400 + 2_000);
         let cut = Instant::now();
         let early = connect(&url).await;
@@ -110,42 +122,44 @@ fn p5_one_look_at_objects_is_enough_to_find_who_is_gone() {
         tokio::time::sleep((lives + Duration::from_secs(2)).saturating_sub(cut.elapsed())).await;
         let fresh = connect(&url).await;
         let next = fresh.mutex("p5").try_lock().await.unwrap();
-        assert!(!guard.is_held(), "two believe that they hold");
+        assert!(!guard.is_held(), "two clients believe that they hold the lock");
         assert!(next.token() > guard.token());
         next.release().await.unwrap();
     });
 }
 
+// S06
 #[test]
-fn s06_lost_replies_of_an_object_store_are_recognised() {
+fn lost_replies_of_an_object_store_are_recognized() {
     run(async {
         let server = testbed::seaweed();
         let proxy = Proxy::before(server.port());
         let url = server.url("s06") + "&poll_ms=50";
         let ours = connect(&through(&proxy, server, &url)).await;
         let witness = connect(&url).await;
-        lost_replies_are_recognised(&proxy, &ours, &witness, 8).await;
+        lost_replies_are_recognized(&proxy, &ours, &witness, 8).await;
     });
 }
 
-/// All come at once, and again and again: nobody is kept out.
+// R10
+/// All clients start at once and acquire the lock repeatedly. None is starved.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r10_thirty_two_clients_of_an_object_store_get_on() {
+fn thirty_two_clients_of_an_object_store_all_make_progress() {
     run(async {
         let url = testbed::seaweed().url("r10") + "&poll_ms=50";
         thirty_two_get_on(&url, Duration::from_secs(3), Duration::from_secs(15)).await;
     });
 }
 
-/// Another reading of S3's protocol than SeaweedFS's: what is taken for granted must be there too.
+/// Another implementation of S3's protocol than SeaweedFS. It must meet the same assumptions.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn moto_races_and_counts_as_well() {
+fn locks_on_moto_are_exclusive() {
     run(async {
         let server = testbed::Moto::start();
         let url = server.url("counted") + "&poll_ms=50";
-        // Which has raced.
+        // Connecting has run the race.
         let locks = connect(&url).await;
         let counted = Arc::new(AtomicUsize::new(0));
         let mut workers = tokio::task::JoinSet::new();
@@ -169,7 +183,7 @@ fn moto_races_and_counts_as_well() {
         assert_eq!(counted.load(SeqCst), MOTO_WORKERS * MOTO_TURNS);
         tokens.sort_unstable();
         tokens.dedup();
-        assert_eq!(tokens.len(), MOTO_WORKERS * MOTO_TURNS, "a token came again");
+        assert_eq!(tokens.len(), MOTO_WORKERS * MOTO_TURNS, "a token was assigned twice");
         let found = locks.diagnose().await.unwrap();
         assert!(found.iter().all(|found| found.id != "conditions"), "{found:?}");
     });

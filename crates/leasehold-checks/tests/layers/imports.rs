@@ -1,8 +1,9 @@
-//! Which source file of a package takes names from which other.
+//! Finds which source file of a package takes names from which other.
 //!
-//! Every path that begins in the package (`crate::`, `super::`, `self::`, a module of the file's own)
-//! is followed to the file that defines what it names, through re-exports. What only tests see is
-//! left out; so are names inside macros' own definitions, which belong to whoever calls them.
+//! Every path that begins in the package (`crate::`, `super::`, `self::`, a module of the file's
+//! own) is followed to the file that defines the name, through re-exports. Code that only tests use
+//! is left out. Names inside macro definitions are left out as well, because they belong to the
+//! macro's caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,17 +12,17 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Group, TokenStream, TokenTree};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-/// The path of a module within its package: none for the root.
+/// The path of a module within its package. Empty for the root.
 type Module = Vec<String>;
 
 #[derive(Default)]
 struct File {
     at: PathBuf,
-    /// What it takes: a path, as if from the root of the package.
+    /// The paths that it uses, relative to the package root.
     takes: BTreeSet<Module>,
-    /// What others may take from here that is defined elsewhere, by its name here.
+    /// The names that it re-exports from elsewhere, by their names here.
     passes_on: BTreeMap<String, Module>,
-    /// Modules all of whose names are passed on.
+    /// Modules all of whose names are re-exported.
     passes_on_all: Vec<Module>,
 }
 
@@ -29,11 +30,11 @@ pub(crate) struct Package {
     files: BTreeMap<Module, File>,
 }
 
-/// One file takes names from another.
+/// The names that each file takes from each other file.
 type Edges = BTreeMap<Module, BTreeMap<Module, BTreeSet<String>>>;
 
 impl Package {
-    /// Reads what lies under `src` in this directory.
+    /// Reads the files under `src` in this directory.
     pub(crate) fn read(directory: &Path) -> Self {
         let mut files = BTreeMap::new();
         for root in ["src/lib.rs", "src/main.rs"] {
@@ -46,7 +47,7 @@ impl Package {
         Self { files }
     }
 
-    /// Each import: the file, where from, and what.
+    /// Returns each import: the importing file, the other file, and the names.
     pub(crate) fn imports(&self) -> Vec<(PathBuf, PathBuf, String)> {
         let path = |module: &Module| self.files[module].at.clone();
         let edges = self.edges();
@@ -58,7 +59,8 @@ impl Package {
         flat.collect()
     }
 
-    /// The circles: files each of which takes names from the next, by some way, and so from itself.
+    /// Returns the cycles, in which each file takes names from the next, and the last one from the
+    /// first.
     pub(crate) fn circles(&self) -> Vec<String> {
         let edges = self.edges();
         let reached: BTreeMap<_, _> =
@@ -102,7 +104,7 @@ impl Package {
         edges
     }
 
-    /// The file that defines what this path names, and the name.
+    /// Returns the file that defines the name of this path, and the name.
     fn home(&self, path: &[String], depth: usize) -> (Module, String) {
         let modules = (0..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]));
         let (module, rest) = path.split_at(modules.unwrap_or(0));
@@ -126,7 +128,7 @@ impl Package {
     }
 
     fn defines(&self, module: &Module, name: &str) -> bool {
-        let text = fs::read_to_string(&self.files[module].at).expect("it was read before");
+        let text = fs::read_to_string(&self.files[module].at).expect("the file cannot be read");
         ["fn", "struct", "enum", "trait", "type", "const", "static", "mod"]
             .iter()
             .any(|kind| text.contains(&format!("{kind} {name}")))
@@ -159,7 +161,7 @@ fn read(files: &mut BTreeMap<Module, File>, module: Module, at: PathBuf) {
     files.insert(module, file);
 }
 
-/// Where the file of a module is that this file declares.
+/// Returns the path of a module's file that this file declares.
 fn beside(at: &Path, module: &Module, child: &str) -> PathBuf {
     let is_root = module.is_empty() || at.ends_with("mod.rs");
     let folder =
@@ -170,7 +172,7 @@ fn beside(at: &Path, module: &Module, child: &str) -> PathBuf {
 
 struct Reader {
     file: File,
-    /// The modules that it declares in files of their own, and which file if it says so.
+    /// The modules that it declares in files of their own, and the file's path if it is given.
     children: Vec<(String, Option<String>)>,
 }
 
@@ -187,7 +189,7 @@ impl Reader {
             match item {
                 Item::Mod(inner) if only_for_tests(&inner.attrs) => {}
                 Item::Mod(inner) => match &inner.content {
-                    // A module within the file is the file's: its `super` is here.
+                    // A module within the file belongs to the file, so its `super` is this file.
                     Some((_, items)) => self.items(items, module),
                     None => self.children.push((inner.ident.to_string(), says_where(&inner.attrs))),
                 },
@@ -261,13 +263,13 @@ impl Reader {
         if let Some(name) = name {
             self.file.passes_on.insert(name, path.clone());
         }
-        // Who only passes a name on needs nothing of it.
+        // A re-export alone does not use the name.
         if !public {
             self.file.takes.insert(path);
         }
     }
 
-    /// Paths anywhere in code, within macros' arguments too.
+    /// Finds paths anywhere in code, including macro arguments.
     fn tokens(&mut self, tokens: TokenStream, module: &Module, own: &[String]) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
@@ -300,7 +302,7 @@ impl Reader {
             colons = 0;
             match token {
                 TokenTree::Ident(name) => path.push(name.to_string()),
-                // `pub(in some::module)` takes nothing from there.
+                // `pub(in some::module)` does not use the module.
                 TokenTree::Group(group) if is_visibility(group) => {}
                 TokenTree::Group(group) => self.tokens(group.stream(), module, own),
                 _ => {}
@@ -309,13 +311,13 @@ impl Reader {
     }
 }
 
-/// What follows `pub`, where it says `in`.
+/// Returns whether this group after `pub` begins with `in`.
 fn is_visibility(group: &Group) -> bool {
     let first = group.stream().into_iter().next();
     matches!(first, Some(TokenTree::Ident(word)) if word == "in")
 }
 
-/// The same path from the root of the package, if it begins in the package.
+/// Returns the path relative to the package root, if it begins in the package.
 fn from_the_root(path: &[String], module: &Module, own: &[String]) -> Option<Module> {
     let (first, mut rest) = path.split_first()?;
     let mut base = match first.as_str() {

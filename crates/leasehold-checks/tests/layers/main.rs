@@ -1,6 +1,6 @@
-//! What docs/internals/design.md says of the structure: no files of a package take names from each other in a
-//! circle, and within the core no layer takes any from a higher one. (Between packages the compiler
-//! sees to it.)
+//! Checks the structure that docs/internals/design.md describes. The files of a package do not take
+//! names from each other in a cycle. Within the core, no layer takes names from a higher one. The
+//! compiler already prevents cycles between packages.
 
 mod imports;
 
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use imports::Package;
 
-/// The core's layers, the lowest first. What belongs to none, [`kit`](leasehold_core::kit) and the root,
-/// is above them.
-const LAYERS: [&str; 6] = ["base", "words", "queue", "store", "client", "lock"];
+/// The core's layers, the lowest first. Files in no layer, such as [`kit`](leasehold_core::kit) and
+/// the root, are above them.
+const LAYERS: [&str; 6] = ["util", "types", "queue", "store", "client", "lock"];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -26,7 +26,7 @@ fn packages() -> Vec<PathBuf> {
     all
 }
 
-/// Which layer of the core a file is of.
+/// Returns the layer of a file of the core.
 fn layer(file: &Path) -> usize {
     let inside = file.strip_prefix(workspace().join("crates/leasehold-core/src")).unwrap();
     let first = inside.components().next().unwrap().as_os_str().to_str().unwrap();
@@ -35,7 +35,7 @@ fn layer(file: &Path) -> usize {
 }
 
 #[test]
-fn no_files_import_each_other_in_a_circle() {
+fn files_have_no_import_cycles() {
     let packages = packages();
     assert!(packages.len() >= 12, "{packages:?}");
     let circles = packages.iter().flat_map(|path| Package::read(path).circles());
@@ -56,7 +56,7 @@ fn no_layer_of_the_core_imports_a_higher_one() {
     }
 }
 
-/// A package of these files under `src`.
+/// Returns the cycles of a package with these files under `src`.
 fn package(files: &[(&str, &str)]) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     for (path, text) in files {
@@ -68,7 +68,7 @@ fn package(files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn a_circle_is_found_however_it_is_written() {
+fn import_cycle_is_detected_in_any_form() {
     let root = ("lib.rs", "mod a; mod b; pub use a::A;");
     let a = ("a.rs", "pub struct A; fn f() { crate::b::g(); }");
     for b in [
@@ -97,7 +97,7 @@ fn a_circle_is_found_however_it_is_written() {
 }
 
 #[test]
-fn what_is_no_circle_is_none() {
+fn acyclic_imports_are_not_reported() {
     let root = ("lib.rs", "mod a; mod b; pub use a::A;");
     let a = ("a.rs", "pub struct A; fn f() { crate::b::g(); }");
     for b in [

@@ -1,7 +1,8 @@
-//! Which public methods no example shows, read from the sources.
+//! Finds the public methods that no example shows, from the sources.
 //!
-//! An example shows a method if it calls it by its name, is run, and stands where a reader of the method looks: at the
-//! method, at another one of its type, or at the type; of a function, at it or at its file.
+//! An example shows a method if it is run, calls the method by its name, and is where a reader
+//! looks for it. For a method, that is the documentation of the method, of another method of its
+//! type, or of the type. For a function, it is the documentation of the function or of its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use quote::ToTokens as _;
 use syn::{Attribute, Item, Visibility};
 
-/// What programs call: of these packages, but for what stores are built with.
+/// The packages whose functions programs call, without the parts that are for implementing stores.
 const PACKAGES: [&str; 6] = [
     "leasehold",
     "leasehold-core",
@@ -19,20 +20,29 @@ const PACKAGES: [&str; 6] = [
     "leasehold-cell/src/objects/fence.rs",
 ];
 
-/// For authors of stores, and what only tests of ours use.
-const INSIDE: [&str; 8] =
-    ["/kit", "/queue", "/store", "/drivers", "/world.rs", "/answer.rs", "/doctor.rs", "/bin/"];
+/// Parts for authors of stores, and parts that only leasehold's own tests use.
+const INSIDE: [&str; 9] = [
+    "/kit",
+    "/queue",
+    "/store",
+    "/drivers",
+    "/world.rs",
+    "/answer.rs",
+    "/doctor.rs",
+    "/bin/",
+    "/wire.rs",
+];
 
-/// A method or a function, or a type, and what is written above it.
+/// A method, a function or a type, with its documentation.
 struct Documented {
     /// The type, or the file of a function.
     of: String,
-    /// Of a type itself there is none.
+    /// The name. `None` for a type itself.
     name: Option<String>,
     doc: String,
 }
 
-/// `type::method` of all that no example shows.
+/// Returns `type::method` of all methods that no example shows.
 pub(crate) fn missing() -> BTreeSet<String> {
     let all = documented();
     let mut examples = BTreeMap::<&str, String>::new();
@@ -44,7 +54,7 @@ pub(crate) fn missing() -> BTreeSet<String> {
     missing.map(|(of, name)| format!("{of}::{name}")).collect()
 }
 
-/// How many there are.
+/// Returns how many methods and functions exist.
 pub(crate) fn count() -> usize {
     documented().iter().filter(|one| one.name.is_some()).count()
 }
@@ -63,7 +73,8 @@ fn documented() -> Vec<Documented> {
                 continue;
             }
             let file = syn::parse_file(&std::fs::read_to_string(&path).unwrap()).unwrap();
-            // Of the core, what `leasehold` names; and what is in a module that it names.
+            // From the core, only names that `leasehold` re-exports count, and names in a module
+            // that it re-exports.
             let all_of_it = package != "leasehold-core"
                 || ["/blocking.rs", "/testing"].iter().any(|module| shown.contains(module));
             let wanted = |name: &str| all_of_it || exported.contains(name);
@@ -90,7 +101,7 @@ fn find(at: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// What `leasehold` takes from the core by name.
+/// Returns the names that `leasehold` re-exports from the core.
 fn exported() -> BTreeSet<String> {
     let facade = include_str!("../../../leasehold/src/lib.rs");
     let (_, names) = facade.split_once("pub use leasehold_core::{").unwrap();
@@ -155,7 +166,7 @@ fn is_hidden(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|one| one.to_token_stream().to_string().contains("doc (hidden)"))
 }
 
-/// What is written there, a line each.
+/// Returns the documentation in these attributes, line by line.
 fn doc(attributes: &[Attribute]) -> String {
     let mut text = String::new();
     for attribute in attributes {
@@ -169,7 +180,7 @@ fn doc(attributes: &[Attribute]) -> String {
     text
 }
 
-/// The code of its examples that are run.
+/// Returns the code of the examples that are run.
 fn run_code(doc: &str) -> String {
     let mut code = String::new();
     let mut fence = None;
@@ -187,7 +198,7 @@ fn run_code(doc: &str) -> String {
     code
 }
 
-/// Whether a function of this name is called there, or handed on.
+/// Returns whether the code calls a function of this name, or passes it on.
 fn calls(code: &str, name: &str) -> bool {
     super::sources::named(code, name).into_iter().any(|at| {
         let (before, after) = (&code[..at], &code[at + name.len()..]);
@@ -199,9 +210,8 @@ fn calls(code: &str, name: &str) -> bool {
 }
 
 #[test]
-fn what_is_run_and_calls_it_shows_it() {
-    let doc =
-        "A lock.\n\n```\nlocks.mutex(\"a\").map(Guard::token);\n```\n```no_run\na.lost();\n```\n";
+fn only_calls_in_examples_that_run_count() {
+    let doc = "A lock.\n\n```\nlocks.mutex(\"a\").map(MutexGuard::token);\n```\n```no_run\na.lost();\n```\n";
     let code = run_code(doc);
     assert!(calls(&code, "mutex") && calls(&code, "token"), "{code}");
     assert!(!calls(&code, "lost") && !calls(&code, "locks") && !calls(&code, "a"), "{code}");

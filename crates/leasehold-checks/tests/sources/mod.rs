@@ -1,8 +1,8 @@
-//! What the documentation says of tests, looked up in the sources.
+//! Looks up the tests that the documentation names in the sources.
 
 use std::path::Path;
 
-/// All sources of the workspace's packages, one after the other.
+/// Returns the concatenated sources of the workspace's packages.
 pub(crate) fn all() -> String {
     let mut sources = String::new();
     let crates = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
@@ -25,16 +25,16 @@ fn read(directory: &Path, all: &mut String) {
     }
 }
 
-/// Whether a function of this name is a test, or is named by what makes tests of it.
+/// Returns whether a function of this name is a test, or is listed in a macro that generates tests.
 pub(crate) fn runs(sources: &str, test: &str) -> bool {
     let (defined, elsewhere): (Vec<usize>, Vec<usize>) =
         named(sources, test).into_iter().partition(|&at| sources[..at].ends_with("fn "));
-    // The attribute is between the function and the end of what is before it.
+    // The attribute is between the function and the end of the item before it.
     let is_marked = |&at: &usize| {
         let above = sources[..at].rsplit("\n\n").next().unwrap_or_default();
         above.contains("#[test]") || above.contains("::test")
     };
-    // In a list of tests: a comment makes none of it, nor does a call.
+    // A name in a list of tests counts. A comment or a call does not.
     let is_listed = |&at: &usize| {
         let line = sources[..at].rsplit('\n').next().unwrap_or_default();
         let is_call = sources[at + test.len()..].starts_with('(');
@@ -43,7 +43,7 @@ pub(crate) fn runs(sources: &str, test: &str) -> bool {
     !defined.is_empty() && (defined.iter().any(is_marked) || elsewhere.iter().any(is_listed))
 }
 
-/// Where this word stands, and not a part of a longer one.
+/// Returns the positions at which this word occurs as a whole word.
 pub(crate) fn named(sources: &str, word: &str) -> Vec<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let whole = |at: usize| {

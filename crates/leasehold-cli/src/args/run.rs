@@ -67,7 +67,7 @@ pub(crate) struct RunArgs {
     pub(crate) on_lost: Option<OsString>,
     /// Do not let the command inherit the lock's file descriptor (file:)
     ///
-    /// The lock is then free as soon as leasehold itself is gone.
+    /// The lock is then free as soon as leasehold itself has ended.
     #[arg(
         short_alias = 'o',
         long,
@@ -84,10 +84,10 @@ pub(crate) struct RunArgs {
         help_heading = heading::COMMAND,
     )]
     pub(crate) reenter: bool,
-    /// Report what happens on stderr
+    /// Report events on stderr
     #[arg(short, long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
-    /// Report what happens on stderr as JSON, one object per line
+    /// Report events on stderr as JSON, one object per line
     #[arg(long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
     /// Name of the lock, then the command and its arguments
@@ -106,12 +106,12 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// The locks, in the order in which they were named.
+    /// Returns the names of the locks, in the order in which they were given.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// The first lock.
+    /// Returns the name of the first lock.
     pub(crate) fn name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
@@ -119,20 +119,23 @@ impl RunArgs {
 
 /// A subcommand with the positional arguments NAME CMD….
 ///
-/// All of them are one argument for clap, so that options after the first word of CMD belong to CMD
-/// even if `--name` gives the names.
+/// clap treats all of them as one argument, so that options after the first word of CMD belong to
+/// CMD even if `--name` gives the names.
 pub(super) trait NamesAndCommand {
     const SUBCOMMAND: &'static str;
-    /// The positional arguments as given.
+    /// Returns the positional arguments as given.
     fn words(&self) -> &[OsString];
-    /// Whether `--name` was given.
+    /// Returns whether `--name` was given.
     fn is_named(&self) -> bool;
     fn set(&mut self, name: Option<String>, command: Vec<OsString>);
 
-    /// Splits the words into NAME and CMD. `name`: NAME, if it was already removed from the words.
+    /// Splits the words into NAME and CMD. `name` is NAME, if it was already removed from the
+    /// words.
     ///
     /// # Errors
-    /// Which mistake in usage it is, and a message.
+    /// - `ArgumentConflict`: NAME was given in both ways.
+    /// - `InvalidUtf8`: NAME is not valid UTF-8.
+    /// - `MissingRequiredArgument`: CMD is missing.
     fn split(&mut self, name: Option<OsString>) -> Result<(), (ErrorKind, String)> {
         let error = |kind, message: &str| Err((kind, message.to_owned()));
         if name.is_some() && self.is_named() {
@@ -226,7 +229,7 @@ Exit status:
 If the lock is lost:
   leasehold never releases the lock while the command runs. If the lease cannot be renewed, the
   command and its descendants get SIGTERM when a third of the lease is left (--kill-after changes
-  this), and SIGKILL before the last tenth, also if timeout, setsid, su -c or parallel started them.
+  this), and SIGKILL before the last tenth, even if timeout, setsid, su -c or parallel started them.
   A watchdog process does the same if leasehold itself is killed or paused. file: has no leases:
   the command inherits the lock, as with flock.
 
@@ -243,8 +246,8 @@ Slots:
   240 bytes, a hash replaces the end.)
 
 Nested runs:
-  A command cannot wait for a lock that an enclosing `leasehold run` holds: this would be a deadlock
-  and fails with 2. With --reenter it runs under the enclosing hold.
+  `leasehold run` for a lock that an enclosing `leasehold run` holds exits with 2, because waiting
+  would be a deadlock. With --reenter the command runs under the enclosing hold.
 
 Limitations:
   leasehold cannot stop
@@ -254,11 +257,11 @@ Limitations:
   - a process that becomes another user (sudo, setuid): leasehold warns, renews the lock while the
     process runs, and exits with 74
   - work that the command started on other machines
-  A machine that is suspended until the lease expires stops the command only after it resumes.
+  If the machine is suspended until the lease expires, the command is stopped only when it resumes.
   A store that fails over to a member without the latest writes can grant a lock twice: the old
   member may keep renewing the first hold until it is demoted.
-  A job that is stopped with Ctrl-Z is not renewed. On a store with leases it is stopped for good
-  before its lease expires.
+  While a job is stopped with Ctrl-Z, its lease is not renewed. On a store with leases, the command
+  is terminated before the lease expires.
   leasehold itself needs processor time to renew: with a small CPU quota, use 15 s or more.
   Where this matters, check the fencing token at the resource.";
 
@@ -288,13 +291,13 @@ pub(crate) struct ElectArgs {
     pub(crate) lock_delay: Option<Duration>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Text that `show` and waiters see for this candidate
+    /// Text shown for this candidate, by `show` and to waiters
     #[arg(long, value_name = "TEXT", help_heading = heading::OUTPUT)]
     pub(crate) label: Option<String>,
-    /// Report what happens on stderr
+    /// Report events on stderr
     #[arg(short, long, help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
-    /// Report what happens on stderr as JSON, one object per line
+    /// Report events on stderr as JSON, one object per line
     #[arg(long, help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
     /// Name of the leader's lock, then the command and its arguments
@@ -331,7 +334,7 @@ impl NamesAndCommand for ElectArgs {
 }
 
 impl ElectArgs {
-    /// One term: a `run` that waits without limit.
+    /// Returns one term as the arguments of a `run` that waits without limit.
     pub(crate) fn term(self) -> RunArgs {
         let take = TakeArgs {
             lease: self.lease,

@@ -14,8 +14,9 @@ use crate::missing;
 pub(crate) struct StoreArgs {
     /// Store that keeps the locks [default: $LEASEHOLD_STORE or file:]
     ///
-    /// Other users can see a command line. Put a URL with a password into LEASEHOLD_STORE, or into
-    /// a file that LEASEHOLD_STORE_FILE names, or add ?password_file=PATH to the URL.
+    /// Other users can see a command line. Put a URL with a password into
+    /// LEASEHOLD_STORE, or into a file that LEASEHOLD_STORE_FILE names, or add
+    /// ?password_file=PATH to the URL.
     ///
     /// file:                          this machine, this user
     /// file:/some/directory           this machine, all users of the directory
@@ -28,16 +29,17 @@ pub(crate) struct StoreArgs {
     /// redlock://host,host,host       majority of independent Redis servers
     /// etcd://host,host,host          etcd (also etcds:)
     /// zookeeper://host,host/path     ZooKeeper (also zookeepers:)
-    /// nats://host,host/bucket        NATS JetStream
-    /// memcached://host               memcached
+    /// nats://host,host/bucket        NATS JetStream (also natss:)
+    /// memcached://host               memcached (also memcacheds:)
     /// s3://bucket/prefix             Amazon S3 and compatible stores
     /// gs://bucket/prefix             Google Cloud Storage
     /// az://container/prefix          Azure Blob Storage
+    /// http://host,host               leasehold serve (also https:, http+unix:)
     #[arg(
         long,
         value_name = "URL",
         default_value = default_store(),
-        value_parser = given,
+        value_parser = store_url,
         hide_default_value = true,
         global = true,
         help_heading = heading::STORE,
@@ -60,12 +62,8 @@ pub(crate) struct StoreArgs {
     namespace: String,
 }
 
-fn given(store: &str) -> Result<String, std::convert::Infallible> {
-    Ok(store_url(store))
-}
-
-/// Read here and not by clap, as is the store's URL: clap treats a variable like an option on the
-/// command line, and shows the option in usage lines as if it were required.
+/// Reads the namespace here and not through clap, as for the store's URL. clap treats a variable
+/// like an option on the command line, and shows the option in usage lines as if it were required.
 fn default_namespace() -> &'static OsStr {
     static NAMESPACE: LazyLock<OsString> =
         LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());
@@ -73,18 +71,18 @@ fn default_namespace() -> &'static OsStr {
 }
 
 impl StoreArgs {
-    /// The store's URL. An empty LEASEHOLD_STORE counts as unset.
+    /// Returns the store's URL.
     pub(crate) fn url(&self) -> &str {
-        if self.store.is_empty() { "file:" } else { &self.store }
+        &self.store
     }
 
     /// Connects to the store.
-    pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Leasehold> {
+    pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Client> {
         let registry = leasehold::registry().feature_hint(missing::store_hint);
         leasehold::Builder::new(registry).namespace(&self.namespace).connect(self.url()).await
     }
 
-    /// The environment in which another `leasehold` uses the same store and namespace.
+    /// Returns the environment in which another `leasehold` uses the same store and namespace.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
         [
             ("LEASEHOLD_STORE", self.url().to_owned()),
@@ -209,7 +207,7 @@ pub(crate) struct TakeArgs {
     /// Time to keep retrying while the store is unreachable
     ///
     /// Applies to connecting and to waiting. [default: 15s, or --lease if that is longer; 0s with
-    /// --try]
+    /// --try and --once-per]
     #[arg(
         long,
         alias = "retry-store",
@@ -219,13 +217,13 @@ pub(crate) struct TakeArgs {
         help_heading = heading::STORE,
     )]
     pub(crate) connect_timeout: Option<Duration>,
-    /// Text that `show` and waiters see for this holder
+    /// Text shown for this holder, by `show` and to waiters
     #[arg(long, value_name = "TEXT", help_heading = heading::OUTPUT)]
     pub(crate) label: Option<String>,
 }
 
 impl TakeArgs {
-    /// A mutex in this store, with the default for every option.
+    /// Returns the options for a mutex in this store, with the default for every option.
     pub(crate) fn of(store: StoreArgs) -> Self {
         Self {
             store,
@@ -246,12 +244,12 @@ impl TakeArgs {
         }
     }
 
-    /// Whether it does not wait.
+    /// Returns whether the acquisition does not wait.
     pub(crate) fn tries_only(&self) -> bool {
         self.try_only || self.wait == Some(Duration::ZERO)
     }
 
-    /// The exit code when the lock was not acquired.
+    /// Returns the exit code for a lock that was not acquired.
     pub(crate) fn conflict_code(&self) -> u8 {
         self.conflict_exit_code.unwrap_or(crate::exit::NOT_ACQUIRED)
     }

@@ -26,7 +26,7 @@ fn the_command_line_is_well_formed() {
 }
 
 #[test]
-fn kinds_do_not_mix() {
+fn conflicting_options_are_rejected() {
     let parse = |options: &str| parse(&format!("run {options} x -- true"));
     for good in ["", "--max 3", "--max 3 --permits 2", "--shared"] {
         assert!(parse(good).is_ok(), "{good:?}");
@@ -72,7 +72,7 @@ fn name_and_command_are_split_with_and_without_dashes() {
     assert!(run("run x --try true").take.try_only);
     assert!(!run("run x grep --try").take.try_only);
     let Command::Elect(elect) = parse("elect x --lease 3s ./serve -v").unwrap().command else {
-        panic!("not elect")
+        panic!("expected the command elect")
     };
     assert_eq!((elect.name.as_str(), elect.lease.as_secs(), elect.verbose), ("x", 3, false));
     assert_eq!(elect.command, ["./serve", "-v"]);
@@ -125,7 +125,7 @@ fn replaced_names_are_still_accepted() {
         assert_eq!(format!("{old_args:?}"), format!("{new_args:?}"), "{old}");
     }
     let Command::Release(release) = parse("release --force x").unwrap().command else {
-        panic!("not release")
+        panic!("expected the command release")
     };
     assert!(release.force);
     assert!(matches!(parse("torture").unwrap().command, Command::Stress(_)));
@@ -150,7 +150,9 @@ fn global_options_are_accepted_before_and_after_the_subcommand() {
         "show x --store file:/a --namespace n/ --json",
         "--store file:/b --namespace m/ show x --store file:/a --namespace n/ --json",
     ] {
-        let Command::Show(show) = parse(line).unwrap().command else { panic!("not show") };
+        let Command::Show(show) = parse(line).unwrap().command else {
+            panic!("expected the command show")
+        };
         let environment = show.store.environment().map(|(_, value)| value);
         assert_eq!(environment, ["file:/a", "n/"].map(str::to_owned), "{line}");
         assert!(show.json, "{line}");
@@ -171,6 +173,16 @@ fn mistyped_words_have_a_suggestion() {
         assert!(said(line).contains("'--shared'"), "{}", said(line));
     }
     assert!(said("run --leese 3s x true").contains("'--lease'"));
+    for (line, meant) in [
+        ("run x --tyr -- true", "'--try'"),
+        ("run --tyr x true", "'--try'"),
+        ("run --mxa 3 x true", "'--max'"),
+        ("elect --jsno x true", "'--json'"),
+        ("evict --tokne 7 x", "'--token'"),
+    ] {
+        assert!(said(line).contains(meant), "{line}: {}", said(line));
+    }
+    assert!(!said("run --zzz x true").contains("similar"), "{}", said("run --zzz x true"));
 }
 
 #[test]
@@ -190,7 +202,7 @@ fn help_lines_are_short() {
     let mut all = command();
     all.build();
     for subcommand in all.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
-        // The help of these two is in the crates that implement them.
+        // The help of these two commands is in the crates that implement them.
         if ["stress", "demo", "help"].contains(&subcommand.get_name()) {
             continue;
         }
@@ -216,4 +228,12 @@ fn every_visible_command_is_in_the_overview() {
     }
     let hidden = ["watchdog", "torture-worker"];
     assert!(!hidden.iter().any(|name| overview.contains(name)), "{overview}");
+}
+
+#[test]
+fn empty_store_is_refused_and_hidden_commands_are_not_suggested() {
+    let error = parse("run --store= x true").unwrap_err().to_string();
+    assert!(error.contains("the URL is empty; is the variable set?"), "{error}");
+    let error = parse("ru x true").unwrap_err().to_string();
+    assert!(error.contains("run") && !error.contains("torture"), "{error}");
 }

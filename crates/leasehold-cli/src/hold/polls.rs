@@ -11,23 +11,23 @@
 //! holders, not the waiters.
 //!
 //! **A poll is for people.** It decides nothing, and its failure is ignored. The number of holders
-//! that it returned is used to count the waiters ahead until the next poll. If holders have joined
-//! since (readers), a waiter believes that it is further back than it is, and polls less. It never
-//! polls more.
+//! that it returned is used to count the waiters ahead until the next poll. If holders (readers)
+//! have joined since, the waiter assumes too many waiters ahead, and polls less. It never polls
+//! more.
 
 use leasehold::store::{LockInfo, Place};
 
 use crate::args::TakeArgs;
 use crate::progress;
 
-/// How many waiters at the front poll after a hand-over.
+/// Number of waiters at the front that poll after a hand-over.
 const NEAR: usize = 3;
 
-/// What one waiter knows of the claims ahead.
+/// What one waiter knows about the claims ahead.
 pub(super) struct Polls {
     is_mutex: bool,
     has_polled: bool,
-    /// How many claims held the lock or were in a cooldown at the last poll.
+    /// Number of claims that held the lock or were in a cooldown at the last poll.
     others: usize,
 }
 
@@ -37,20 +37,21 @@ impl Polls {
         Self { is_mutex, has_polled: false, others: 1 }
     }
 
-    /// Whether to poll, now that this is the position.
+    /// Returns whether to poll at this new position.
     pub(super) fn is_due(&self, place: Place) -> bool {
         let is_first = place.head_remaining.is_some();
         !self.has_polled || is_first || place.ahead.saturating_sub(self.others) < NEAR
     }
 
-    /// Notes that it has polled, and what was returned.
+    /// Notes that the waiter has polled, and what the store returned.
     pub(super) fn polled(&mut self, lock: Option<&LockInfo>) {
         self.has_polled = true;
-        // A mutex has one, also where the poll came between two holders.
+        // A mutex has one holder, even if the poll came between two holders.
         self.others = lock.map_or(self.others, progress::others).max(1);
     }
 
-    /// The number among the waiters with `ahead` claims ahead, if it is known without a poll.
+    /// Returns the position among the waiters with `ahead` claims ahead, if it is known without a
+    /// poll.
     pub(super) fn place(&self, ahead: usize) -> Option<usize> {
         self.is_mutex.then_some(ahead.max(1))
     }
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn a_waiter_polls_when_it_joins_and_near_the_front() {
         let mut polls = polls(true);
-        assert!(polls.is_due(place(40)), "it has just joined");
+        assert!(polls.is_due(place(40)), "a claim that has just joined must be polled");
         polls.polled(Some(&held_by(1)));
         let polled: Vec<usize> = (1..40).filter(|ahead| polls.is_due(place(*ahead))).collect();
         assert_eq!(polled, [1, 2, 3]);
@@ -94,18 +95,18 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_poll_is_not_repeated_by_all() {
+    fn failed_poll_is_retried_only_near_the_front() {
         let mut polls = polls(true);
         polls.polled(None);
         assert!(!polls.is_due(place(4)) && polls.is_due(place(3)));
     }
 
     #[test]
-    fn holders_are_no_waiters_ahead() {
+    fn holders_are_not_counted_as_waiters_ahead() {
         let mut polls = polls(false);
         polls.polled(Some(&held_by(5)));
         assert!(!polls.is_due(place(8)) && polls.is_due(place(7)) && polls.is_due(place(5)));
-        // More readers hold than it knows of.
+        // There are more readers than the waiter knows of.
         let first = Place { head_remaining: Some(Duration::from_secs(1)), ..place(100) };
         assert!(polls.is_due(first));
         assert_eq!(polls.place(7), None);

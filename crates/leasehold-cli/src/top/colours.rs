@@ -1,13 +1,13 @@
-//! Which colours there are. They only help the eye: whatever they tell is told in words as well.
+//! The colors of `leasehold top`. They only help the eye. The text alone contains all information.
 
 use ratatui::style::{Color, Style};
 
-/// Whether the terminal has colours, and its owner wants them.
+/// Whether to use colors: the terminal supports them and the user has not disabled them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Colours(pub(crate) bool);
 
-/// How the names of terminals begin that know the sequence by which colours are set here (`38;5;N`). One that
-/// does not might blink.
+/// Prefixes of the names of terminals that support the color sequence used here (`38;5;N`). Other
+/// terminals may show it as blinking text.
 const COLOURED: [&str; 14] = [
     "xterm",
     "screen",
@@ -26,7 +26,7 @@ const COLOURED: [&str; 14] = [
 ];
 
 impl Colours {
-    /// By what the environment says.
+    /// Decides from environment variables whether to use colors.
     pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let said = |name: &str| variable(name).filter(|text| !text.is_empty());
         let term = said("TERM").unwrap_or_default();
@@ -37,7 +37,7 @@ impl Colours {
         Self(said("NO_COLOR").is_none() && !is_monochrome && is_known)
     }
 
-    /// Text of this colour.
+    /// Returns the style for text of this color.
     pub(crate) fn of_text(self, colour: Color) -> Style {
         if self.0 { Style::new().fg(colour) } else { Style::new() }
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
+    fn colors_are_used_only_if_supported_and_not_disabled() {
         let of = |set: &[(&str, &str)]| {
             let find =
                 |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());

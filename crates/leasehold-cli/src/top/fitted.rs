@@ -4,8 +4,8 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::table::{aligned, cut};
 
-/// The rows under each other, as [`aligned`], in no more than `columns`: what is widest is cut first. Where even
-/// narrow columns are too many, the last ones are not seen.
+/// Aligns the rows like [`aligned`], in at most `columns` columns of the terminal. The widest cells
+/// are cut first. If even narrow cells do not fit, the last ones are not shown.
 pub(crate) fn fitted(rows: &[Vec<String>], columns: usize) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |i: usize| rows.iter().filter_map(|r| r.get(i)).map(|c| c.width()).max();
@@ -20,10 +20,10 @@ pub(crate) fn fitted(rows: &[Vec<String>], columns: usize) -> Vec<String> {
     aligned(&rows).lines().map(|line| cut(line, columns)).collect()
 }
 
-/// No column is cut to less than this.
+/// Minimum width to which a column is cut.
 const NARROW: usize = 8;
 
-/// As much of the text as fits, and a sign if that is not all.
+/// Returns as much of the text as fits, with an ellipsis if something was cut.
 fn ended(text: &str, columns: usize) -> String {
     match text.width() > columns {
         true => cut(text, columns.saturating_sub(1)) + "…",
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_widest_gives_way() {
+    fn widest_column_is_shortened_first() {
         let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
         let rows =
             [row(&["NAME", "N", "BY"]), row(&["漢字漢字漢字", "7", "a host with a long name"])];

@@ -1,11 +1,12 @@
-//! Keys, as a terminal tells of them: bytes in, keys out.
+//! Decodes the bytes that a terminal sends into keys.
 //!
-//! A terminal sends what is typed as UTF-8, and the keys that are no characters as sequences that begin as the Esc
-//! key does. So whether ESC is that key is seen only by what follows: a [`Decoder`] that has seen no more is
-//! [asked again](Decoder::is_in_doubt) a moment later. A sequence that means nothing here is swallowed as a
-//! whole, so that nothing in it is taken for a key.
+//! A terminal sends typed characters as UTF-8. It sends the other keys as sequences that begin with
+//! ESC, which is also the byte of the Esc key. So only the next bytes show whether ESC was the Esc
+//! key. If a [`Decoder`] has seen only the start of a sequence, the caller
+//! [settles](Decoder::settle) a moment later what it was. An unknown sequence is discarded as a
+//! whole, so that no part of it is taken for a key.
 
-/// What was pressed.
+/// A key that was pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     Up,
@@ -26,22 +27,23 @@ pub(crate) enum Key {
     Char(char),
 }
 
-/// No sequence of a key is longer.
+/// Maximum length of a key's sequence.
 const LONGEST: usize = 32;
 const ESC: u8 = 0x1b;
 
-/// What was read and is no whole key yet.
+/// The bytes that were read and do not form a complete key yet.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder(Vec<u8>);
 
-/// What the bytes begin with, and how many of them that is; a key that is none to us is `None`.
+/// What the bytes begin with. `Whole` has the number of bytes and the key, or `None` for a key that
+/// has no function here.
 enum First {
     Whole(usize, Option<Key>),
     Part,
 }
 
 impl Decoder {
-    /// The keys that are whole with these bytes.
+    /// Adds these bytes and returns the keys that are now complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.0.extend(bytes);
         let mut keys = Vec::new();
@@ -52,12 +54,13 @@ impl Decoder {
         keys
     }
 
-    /// Whether what is left may be the Esc key.
+    /// Returns whether the remaining bytes may be the Esc key.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.0.first() == Some(&ESC)
     }
 
-    /// Nothing came for a moment: it was.
+    /// Discards an incomplete sequence after a moment without input. Returns the Esc key if it
+    /// began with ESC.
     pub(crate) fn settle(&mut self) -> Option<Key> {
         let was_escape = self.is_in_doubt();
         self.0.clear();
@@ -85,18 +88,18 @@ fn control(byte: u8) -> Option<Key> {
     }
 }
 
-/// What comes after ESC.
+/// Decodes the bytes after ESC.
 fn sequence(rest: &[u8]) -> First {
     match *rest {
         [] | [b'[' | b'O'] | [b'[', b'['] => First::Part,
-        // The function keys of Linux' console.
+        // The function keys of the Linux console.
         [b'[', b'[', _, ..] => First::Whole(4, None),
         [b'O', last, ..] => First::Whole(3, named(&[], last)),
         [b'[', ref rest @ ..] => match rest.iter().position(|b| !(0x20..0x40).contains(b)) {
             Some(end) if (0x40..0x7f).contains(&rest[end]) => {
                 First::Whole(end + 3, named(&rest[..end], rest[end]))
             }
-            // No sequence: another key.
+            // This is not a valid sequence: another key interrupts it.
             Some(end) => First::Whole(end + 2, None),
             None if rest.len() > LONGEST => First::Whole(rest.len() + 2, None),
             None => First::Part,
@@ -128,7 +131,7 @@ fn character(bytes: &[u8]) -> First {
         }
     };
     match (text.chars().next(), bad) {
-        // Control characters beyond ASCII are none that a person types.
+        // Control characters beyond ASCII cannot be typed.
         (Some(c), _) => First::Whole(c.len_utf8(), (!c.is_control()).then_some(Key::Char(c))),
         (None, Some(bad)) => First::Whole(bad, None),
         (None, None) => First::Part,
@@ -144,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_told_from_characters() {
+    fn keys_are_distinguished_from_characters() {
         use Key::{
             Backspace, Char, Down, End, Enter, Home, Interrupt, PageDown, PageUp, Suspend, Up,
         };
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_of_ours_leaves_nothing_behind() {
+    fn unknown_key_sequence_is_skipped_completely() {
         for bytes in [&b"\x1b[15~"[..], b"\x1b[<0;10;10M", b"\x1b[[A", b"\x1bOP", b"\x01", b"\xff"]
         {
             assert_eq!(keys(&[bytes, b"q"].concat()), [Key::Char('q')], "{bytes:?}");
@@ -171,9 +174,9 @@ mod tests {
         assert_eq!(decoder.feed(b"q"), [Key::Char('q')]);
     }
 
-    /// However what is typed is cut into pieces.
+    /// The keys must not depend on how the input is split into chunks.
     #[test]
-    fn keys_come_in_pieces() {
+    fn key_sequence_is_decoded_across_reads() {
         let bytes = "\x1b[A漢\x1b[5~q\x1bOB".as_bytes();
         let mut decoder = Decoder::default();
         let pieces: Vec<Key> = bytes.iter().flat_map(|&byte| decoder.feed(&[byte])).collect();
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn escape_is_a_key_once_nothing_follows() {
+    fn escape_is_a_key_if_no_sequence_follows() {
         let mut decoder = Decoder::default();
         assert_eq!(decoder.feed(b"\x1b"), []);
         assert!(decoder.is_in_doubt());

@@ -1,12 +1,15 @@
-//! The terminal while all of it is ours: keys come as they are pressed, and what was on it before comes back.
+//! Controls the terminal in full-screen mode: raw input, the alternate screen, and restoring the
+//! terminal at the end.
 //!
-//! *Turned off* it is again on every way out, also by a panic: what it was like lies in a place of the process,
-//! where the first who turns it off takes it from. *Turned on* it is only in the foreground, since who changes
-//! a terminal from behind spoils it for whoever is in front; and turning it off from behind leaves its settings
-//! to those whom they belong to by then.
+//! **The terminal is restored on every exit, including a panic.** Its original settings are stored
+//! in a static variable. The first caller that restores the terminal takes them from there.
 //!
-//! A frame is drawn into memory, and what differs from the last one is written in one piece. Nothing is asked
-//! of the terminal: its answers would come among the keys.
+//! **The full-screen mode starts only in the foreground.** A background process that changes the
+//! terminal would disturb the foreground process. When the mode is left in the background, the
+//! settings are not restored, because they belong to another process by then.
+//!
+//! A frame is drawn into memory, and its differences from the previous frame are written at once.
+//! The code never queries the terminal, because the answers would be mixed with the keys.
 
 use std::fs::File;
 use std::io::{self, Read, Write, stdin, stdout};
@@ -28,24 +31,24 @@ use tokio::sync::mpsc;
 
 use super::colours::Colours;
 
-/// The other screen, without a cursor, empty.
+/// Switches to the alternate screen, hides the cursor and clears the screen.
 const ON: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[0m\x1b[2J";
 const OFF: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 const CLEAR: &[u8] = b"\x1b[0m\x1b[2J";
 
-/// What the terminal was like, while it is on.
+/// The original settings, while the full-screen mode is on.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// The terminal on stdin and stdout.
 #[derive(Debug)]
 pub(crate) struct Screen {
     out: File,
-    /// What is on it.
+    /// What the terminal currently shows.
     shown: Buffer,
 }
 
 impl Screen {
-    /// It, still as it is.
+    /// Prepares the terminal, without changing it yet.
     pub(crate) fn open(colours: Colours) -> io::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -55,7 +58,7 @@ impl Screen {
                 others(panic);
             }));
         });
-        // Else what resets a colour is written even where there are none.
+        // Otherwise the backend writes sequences that reset colors even if colors are disabled.
         ratatui::crossterm::style::force_color_output(colours.0);
         let out = File::from(stdout().as_fd().try_clone_to_owned()?);
         Ok(Self { out, shown: Buffer::empty(Rect::ZERO) })
@@ -65,7 +68,8 @@ impl Screen {
         locked(&BEFORE).is_some()
     }
 
-    /// Turns it on if we are in front. On one that is on already this puts right what others have done to it.
+    /// Turns the full-screen mode on if this process is in the foreground. If the mode is already
+    /// on, this repairs what other programs have changed.
     pub(crate) fn turn_on(&mut self) -> io::Result<()> {
         if !in_front() {
             return Ok(());
@@ -84,18 +88,18 @@ impl Screen {
         write(&self.out, ON)
     }
 
-    /// How large it is.
+    /// Returns the size of the terminal.
     pub(crate) fn area(&self) -> Rect {
         match rustix::termios::tcgetwinsize(&self.out) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
                 Rect::new(0, 0, size.ws_col, size.ws_row)
             }
-            // One that does not know it.
+            // The terminal does not report its size.
             _ => Rect::new(0, 0, 80, 24),
         }
     }
 
-    /// Shows what is drawn.
+    /// Draws a frame and writes the changes.
     pub(crate) fn draw(&mut self, draw: impl FnOnce(Rect, &mut Buffer)) -> io::Result<()> {
         let area = self.area();
         let mut bytes = Vec::new();
@@ -120,14 +124,14 @@ impl Drop for Screen {
     }
 }
 
-/// Makes the terminal what it was, if it is on.
+/// Restores the terminal if the full-screen mode is on.
 pub(crate) fn turn_off() {
     let Some(before) = locked(&BEFORE).take() else { return };
     let mut ttou = SigSet::empty();
     ttou.add(Signal::SIGTTOU);
-    // From behind, either would stop us.
+    // In the background, both the write and the new settings would stop this process.
     let mask = ttou.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-    // A terminal that has hung up needs nothing any more.
+    // Errors are ignored, because a terminal that has hung up needs nothing.
     if let Ok(out) = stdout().as_fd().try_clone_to_owned() {
         let _ = write(&File::from(out), OFF);
     }
@@ -139,12 +143,13 @@ pub(crate) fn turn_off() {
     }
 }
 
-/// Whether the terminal is our group's to change; one that controls no session is anybody's.
+/// Returns whether this process group may change the terminal. A terminal that is not the
+/// controlling terminal of a session may be changed by any process.
 fn in_front() -> bool {
     tcgetpgrp(stdin()).map_or(true, |group| group == getpgrp())
 }
 
-/// All of it, also where another program has made the terminal one that does not wait.
+/// Writes all bytes, even if another program has made the terminal non-blocking.
 fn write(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.write(bytes) {
@@ -165,16 +170,18 @@ fn wait(on: &File, what: PollFlags) -> io::Result<()> {
     }
 }
 
-/// How long who reads from behind waits before it tries again.
+/// Pause before a read that failed in the background is repeated.
 const BEHIND: Duration = Duration::from_millis(100);
 
-/// What is typed, until the terminal is gone. Read by a thread of its own, since who waits for a terminal may do
-/// nothing else, and a terminal that does not wait would not wait for the shell above either.
+/// Returns a channel of typed bytes, which ends when the terminal is gone. A separate thread reads,
+/// because the reads block. The terminal must stay in blocking mode, because the mode also applies
+/// to the parent shell.
 pub(crate) fn typed() -> io::Result<mpsc::UnboundedReceiver<Vec<u8>>> {
     let (tell, typed) = mpsc::unbounded_channel();
     let mut from = File::from(stdin().as_fd().try_clone_to_owned()?);
     let read = move || {
-        // From behind, reading is an error for this thread then, and does not stop us all.
+        // With SIGTTIN blocked, a read in the background fails in this thread. Otherwise it would
+        // stop the whole process.
         let mut ttin = SigSet::empty();
         ttin.add(Signal::SIGTTIN);
         let _ = ttin.thread_block();
@@ -208,11 +215,11 @@ mod tests {
 
     use super::*;
 
-    /// The test starts itself on a terminal, with this in the environment.
+    /// The environment variable with which the test starts itself on a terminal.
     const INSIDE: &str = "LEASEHOLD_TEST_ON_A_TERMINAL";
 
     #[test]
-    fn a_panic_is_read_on_a_terminal_that_is_as_before() {
+    fn panic_restores_the_terminal_before_its_message() {
         if std::env::var_os(INSIDE).is_some() {
             let mut screen = Screen::open(Colours(false)).unwrap();
             screen.turn_on().unwrap();
@@ -222,14 +229,14 @@ mod tests {
         let before = tcgetattr(&pty.master).unwrap();
         let stream = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = "top::screen::tests::a_panic_is_read_on_a_terminal_that_is_as_before";
+        let name = "top::screen::tests::panic_restores_the_terminal_before_its_message";
         command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1").env("RUST_BACKTRACE", "0");
         let status = command.stdin(stream()).stdout(stream()).stderr(stream()).status().unwrap();
         assert!(!status.success());
         drop((command, pty.slave));
         let (mut said, mut master) = (Vec::new(), File::from(pty.master));
         assert_eq!(tcgetattr(&master).unwrap(), before);
-        // It ends with an error: nobody has the other end any more.
+        // The read ends with an error, because the other end is closed.
         let _ = master.read_to_end(&mut said);
         let said = String::from_utf8_lossy(&said);
         let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text:?} in {said:?}"));

@@ -1,8 +1,9 @@
-//! What `leasehold top` knows, and what a key does with it.
+//! The state of `leasehold top`, and the effect of each key on it.
 //!
-//! Nothing here reads or writes anything: a key changes what is shown, or is an [`Action`] for whoever has the
-//! store and the terminal. Whoever is pointed at stays pointed at when the picture changes, and what is asked
-//! about is held fast by its token: whoever comes to stand there meanwhile is not meant.
+//! This module does no I/O. A key changes what is shown or returns an [`Action`] for the code that
+//! has the store and the terminal. A selected claim or lock stays selected when new data arrives.
+//! The confirmation of an eviction refers to the claim's token, so another claim that takes the
+//! same position is never evicted by mistake.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -14,62 +15,62 @@ use super::keys::Key;
 use crate::table::{clean, short};
 use crate::take::held_by;
 
-/// What a key asks of the world outside.
+/// What a key requests from the code outside this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     None,
     Quit,
-    /// To stop, as other programs do at Ctrl-Z.
+    /// Suspend the process, as other programs do on Ctrl-Z.
     Suspend,
-    /// To draw everything again.
+    /// Draw everything again.
     Redraw,
     Evict(Victim),
 }
 
-/// The hold to end.
+/// The hold to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Victim {
     pub(crate) name: String,
     pub(crate) token: Token,
 }
 
-/// What stands first.
+/// The order of the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     LongestHold,
     OldestWait,
 }
 
-/// Where we are.
+/// The view that is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Locks,
-    /// The queue of the lock of this name.
+    /// The queue of the lock with this name.
     Queue(String),
 }
 
-/// What has the keys before the tables.
+/// What is shown on top of the table and receives the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
     Nothing,
-    /// The filter is written.
+    /// The input of the filter.
     Filter,
-    /// The help, from this line on.
+    /// The help text, scrolled down by this number of lines.
     Help(usize),
     Question(Question),
 }
 
-/// Whether to evict this one.
+/// The request to confirm an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) victim: Victim,
-    /// Who that is, in harmless words.
+    /// The holder in words, without control characters.
     pub(crate) who: String,
-    /// Whether it holds, or the lock is only kept closed.
+    /// Whether the claim holds the lock. Otherwise it only keeps the lock unavailable.
     pub(crate) holds: bool,
 }
 
-/// What all keys do.
+/// The help text.
 pub(crate) const HELP: [&str; 14] = [
     "Locks in use, and their queues.",
     "",
@@ -87,7 +88,7 @@ pub(crate) const HELP: [&str; 14] = [
     "Ctrl-Z            suspend; fg resumes",
 ];
 
-/// Where a table is pointed at: at what was chosen, or at its first line until somebody chooses.
+/// The selected row of a table. Until the user selects one, it is the first row.
 #[derive(Clone, Debug)]
 struct Cursor<K> {
     chosen: Option<K>,
@@ -102,11 +103,11 @@ impl<K: Clone + PartialEq> Cursor<K> {
         self.chosen = keys.get(self.index).cloned().filter(|_| self.index > 0);
     }
 
-    /// After the table has changed.
+    /// Finds the selected row after the table has changed.
     fn settle(&mut self, keys: &[K]) {
         let Some(chosen) = &self.chosen else { return self.index = 0 };
         if keys.get(self.index) != Some(chosen) {
-            // Who is gone leaves the place to the next one.
+            // If the selected row is gone, the row that is now at its position is selected.
             let index = keys.iter().position(|key| key == chosen).unwrap_or(self.index);
             self.index = index.min(keys.len().saturating_sub(1));
             self.chosen = keys.get(self.index).cloned();
@@ -114,7 +115,7 @@ impl<K: Clone + PartialEq> Cursor<K> {
     }
 }
 
-/// By what a claim is known again.
+/// The fields that identify a claim in successive polls.
 type ClaimKey = (Option<Token>, String, u32, String);
 
 fn key_of(claim: &ClaimInfo) -> ClaimKey {
@@ -122,23 +123,23 @@ fn key_of(claim: &ClaimInfo) -> ClaimKey {
     (claim.token, holder.host.clone(), holder.pid, holder.label.clone())
 }
 
-/// All that is shown.
+/// Everything that is shown.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) store: String,
     pub(crate) prefix: String,
     pub(crate) every: Duration,
-    /// The last answer; before the first, none.
+    /// The last answer of the store; `None` before the first one.
     picture: Option<Vec<LockInfo>>,
     pub(crate) sort: Sort,
     pub(crate) filter: String,
     pub(crate) at: At,
     pub(crate) over: Over,
-    /// Why the store does not answer.
+    /// The reason why the last poll failed; `None` if it succeeded.
     pub(crate) away: Option<String>,
-    /// What was last done, in one line.
+    /// The result of the last action, in one line.
     pub(crate) said: Option<String>,
-    /// Whose end is under way.
+    /// The eviction in progress.
     pub(crate) evicting: Option<Victim>,
     lock: Cursor<String>,
     claim: Cursor<ClaimKey>,
@@ -163,18 +164,18 @@ impl State {
         }
     }
 
-    /// What the store answered.
+    /// Stores the locks that a poll returned.
     pub(crate) fn see(&mut self, locks: Vec<LockInfo>) {
         (self.picture, self.away) = (Some(locks), None);
         self.settle();
     }
 
-    /// The store did not answer.
+    /// Notes that the store did not answer.
     pub(crate) fn miss(&mut self, why: &str) {
         self.away = Some(clean(why));
     }
 
-    /// What became of the eviction: how many ended, or why that is not known.
+    /// Records the result of the eviction: the number of evicted claims, or the error in words.
     pub(crate) fn evicted(&mut self, ended: Result<usize, String>) {
         let Some(victim) = self.evicting.take() else { return };
         let what = format!("token {} of {}", victim.token, clean(&victim.name));
@@ -189,12 +190,12 @@ impl State {
         self.picture.is_some()
     }
 
-    /// All that there is, whatever the filter.
+    /// Returns all locks, regardless of the filter.
     pub(crate) fn all(&self) -> &[LockInfo] {
         self.picture.as_deref().unwrap_or_default()
     }
 
-    /// The locks that are shown, in their order.
+    /// Returns the locks that match the filter, in the selected order.
     pub(crate) fn shown(&self) -> Vec<&LockInfo> {
         let wanted = self.filter.to_lowercase();
         let mut shown: Vec<_> = self.all().iter().filter(|lock| has(lock, &wanted)).collect();
@@ -209,13 +210,13 @@ impl State {
         shown
     }
 
-    /// The lock whose queue is shown, if it is in use.
+    /// Returns the lock whose queue is shown, if the lock is in use.
     pub(crate) fn queue(&self) -> Option<&LockInfo> {
         let At::Queue(name) = &self.at else { return None };
         self.all().iter().find(|lock| lock.name.as_str() == name)
     }
 
-    /// The line that is pointed at.
+    /// Returns the index of the selected row.
     pub(crate) fn index(&self) -> usize {
         match self.at {
             At::Locks => self.lock.index,
@@ -223,7 +224,7 @@ impl State {
         }
     }
 
-    /// What this key does, where so many lines of a table are seen.
+    /// Handles a key. `page` is the number of table rows on the screen.
     pub(crate) fn press(&mut self, key: Key, page: usize) -> Action {
         match key {
             Key::Interrupt => return Action::Quit,
@@ -295,7 +296,8 @@ impl State {
         Action::None
     }
 
-    /// Only y is a yes, and only these are a no: what else is pressed was meant for something else.
+    /// Handles a key while an eviction must be confirmed. `y` confirms it, and `n`, `q` and Esc
+    /// cancel it. Any other key was probably not meant as an answer, so it is ignored.
     fn answer(&mut self, key: Key, victim: Victim) -> Action {
         match key {
             Key::Char('y' | 'Y') => {
@@ -314,7 +316,7 @@ impl State {
         }
     }
 
-    /// Asks about the claim that is pointed at.
+    /// Asks for confirmation to evict the selected claim.
     fn ask(&mut self) {
         let Some(lock) = self.queue() else { return };
         let Some(claim) = lock.claims.get(self.claim.index) else { return };
@@ -330,7 +332,8 @@ impl State {
             (_, Some(token)) => {
                 let who = match holds {
                     true => format!("held by {} for {}", claim.holder, short(claim.since)),
-                    // Alone, so that nobody else of the queue is told of.
+                    // This contains only the one claim, so that the text does not mention others in
+                    // the queue.
                     false => {
                         let claims = vec![claim.clone()];
                         let alone =
@@ -394,19 +397,20 @@ impl State {
     }
 }
 
-/// Whether the lock, or whoever stands in its queue, has this text.
+/// Returns whether the text occurs in the lock's name, or in the host or label of a claim in its
+/// queue.
 fn has(lock: &LockInfo, wanted: &str) -> bool {
     let holders = lock.claims.iter().flat_map(|c| [&c.holder.host, &c.holder.label]);
     let mut texts = std::iter::once(lock.name.as_str()).chain(holders.map(String::as_str));
     wanted.is_empty() || texts.any(|text| text.to_lowercase().contains(wanted))
 }
 
-/// For how long the first of its holders has held it.
+/// Returns how long the earliest holder has held the lock.
 pub(crate) fn longest_hold(lock: &LockInfo) -> Option<Duration> {
     lock.holders().map(|claim| claim.since).max()
 }
 
-/// For how long the first of those who wait has waited.
+/// Returns how long the earliest waiter has waited.
 pub(crate) fn oldest_wait(lock: &LockInfo) -> Option<Duration> {
     lock.waiters().map(|claim| claim.since).max()
 }
@@ -426,7 +430,7 @@ mod tests {
         LockInfo::new(Name::new(name).unwrap(), Kind::Mutex, 1, claims)
     }
 
-    /// Held for so long and waited for for so long.
+    /// Returns a lock with a holder and a waiter that have these ages in seconds.
     fn busy(name: &str, held: u64, waited: u64) -> LockInfo {
         let holds = claim(Standing::Holding, 1, held, "nightly");
         lock(name, vec![holds, claim(Standing::Waiting, 2, waited, "")])
@@ -469,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_move_and_stay_within_the_table() {
+    fn selection_stays_within_the_table() {
         let all = ["a", "b", "c", "d", "e"];
         let mut state = state(all.iter().map(|name| busy(name, 1, 1)).collect());
         let mut at = |keys: &[Key]| {
@@ -491,13 +495,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pointed_at_stays_so_when_the_order_changes() {
+    fn selection_follows_its_row_when_the_order_changes() {
         let mut state = state(vec![busy("a", 3, 1), busy("b", 2, 1), busy("c", 1, 1)]);
         press(&mut state, "j");
         assert_eq!(names(&state)[state.index()], "b");
         state.see(vec![busy("a", 3, 1), busy("b", 9, 1), busy("c", 4, 1)]);
         assert_eq!((names(&state)[state.index()], state.index()), ("b", 0));
-        // Gone: whoever has its place.
+        // The row is gone, so the row at its position is selected.
         state.see(vec![busy("a", 3, 1), busy("c", 4, 1)]);
         assert_eq!(names(&state)[state.index()], "c");
         state.see(Vec::new());
@@ -505,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_looks_at_names_hosts_and_labels() {
+    fn filter_matches_names_hosts_and_labels() {
         let mut state = state(vec![busy("Alpha", 1, 1), lock("beta", vec![])]);
         press(&mut state, "/alx");
         assert!(names(&state).is_empty());
@@ -515,7 +519,7 @@ mod tests {
         assert_eq!(names(&state), ["Alpha"]);
         press(&mut state, "\u{1b}");
         assert_eq!(names(&state).len(), 2);
-        // In there, letters are text.
+        // During the input of the filter, letters are text.
         assert_eq!(press(&mut state, "/qse?"), []);
         assert_eq!(state.filter, "qse?");
         press(&mut state, "\u{1b}");
@@ -523,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn into_a_queue_and_back_and_out() {
+    fn keys_open_a_queue_go_back_and_quit() {
         let mut state = state(vec![busy("a", 1, 1)]);
         for back in ["q", "\u{1b}"] {
             assert_eq!(press(&mut state, "\n"), []);
@@ -545,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn only_yes_evicts_and_only_whom_was_asked_about() {
+    fn only_yes_evicts_and_only_the_claim_in_the_prompt() {
         let mut state = state(vec![busy("a", 1, 1)]);
         press(&mut state, "\ne");
         let Over::Question(question) = &state.over else { panic!("{:?}", state.over) };
@@ -556,13 +560,13 @@ mod tests {
             assert_eq!((&state.over, &state.at), (&Over::Nothing, &At::Queue("a".into())));
         }
         assert_eq!(press(&mut state, "ex \nj"), []);
-        assert!(matches!(state.over, Over::Question(_)), "none of these is an answer");
-        // Another has taken that place by now.
+        assert!(matches!(state.over, Over::Question(_)), "another key answered the question");
+        // Another claim is at that position by now.
         state.see(vec![lock("a", vec![claim(Standing::Holding, 2, 0, "")])]);
         assert_eq!(press(&mut state, "y"), [Action::Evict(victim(1))]);
         assert_eq!(press(&mut state, "y"), []);
         press(&mut state, "e");
-        assert_eq!(state.over, Over::Nothing, "one at a time");
+        assert_eq!(state.over, Over::Nothing, "a second eviction was started");
         state.evicted(Ok(0));
         assert_eq!(
             state.said.as_deref(),
@@ -579,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_not_evicted_and_what_is_kept_closed_is() {
+    fn freeze_can_be_evicted_and_waiter_cannot() {
         let closed = claim(Standing::Departed, 5, 9, "frozen: moved");
         let mut foreign = claim(Standing::Holding, 1, 9, "");
         foreign.token = None;
@@ -596,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_picture_stays_when_the_store_is_away() {
+    fn last_view_stays_while_the_store_is_unreachable() {
         let mut state = state(vec![busy("a", 1, 1)]);
         state.miss("cannot reach\n\u{1b}");
         assert_eq!(names(&state), ["a"]);
@@ -606,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_read_to_its_end() {
+    fn help_scrolls_to_its_end() {
         let mut state = state(Vec::new());
         press(&mut state, "?");
         (0..99).for_each(|_| _ = state.press(Key::Down, 2));

@@ -1,9 +1,9 @@
-//! What is seen: a state, drawn. Nothing here asks or changes anything.
+//! Draws a state. Nothing here polls or changes anything.
 //!
-//! From the top: a line that says of what, the table, and at the bottom what must not be missed and the keys.
-//! What came from outside is made harmless before it is laid out, and is laid out by how wide it is on a
-//! terminal. All that matters is told in words; where there are colours they repeat it, and the line that is
-//! pointed at has a sign of its own.
+//! From top to bottom there are the title, the table, important messages and the keys. Text from
+//! other users is escaped before the layout. The layout uses the width of the text on a terminal.
+//! All information is in the text, and colors only repeat it. The selected row has a marker of its
+//! own.
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ use super::state::{At, HELP, Over, Question, Sort, State, longest_hold, oldest_w
 use crate::list::{CLAIM, by, kind, row};
 use crate::table::{clean, cut, short};
 
-/// A picture is old when the next one is later than this.
+/// How long an answer may be overdue before the data is marked as stale.
 const LATE: Duration = Duration::from_secs(2);
-/// What stands over the columns of the locks.
+/// The headings of the table of locks.
 const LOCK: [&str; 7] =
     ["NAME", "KIND", "HELD", "WAITING", "LONGEST HOLD", "LONGEST WAIT", "HELD BY"];
-/// What points at a line, and what does not.
+/// The markers of a selected and of an unselected row.
 const SIGNS: [&str; 2] = ["> ", "  "];
 
-/// Draws the state into all of `area`, `age` after the store last answered.
+/// Draws the state into all of `area`. `age` is the time since the last answer of the store.
 pub(crate) fn draw(
     state: &State,
     age: Option<Duration>,
@@ -48,7 +48,7 @@ pub(crate) fn draw(
     Text::from(bottom).render(foot, to);
 }
 
-/// How many lines of a table are seen.
+/// Returns how many rows of a table are visible.
 pub(crate) fn page(state: &State, age: Option<Duration>, area: Rect) -> usize {
     let bottom = bottom(state, age, Colours(false), area);
     let [_, body, _] = parts(area, bottom.len());
@@ -88,7 +88,8 @@ fn title(state: &State) -> String {
     title
 }
 
-/// What must not be missed, and the keys; on a low terminal only the first of these.
+/// Returns the important messages and the keys. If the terminal has too few lines, the first ones
+/// take precedence.
 fn bottom(
     state: &State,
     age: Option<Duration>,
@@ -108,7 +109,7 @@ fn bottom(
     lines
 }
 
-/// That the picture is not of now, or that there is none, and why.
+/// Returns a message with the reason if the data is stale or missing.
 fn old(state: &State, age: Option<Duration>) -> Option<String> {
     let why = state.away.as_deref();
     let Some(age) = age else { return why.map(|why| format!("no answer yet: {why}")) };
@@ -154,7 +155,7 @@ fn question(question: &Question, colours: Colours, area: Rect, to: &mut Buffer) 
     Paragraph::new(text).wrap(Wrap { trim: true }).render(area, to);
 }
 
-/// A table's lines, with their colour.
+/// The rows of a table with their colors.
 type Rows = Vec<(Vec<String>, Option<Color>)>;
 
 fn table(state: &State, colours: Colours, area: Rect, to: &mut Buffer) {
@@ -185,7 +186,7 @@ fn table(state: &State, colours: Colours, area: Rect, to: &mut Buffer) {
     let styles = shown.map(|(_, colour)| colour.map_or(Style::new(), |c| colours.of_text(c)));
     let styles = std::iter::once(Modifier::BOLD.into()).chain(styles);
     let drawn = lines.iter().zip(styles).enumerate().map(|(n, (line, style))| {
-        // The first is the heading.
+        // The first line is the heading.
         let chosen = n > 0 && n - 1 + from == state.index();
         let sign = SIGNS[usize::from(!chosen)];
         let style = if chosen { style.add_modifier(Modifier::REVERSED) } else { style };
@@ -194,7 +195,7 @@ fn table(state: &State, colours: Colours, area: Rect, to: &mut Buffer) {
     Text::from_iter(drawn).render(area, to);
 }
 
-/// The first line that is seen: so that the one that is pointed at is in the middle where it can be.
+/// Returns the first visible row. The selected row is in the middle if possible.
 fn first_seen(index: usize, rows: usize, seen: usize) -> usize {
     index.saturating_sub(seen / 2).min(rows.saturating_sub(seen))
 }
@@ -213,7 +214,7 @@ fn colour(lock: &LockInfo) -> Option<Color> {
     lock.unreadable.as_ref().map(|_| Color::Red).or(waited_for)
 }
 
-/// One line of a lock.
+/// Returns the cells of one lock's row.
 fn cells(lock: &LockInfo) -> Vec<String> {
     let none = || "-".to_owned();
     let name = clean(lock.name.as_str());
@@ -233,7 +234,7 @@ fn cells(lock: &LockInfo) -> Vec<String> {
     ]
 }
 
-/// How much of it is held.
+/// Returns how much of the lock is held.
 fn held(lock: &LockInfo) -> String {
     let taken: u64 = lock.holders().map(|claim| u64::from(claim.weight)).sum();
     match lock.kind {
@@ -279,7 +280,7 @@ mod tests {
         state
     }
 
-    /// What is drawn, and how.
+    /// Returns the drawn characters with their styles.
     fn drawn(state: &State, age: Option<Duration>, colours: bool, size: (u16, u16)) -> Buffer {
         let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
         let drawn = |frame: &mut ratatui::Frame<'_>| {
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_who_holds_and_who_waits_for_how_long() {
+    fn table_shows_holders_waiters_and_durations() {
         let closed = claim(Standing::Departed, 1, 5, "frozen: moved");
         let mut state = state(vec![lock("deploy", vec![closed]), busy("x y", "nightly")]);
         assert_eq!(
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_told_in_the_words_of_show() {
+    fn queue_view_matches_the_output_of_show() {
         let mut state = state(vec![busy("x y", "nightly")]);
         press(&mut state, "\nj");
         assert_eq!(
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_says_whom_and_what_it_means() {
+    fn eviction_prompt_names_the_holder_and_the_risk() {
         let mut state = state(vec![busy("x", "nightly")]);
         press(&mut state, "\ne");
         let text = seen(&state, (60, 10)).join(" ");
@@ -359,18 +360,18 @@ mod tests {
         ] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
-        // What is asked, and that it is asked, is seen on the smallest.
+        // The question must be visible even on the smallest terminal.
         assert!(seen(&state, (20, 5)).contains(&"Evict token 42? y/n".to_owned()));
     }
 
     #[test]
-    fn an_old_picture_is_marked_with_its_age() {
+    fn stale_view_is_marked_with_its_age() {
         let mut state = state(vec![busy("x", "")]);
         let said = |state: &State, age: u64| {
             lines(&drawn(state, Some(Duration::from_secs(age)), false, (60, 6))).join("\n")
         };
         assert!(!said(&state, 3).contains("STALE, from"));
-        // The request before has not been answered yet.
+        // The previous request has not been answered yet.
         assert!(said(&state, 4).contains("STALE, from 4s ago"));
         state.miss("cannot reach it");
         let text = said(&state, 1);
@@ -384,8 +385,9 @@ mod tests {
         assert!(text.contains("no answer yet: cannot reach it"), "{text}");
     }
 
+    // S90
     #[test]
-    fn s90_nothing_of_others_reaches_the_terminal_raw() {
+    fn control_characters_from_other_clients_are_escaped() {
         let mut torn = LockInfo::unreadable(Name::new("torn").unwrap(), EVIL);
         torn.claims.clear();
         let mut state = state(vec![busy("a\u{202e}b", EVIL), torn]);
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wide_is_laid_out_by_its_width() {
+    fn wide_characters_keep_columns_aligned() {
         let state = state(vec![busy("漢字", "x"), busy("abcd", "y")]);
         let buffer = drawn(&state, NOW, false, (80, 6));
         for y in [2, 3] {
@@ -410,7 +412,7 @@ mod tests {
         }
     }
 
-    /// All that can be seen: each with what comes before it pressed.
+    /// Returns all kinds of screens, each with the keys that lead to it already pressed.
     fn everything() -> Vec<State> {
         let many = (0..30).map(|n| busy(&format!("漢字漢字-{n}"), &"é漢".repeat(n)));
         let torn = LockInfo::unreadable(Name::new("torn").unwrap(), "written by halves");
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_drawn_to_any_size() {
+    fn view_is_drawn_at_any_size() {
         for state in everything() {
             for size in (0..24).flat_map(|width| (0..9).map(move |height| (width, height))) {
                 let lines = seen(&state, size);
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_is_pointed_at_is_seen() {
+    fn selected_line_is_always_visible() {
         let many = (0..30).map(|n| busy(&format!("lock-{n:02}"), "")).collect();
         let mut state = state(many);
         for n in 0..30 {
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_by_colour_alone() {
+    fn no_information_is_conveyed_by_color_alone() {
         let mut coloured = 0;
         for state in everything() {
             let [without, with] = [false, true].map(|c| drawn(&state, NOW, c, (80, 12)));

@@ -1,5 +1,5 @@
 //! `leasehold run` on real servers: an exact count by forty processes, also while the server is
-//! killed and comes back.
+//! killed and restarted.
 
 #![cfg(any(
     feature = "sqlite",
@@ -18,24 +18,26 @@ use std::time::Duration;
 use crate::common::Place;
 use crate::common::count::Counting;
 
-/// Forty processes count on this store; `meanwhile` runs beside them.
+/// Lets forty processes count on this store. `meanwhile` runs at the same time.
 fn count(store: &str, meanwhile: impl FnOnce(&Counting)) {
     let counting = Counting::start(store);
     meanwhile(&counting);
     counting.finish(0);
 }
 
+// R22
 #[cfg(feature = "sqlite")]
 #[test]
-fn r22_forty_processes_count_exactly_on_sqlite() {
+fn forty_processes_count_exactly_on_sqlite() {
     let place = Place::new();
     count(&format!("sqlite:{}", place.path("locks.db").display()), |_| {});
 }
 
+// R22
 #[cfg(feature = "postgres")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
+fn forty_processes_count_exactly_while_postgres_is_killed() {
     let server = testbed::Postgres::start();
     count(&server.database(), |counting| {
         for counted in [1, 15] {
@@ -45,10 +47,11 @@ fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
     });
 }
 
+// R22
 #[cfg(feature = "mysql")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
+fn forty_processes_count_exactly_while_mariadb_is_killed() {
     let server = testbed::MariaDb::start();
     count(&server.database(), |counting| {
         for counted in [1, 15] {
@@ -58,10 +61,11 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
     });
 }
 
+// R27
 #[cfg(feature = "redis")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r27_forty_processes_count_exactly_while_redis_is_killed() {
+fn forty_processes_count_exactly_while_redis_is_killed() {
     let server = testbed::Redis::start();
     count(&server.url(), |counting| {
         for counted in [1, 15] {
@@ -71,26 +75,30 @@ fn r27_forty_processes_count_exactly_while_redis_is_killed() {
     });
 }
 
+// R36
 #[cfg(feature = "memcached")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
+fn forty_processes_count_exactly_while_memcached_is_killed() {
     let server = testbed::Memcached::start();
-    count(&(server.url() + "?session_ms=2000"), |counting| {
+    count(&(server.url() + "?session_ms=5000"), |counting| {
         counting.in_the_midst(15, || server.kill());
-        // What it knew is gone; nobody is let in before those who held are gone too.
+        // The server has lost its data. No client may acquire the lock until the old leases have
+        // expired.
         server.restart();
     });
 }
 
-/// One of three that share out the names; whichever has the lock's.
+// R36
+/// The servers share out the lock names. Each of them is killed in turn, including the one that has
+/// the lock.
 #[cfg(feature = "memcached")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_forty_processes_count_exactly_while_three_memcached_servers_are_killed() {
+fn forty_processes_count_exactly_while_three_memcached_servers_are_killed() {
     let servers: [testbed::Memcached; 3] = std::array::from_fn(|_| testbed::Memcached::start());
     let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
-    count(&format!("memcached://{}/?session_ms=2000", hosts.join(",")), |counting| {
+    count(&format!("memcached://{}/?session_ms=5000", hosts.join(",")), |counting| {
         for (server, counted) in servers.iter().zip([5, 15, 25]) {
             counting.in_the_midst(counted, || server.kill());
             server.restart();
@@ -98,10 +106,11 @@ fn r36_forty_processes_count_exactly_while_three_memcached_servers_are_killed() 
     });
 }
 
+// R36
 #[cfg(feature = "nats")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
+fn forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
     let nats = testbed::NatsCluster::start();
     count(&nats.url(), |counting| {
         counting.in_the_midst(5, || nats.kill(0));
@@ -109,10 +118,11 @@ fn r36_forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
     });
 }
 
+// R36
 #[cfg(feature = "nats")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_forty_processes_count_exactly_while_nats_is_killed() {
+fn forty_processes_count_exactly_while_nats_is_killed() {
     let server = testbed::Nats::start();
     count(&server.url(), |counting| {
         counting.in_the_midst(15, || server.kill());
@@ -120,10 +130,11 @@ fn r36_forty_processes_count_exactly_while_nats_is_killed() {
     });
 }
 
+// R36
 #[cfg(feature = "s3")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_forty_processes_count_exactly_while_an_object_store_is_killed() {
+fn forty_processes_count_exactly_while_an_object_store_is_killed() {
     let server = testbed::SeaweedFs::start();
     count(&(server.url("count") + "&poll_ms=100"), |counting| {
         counting.in_the_midst(15, || server.kill());
@@ -131,26 +142,28 @@ fn r36_forty_processes_count_exactly_while_an_object_store_is_killed() {
     });
 }
 
-/// A fail-over may lose a grant; who waits for a replica before it counts loses none when that very
-/// replica, the only one, is promoted.
+// R29
+/// A fail-over may lose a grant. But a client that waits for a replica before it counts loses no
+/// grant if the only replica is the one that is promoted.
 #[cfg(feature = "redis")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
+fn forty_processes_count_exactly_while_sentinels_fail_over() {
     let set = testbed::Sentinel::start();
     let old = set.master().port();
     count(&(set.url() + "?replicas=1&replicas_short=accept"), |counting| {
         counting.in_the_midst(5, || set.servers()[0].kill());
         set.wait_for_failover(old);
-        // With a replica again nobody has to wait in vain for one.
+        // With a replica again, no client waits for one until the time limit.
         set.servers()[0].restart();
     });
 }
 
+// R29
 #[cfg(feature = "redis")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
+fn forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
     let cluster = testbed::Cluster::unbroken();
     let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
     let slot: u16 = slot.parse().unwrap();
@@ -167,7 +180,7 @@ fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
 
 #[cfg(feature = "postgres")]
 #[test]
-fn a_server_that_is_away_at_the_start_is_waited_for() {
+fn run_waits_for_a_server_that_is_unreachable_at_start() {
     let place = Place::new();
     let server = testbed::Postgres::start();
     let url = server.database();
@@ -176,7 +189,8 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
         place.leasehold(words)
     };
     server.kill();
-    // Not waited for at all; for as long as the lock would be; and told truly.
+    // With `--try` there is no wait for the server, and with `--wait` the wait for it is as long as
+    // for the lock. Both errors must name the real cause.
     for (options, least) in [(&["--try"][..], 0), (&["--wait", "1s"], 1)] {
         let started = std::time::Instant::now();
         let output = run(options).output().unwrap();
@@ -195,10 +209,10 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{output:?}");
 }
 
-/// MariaDB warns in its log of each client that only breaks its connection off.
+/// MariaDB logs a warning for each client that closes its connection without a goodbye.
 #[cfg(feature = "mysql")]
 #[test]
-fn mariadb_has_nothing_to_warn_of_when_a_command_has_ended() {
+fn commands_close_their_mariadb_connections_cleanly() {
     let place = Place::new();
     let server = testbed::MariaDb::with(testbed::Setup::new().fast());
     let url = server.database();
@@ -220,10 +234,10 @@ fn mariadb_has_nothing_to_warn_of_when_a_command_has_ended() {
     assert_eq!(aborted, "Aborted_clients\t0", "{}", server.log());
 }
 
-/// Nothing is connected to.
+/// `schema` must not connect to the store.
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 #[test]
-fn schema_prints_the_tables_that_are_asked_for() {
+fn schema_prints_the_requested_tables() {
     let place = Place::new();
     let printed = |words: &[&str]| {
         let output = place.output(&[&["schema", "--store"], words].concat());
@@ -251,12 +265,13 @@ fn schema_prints_the_tables_that_are_asked_for() {
     assert_eq!(place.code(&["schema", "--store", "file:"]), 2);
 }
 
+// R31
 #[cfg(feature = "redlock")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
+fn forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
     let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
-    // Just started, and two of them killed for good.
+    // The servers have just been started. Two of them are killed permanently.
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
     count(&url, |counting| {
         for (node, counted) in servers.nodes()[1..3].iter().zip([1, 15]) {
@@ -265,16 +280,17 @@ fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed(
     });
 }
 
+// R33
 #[cfg(feature = "etcd")]
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
+fn forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
     let cluster = testbed::Etcd::cluster();
     let counting = Counting::start(&cluster.url());
     let counter = counting.counter();
     let beside = |what: &str| counter.with_extension(what);
-    // What etcdctl says in the end does not matter, only what was done under its lock: it may
-    // itself fail with a member. So each of its turns is written down where it is taken.
+    // The result of etcdctl does not matter, because it may fail together with a member. Only what
+    // it did under its lock matters. So each of its counts is recorded in a file at that moment.
     let turn = r#"n=$(cat "$0"); sleep 0.01; echo $((n + 1)) > "$0"; echo x >> "$0.theirs""#;
     let stop = beside("stop");
     let theirs = |_| {
@@ -300,14 +316,15 @@ fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
         other.wait().unwrap();
     }
     let theirs = std::fs::read_to_string(beside("theirs")).unwrap().lines().count();
-    assert!(theirs > 0, "etcdctl never had a turn");
+    assert!(theirs > 0, "etcdctl never held the lock");
     counted.check(theirs);
 }
 
-/// A firewall forgets the connections in the middle of a job. The release is said again on a new one, and
-/// there is nothing to warn of.
+// F70
+/// Simulates a firewall that drops the connections in the middle of a job. The release is retried
+/// on a new connection, so there is no warning.
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "redis", feature = "etcd"))]
-fn f70_ends_well_on_connections_that_fell_silent(port: u16, url: &str) {
+fn ends_well_on_connections_that_fell_silent(port: u16, url: &str) {
     let place = Place::new();
     let proxy = testbed::Proxy::before(port);
     let url = if url.contains(&format!(":{port}/")) { url.to_owned() } else { format!("{url}/") };
@@ -318,33 +335,37 @@ fn f70_ends_well_on_connections_that_fell_silent(port: u16, url: &str) {
     proxy.silence();
     std::fs::write(go, "").unwrap();
     assert_eq!(job.code(), 0);
-    assert_eq!(job.errors(), "", "it warns of a release that only took its time");
+    assert_eq!(job.errors(), "", "a warning about a slow release");
 }
 
+// F70
 #[cfg(feature = "postgres")]
 #[test]
-fn f70_a_silent_connection_at_the_end_on_postgres() {
+fn release_survives_a_half_open_connection_on_postgres() {
     let server = testbed::postgres();
-    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.database());
+    ends_well_on_connections_that_fell_silent(server.port(), &server.database());
 }
 
+// F70
 #[cfg(feature = "mysql")]
 #[test]
-fn f70_a_silent_connection_at_the_end_on_mariadb() {
+fn release_survives_a_half_open_connection_on_mariadb() {
     let server = testbed::mariadb();
-    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.database());
+    ends_well_on_connections_that_fell_silent(server.port(), &server.database());
 }
 
+// F70
 #[cfg(feature = "redis")]
 #[test]
-fn f70_a_silent_connection_at_the_end_on_redis() {
+fn release_survives_a_half_open_connection_on_redis() {
     let server = testbed::redis();
-    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.url());
+    ends_well_on_connections_that_fell_silent(server.port(), &server.url());
 }
 
+// F70
 #[cfg(feature = "etcd")]
 #[test]
-fn f70_a_silent_connection_at_the_end_on_etcd() {
+fn release_survives_a_half_open_connection_on_etcd() {
     let server = testbed::etcd();
-    f70_ends_well_on_connections_that_fell_silent(server.port(0), &server.url());
+    ends_well_on_connections_that_fell_silent(server.port(0), &server.url());
 }

@@ -1,4 +1,4 @@
-//! What becomes of all that a command has started: by the programs that give their children another
+//! What happens to the descendants of a command, in particular if a program puts them into another
 //! process group or session.
 
 use std::os::unix::process::CommandExt;
@@ -8,10 +8,10 @@ use crate::common::{LEASEHOLD, Place, Running, eventually, runs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What does the work of a command: it says its pid, and does not end.
+/// The work of a command. It prints its pid, and does not end.
 const WORK: &str = "echo $$; exec sleep 1000";
-/// The same from another process group, session, user, or without a parent or an environment.
-/// `WORK` is replaced by it.
+/// Scripts that run the work in another process group or session, as another user, or without a
+/// parent or an environment. The work replaces `WORK`.
 const ESCAPES: [&str; 8] = [
     "timeout 600 sh -c 'WORK'; true",
     "setsid -w sh -c 'WORK'; true",
@@ -34,12 +34,15 @@ fn escapes() -> Vec<String> {
     possible.map(|script| script.replace("WORK", WORK)).collect()
 }
 
-/// The pid that the work says.
+/// Returns the pid that the work printed.
 fn work_of(running: &mut Running) -> i32 {
-    running.line().parse().unwrap_or_else(|_| panic!("no pid: {}", running.errors()))
+    running
+        .line()
+        .parse()
+        .unwrap_or_else(|_| panic!("the first line is not a PID: {}", running.errors()))
 }
 
-/// A process that the test has to end.
+/// A process that the test must end.
 struct Stray(i32);
 
 impl Drop for Stray {
@@ -49,7 +52,7 @@ impl Drop for Stray {
 }
 
 #[test]
-fn nothing_of_a_command_outlives_its_evicted_lock() {
+fn no_descendant_outlives_an_evicted_lock() {
     let place = Place::new();
     for script in escapes() {
         let mut running = Running::start(place.leasehold(["run", "x", "--", "sh", "-c", &script]));
@@ -62,22 +65,22 @@ fn nothing_of_a_command_outlives_its_evicted_lock() {
 }
 
 #[test]
-fn nothing_of_a_command_outlives_a_killed_leasehold() {
+fn no_descendant_outlives_a_killed_leasehold() {
     let place = Place::new();
-    // What has neither parent nor environment is not found without its leasehold.
+    // A process with neither parent nor environment is not found without its leasehold.
     for script in escapes().iter().filter(|script| !script.contains("env -i")) {
         let words = ["run", "--kill-after", "100ms", "x", "--", "sh", "-c", script];
         let mut running = Running::start(place.leasehold(words));
         let work = Stray(work_of(&mut running));
         running.signal(Signal::SIGKILL);
         eventually(script, || !runs(work.0));
-        // The lock is free again: none of it has the lifeline.
+        // The lock is free again, because no process of the command has the lifeline.
         assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
     }
 }
 
 #[test]
-fn nothing_of_a_command_outlives_the_deadline_of_a_paused_leasehold() {
+fn no_descendant_outlives_the_deadline_of_a_paused_leasehold() {
     let place = Place::new();
     let outlives = |script: &str| {
         let words = ["run", "--max-hold", "10s", script, "--", "sh", "-c", script];
@@ -97,7 +100,7 @@ fn nothing_of_a_command_outlives_the_deadline_of_a_paused_leasehold() {
 }
 
 #[test]
-fn descendants_that_left_the_group_are_asked_to_end_first() {
+fn descendants_outside_the_group_get_sigterm_first() {
     let place = Place::new();
     let work = "trap 'echo asked; exit' TERM; echo $$; while :; do sleep 0.02; done";
     // The command ends later than its work, which is outside its group.
@@ -122,7 +125,7 @@ fn daemons_outlive_a_command_that_ends() {
 }
 
 #[test]
-fn detached_processes_and_the_program_for_losses_outlive_the_lock() {
+fn detached_processes_and_the_on_lost_program_outlive_the_lock() {
     let place = Place::new();
     let lost = place.path("lost");
     let text = format!("setsid sleep 1000 &\necho $! > {0}.new\nmv {0}.new {0}", lost.display());
@@ -132,16 +135,16 @@ fn detached_processes_and_the_program_for_losses_outlive_the_lock() {
     let mut running = Running::start(place.leasehold(words));
     let detached = Stray(work_of(&mut running));
     assert_eq!(place.code(&["evict", "x"]), 0);
-    eventually("it is called", || !place.read("lost").is_empty());
+    eventually("the --on-lost program has run", || !place.read("lost").is_empty());
     let daemon = Stray(place.read("lost").trim().parse().unwrap());
     assert_eq!(running.code(), 74);
     assert!(runs(detached.0) && runs(daemon.0));
 }
 
 #[test]
-fn children_that_leasehold_had_before_are_not_the_commands() {
+fn children_from_before_the_run_are_spared() {
     let place = Place::new();
-    // The second one becomes an orphan under leasehold.
+    // The second process becomes an orphan below leasehold.
     let script = format!(
         "sleep 1000 & echo $!; sh -c 'sleep 1000 & echo $!; echo; read x' < f & \
          exec {LEASEHOLD} run x -- sh -c 'echo ready; sleep 1000'"
@@ -152,7 +155,7 @@ fn children_that_leasehold_had_before_are_not_the_commands() {
     nix::unistd::mkfifo(&place.path("f"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut running = Running::start(command);
     let mut before = Vec::new();
-    // The shell waits until its input can be opened.
+    // The shell waits until its input is opened.
     let mut input = std::fs::File::options().write(true).open(place.path("f")).unwrap();
     loop {
         match running.line().parse() {
@@ -180,7 +183,7 @@ fn a_survivor_is_named_and_keeps_the_lock_while_it_runs() {
     let words = ["run", "--no-inherit", "--max-hold", "1s", "x", "--", "sh", "-c", &script];
     let mut running = Running::start(place.without_kill(&words));
     let survivor = Stray(work_of(&mut running));
-    // It waits for more than the second that the lock may be held.
+    // The wait exceeds the second of --max-hold.
     assert_eq!(place.code(&["run", "--wait", "3s", "x", "--", "true"]), 75);
     assert!(runs(survivor.0));
     drop(survivor);
@@ -202,19 +205,20 @@ fn leasehold_has_priority_over_its_command() {
     let all: Vec<i32> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
     let [ours, of_command, of_leasehold, of_watchdog] = all[..] else { panic!("{output:?}") };
     assert_eq!(of_command, (ours + 3).min(19));
-    // Not where it may not be raised.
+    // The priority is not raised if that is not permitted.
     let raised = Command::new("nice").args(["-n", "-20", "nice"]).output().unwrap();
     if raised.stdout == b"-20\n" {
         assert_eq!([of_leasehold, of_watchdog], [-15; 2]);
     }
 }
 
-/// This script as the first process of a PID namespace of its own, with `leasehold` as `$0`.
+/// Returns a command that runs this script as the first process of a new PID namespace, with
+/// `leasehold` as `$0`.
 fn first_process(place: &Place, script: &str) -> Option<Command> {
     let unshare = ["-p", "-f", "--mount-proc"];
     let possible = Command::new("unshare").args(unshare).arg("true").output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: a PID namespace cannot be made");
+        eprintln!("skipped: cannot create a PID namespace");
         return None;
     }
     let mut command = Command::new("unshare");
@@ -239,7 +243,7 @@ fn the_first_process_of_a_container_reaps_orphans() {
 }
 
 #[test]
-fn a_first_process_that_waits_ends_by_sigterm() {
+fn waiting_leasehold_with_pid_1_ends_on_sigterm() {
     let place = Place::new();
     let _holder = place.hold("x", "echo ready; exec sleep 1000");
     for waits in ["wait x", "run x -- true", "events x"] {
@@ -252,10 +256,10 @@ fn a_first_process_that_waits_ends_by_sigterm() {
             let words = std::fs::read_to_string(format!("/proc/{child}/cmdline")).ok()?;
             words.starts_with(LEASEHOLD).then_some(child)
         };
-        eventually("it is started", || child().is_some());
+        eventually("the child process is started", || child().is_some());
         let child = Pid::from_raw(child().unwrap());
-        // It may not have got as far as catching it.
-        eventually("it ends", || {
+        // The signal is repeated, because the process may not catch it yet.
+        eventually("the child process ends", || {
             let _ = kill(child, Signal::SIGTERM);
             !runs(child.as_raw())
         });
@@ -264,7 +268,7 @@ fn a_first_process_that_waits_ends_by_sigterm() {
 }
 
 #[test]
-fn a_run_below_another_pid_namespace_does_not_wait_for_itself() {
+fn run_in_a_nested_pid_namespace_detects_its_own_deadlock() {
     let place = Place::new();
     for mount in ["", "--mount-proc"] {
         let inner = format!("unshare -p -f {mount} {LEASEHOLD} run x -- echo in");
@@ -282,7 +286,7 @@ fn a_run_below_another_pid_namespace_does_not_wait_for_itself() {
 #[test]
 fn an_orphan_of_the_command_may_wait_for_its_lock() {
     let place = Place::new();
-    // It starts only when it is an orphan: its parent is leasehold.
+    // The second run starts only when it is an orphan, with leasehold as its parent.
     let orphan = format!(
         "while [ \"$(ps -o ppid= -p $$ | tr -d ' ')\" != $LH ]; do sleep 0.02; done; \
          echo waits; exec {LEASEHOLD} run --no-inherit x -- echo in"
@@ -294,14 +298,14 @@ fn an_orphan_of_the_command_may_wait_for_its_lock() {
     command.current_dir(place.path(""));
     let mut running = Running::start(command);
     running.wait_for("waits");
-    eventually("it waits", || place.claims("x") == 2);
+    eventually("the waiter is in the queue", || place.claims("x") == 2);
     std::fs::write(place.path("f"), "\n").unwrap();
     assert_eq!(running.line(), "in");
     assert_eq!(running.code(), 0);
 }
 
 #[test]
-fn sockets_of_systemd_are_for_the_command() {
+fn systemd_sockets_are_passed_to_the_command() {
     let place = Place::new();
     let script = format!(
         "exec 3< /dev/null; LISTEN_FDS=1 LISTEN_PID=$$ LISTEN_PIDFDID=7 \
@@ -314,10 +318,10 @@ fn sockets_of_systemd_are_for_the_command() {
     let words: Vec<&str> = printed.split_whitespace().collect();
     assert!(words.len() == 4 && words[0] == words[1], "{output:?}");
     assert_eq!(words[2..], ["1", "x"]);
-    // Not those of another process.
+    // Sockets for another process are not changed.
     let mut command = place.leasehold(["run", "x", "--", "sh", "-c", "echo $LISTEN_PID"]);
     assert_eq!(command.env("LISTEN_PID", "1").output().unwrap().stdout, b"1\n");
-    // A command that is not there is still said to be missing.
+    // A missing command is still reported as missing.
     let missing = script.replace("sh -c 'echo", "no-such-program 'echo");
     let mut command = Command::new("sh");
     command.args(["-c", &missing]).env("LEASEHOLD_STORE", place.store());

@@ -1,4 +1,4 @@
-//! What shells complete, and the manual.
+//! Shell completions and the manual.
 
 use crate::common::Place;
 
@@ -9,14 +9,14 @@ fn printed(place: &Place, words: &[&str]) -> String {
 }
 
 #[test]
-fn shells_complete_what_can_be_said_and_not_what_is_hidden() {
+fn completions_exclude_hidden_commands() {
     let place = Place::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = printed(&place, &["completions", shell]);
         assert!(script.contains("once-per") && script.contains("doctor"), "{shell}");
         assert!(!script.contains("torture-worker") && !script.contains("watchdog"), "{shell}");
     }
-    // In bash itself.
+    // This runs the completion in bash itself.
     let script = r#"
         source <("$1" completions bash)
         COMP_WORDS=(leasehold run --once); COMP_CWORD=2
@@ -29,7 +29,7 @@ fn shells_complete_what_can_be_said_and_not_what_is_hidden() {
 }
 
 #[test]
-fn each_command_has_a_page() {
+fn each_command_has_a_man_page() {
     let place = Place::new();
     let directory = place.path("");
     printed(&place, &["man", "--into", directory.to_str().unwrap()]);
@@ -49,7 +49,8 @@ fn each_command_has_a_page() {
     assert_eq!(place.code(&["man", "watchdog"]), 2);
 }
 
-/// What the build leaves out says how to get it, under the new name and the old one.
+/// A command that is not in the build must report how to get it, under its new name and its old
+/// one.
 #[test]
 fn a_command_that_is_not_built_names_its_feature() {
     let place = Place::new();
@@ -63,7 +64,8 @@ fn a_command_that_is_not_built_names_its_feature() {
             let said = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(2), "{said}");
             let install = format!("cargo install --path crates/leasehold-cli --features {feature}");
-            let wanted = format!("leasehold {} is not in this build\nhint: {install}\n", names[0]);
+            let wanted =
+                format!("leasehold was built without the command {}\nhint: {install}\n", names[0]);
             assert_eq!(said, wanted);
         }
     }
@@ -108,7 +110,7 @@ fn commands_are_listed_in_groups_by_their_new_names() {
     for old in ["close", "open", "check", "torture", "lab", "watchdog"] {
         assert!(!listed.contains(&old), "{old} in {listed:?}");
     }
-    // -h is one screen.
+    // The output of -h fits on one screen.
     let short = printed(&place, &["run", "-h"]);
     assert!(short.lines().count() <= 40, "{short}");
 }

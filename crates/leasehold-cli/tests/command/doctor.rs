@@ -4,7 +4,7 @@ use crate::common::{LEASEHOLD, Place};
 use serde_json::Value;
 
 #[test]
-fn a_store_that_is_set_up_well_is_said_to_be() {
+fn well_configured_store_passes_doctor() {
     let place = Place::new();
     let output = place.output(&["doctor"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -18,7 +18,7 @@ fn a_store_that_is_set_up_well_is_said_to_be() {
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn a_broken_promise_is_exit_code_1_with_the_fix() {
+fn broken_guarantee_exits_with_1_and_names_the_fix() {
     let place = Place::new();
     let url = format!("sqlite:{}?synchronous=off", place.path("db").display());
     let output = place.output(&["doctor", "--store", &url]);
@@ -35,7 +35,7 @@ fn a_broken_promise_is_exit_code_1_with_the_fix() {
 }
 
 #[test]
-fn a_store_that_refuses_is_a_finding_and_one_that_is_away_is_not() {
+fn refusing_store_is_a_finding_and_unreachable_store_is_not() {
     let place = Place::new();
     let file = place.path("file");
     std::fs::write(&file, "").unwrap();
@@ -57,7 +57,7 @@ fn a_store_that_refuses_is_a_finding_and_one_that_is_away_is_not() {
 
 #[cfg(feature = "postgres")]
 #[test]
-fn the_fast_server_of_the_tests_is_found_out() {
+fn doctor_reports_unsafe_settings_of_the_test_server() {
     let place = Place::new();
     let url = testbed::postgres().database();
     let output = place.output(&["doctor", "--store", &url]);
@@ -69,22 +69,22 @@ fn the_fast_server_of_the_tests_is_found_out() {
     assert!(!said.contains("lh:lh"), "a password: {said}");
 }
 
-/// As for a systemd unit with `PrivateTmp=`.
+/// Simulates a systemd unit with `PrivateTmp=`.
 #[test]
-fn a_directory_that_other_programs_do_not_see_is_reported() {
+fn directory_in_a_private_mount_is_reported() {
     let place = Place::new();
     let (seen, private) = (place.path("seen"), place.path("private"));
     std::fs::create_dir(&seen).unwrap();
     std::fs::create_dir(&private).unwrap();
     let script = "mount --bind \"$1\" \"$2\" && exec \"$0\" doctor --json --store \"file:$2\"";
-    // A first process whose namespace we may look into.
+    // The namespace of the first process must be readable from inside.
     let first = "unshare -m sh -c \"$3\" \"$0\" \"$1\" \"$2\"; true";
     let mut command = std::process::Command::new("unshare");
     command.args(["-p", "-f", "--mount-proc", "sh", "-c", first, LEASEHOLD]);
     command.args([&private, &seen]).arg(script);
     let output = command.output().unwrap();
     let Ok(said) = serde_json::from_slice::<Value>(&output.stdout) else {
-        eprintln!("skipped: a mount namespace cannot be made: {output:?}");
+        eprintln!("skipped: cannot create a mount namespace: {output:?}");
         return;
     };
     let is_private = |said: &Value| {

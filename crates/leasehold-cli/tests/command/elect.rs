@@ -1,10 +1,10 @@
-//! `leasehold elect`: one leads, and another takes over, whatever became of the first.
+//! `leasehold elect`: one candidate leads, and another takes over, however the first term ended.
 
 use nix::sys::signal::Signal;
 
 use crate::common::{Place, Running, eventually};
 
-/// A candidate that writes its terms down, a line each.
+/// Starts a candidate that writes one line for each of its terms.
 fn candidate(place: &Place, store: &str, who: &str) -> Running {
     let script = format!(
         "echo {who} $LEASEHOLD_TOKEN >> '{}'; exec sleep 1000",
@@ -24,7 +24,8 @@ fn terms(place: &Place) -> Vec<(String, u64)> {
     place.read("terms").lines().map(term).collect()
 }
 
-/// Killed, told to end, deposed: each time the other leads, with a greater token.
+/// Ends terms by a crash, an eviction and a signal. Each time another candidate leads, with a
+/// greater token.
 fn another_takes_over(store: &str) {
     let place = Place::new();
     let led = |n| eventually("a term begins", || terms(&place).len() >= n);
@@ -35,7 +36,7 @@ fn another_takes_over(store: &str) {
     led(2);
     let mut third = candidate(&place, store, "third");
     let mut force = place.leasehold(["evict", "leader"]);
-    eventually("the third waits", || {
+    eventually("the third candidate is in the queue", || {
         let mut show = place.leasehold(["show", "--json", "leader"]);
         let shown = show.env("LEASEHOLD_STORE", store).output().unwrap().stdout;
         let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap();
@@ -43,9 +44,9 @@ fn another_takes_over(store: &str) {
     });
     assert!(force.env("LEASEHOLD_STORE", store).status().unwrap().success());
     led(3);
-    // The second one stands again.
+    // The second candidate has rejoined the queue.
     third.signal(Signal::SIGTERM);
-    assert_eq!(third.code(), 143, "its command's own end: {}", third.errors());
+    assert_eq!(third.code(), 143, "the exit code is not that of the command: {}", third.errors());
     led(4);
     second.signal(Signal::SIGTERM);
     assert_eq!(second.code(), 143);
@@ -57,37 +58,37 @@ fn another_takes_over(store: &str) {
 }
 
 #[test]
-fn another_leads_on_files() {
+fn another_candidate_takes_over_on_files() {
     let place = Place::new();
     another_takes_over(&place.store());
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn another_leads_on_redis() {
+fn another_candidate_takes_over_on_redis() {
     another_takes_over(&testbed::redis().url());
 }
 
 #[cfg(feature = "postgres")]
 #[test]
-fn another_leads_on_postgres() {
+fn another_candidate_takes_over_on_postgres() {
     another_takes_over(&testbed::postgres().database());
 }
 
 #[cfg(feature = "etcd")]
 #[test]
-fn another_leads_on_etcd() {
+fn another_candidate_takes_over_on_etcd() {
     another_takes_over(&testbed::etcd().url());
 }
 
 #[test]
-fn a_leader_whose_command_ends_stands_again_until_it_is_told_to_end() {
+fn leader_rejoins_the_queue_when_its_command_exits() {
     let place = Place::new();
     let script = format!("echo x >> '{}'; exit 3", place.path("terms").display());
     let mut leader =
         Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
-    eventually("two terms", || place.read("terms").lines().count() >= 2);
-    // A command that still runs would get the signal, and end as it does anyway.
+    eventually("there were two terms", || place.read("terms").lines().count() >= 2);
+    // The signal must arrive between two terms. A running command would get it instead.
     eventually("the term is over", || place.claims("leader") == 0);
     leader.signal(Signal::SIGINT);
     let status = leader.child.wait().unwrap();
@@ -97,40 +98,41 @@ fn a_leader_whose_command_ends_stands_again_until_it_is_told_to_end() {
     assert_eq!(place.claims("leader"), 0);
 }
 
-/// In its first term it has caught them for its command's sake.
+/// In its first term the candidate has begun to catch the signals in order to forward them to its
+/// command.
 #[test]
-fn a_candidate_that_waits_again_is_not_ended_by_signals_that_end_nothing() {
+fn waiting_candidate_survives_nonfatal_signals() {
     let place = Place::new();
     let script = format!("echo x >> '{}'; exit 3", place.path("terms").display());
     let mut candidate =
         Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
     eventually("a term", || place.read("terms").lines().count() == 1);
     let mut other = place.hold("leader", "echo ready; sleep 1000");
-    eventually("it waits", || place.claims("leader") == 2);
+    eventually("the waiter is in the queue", || place.claims("leader") == 2);
     for signal in [Signal::SIGWINCH, Signal::SIGCONT, Signal::SIGUSR1] {
         candidate.signal(signal);
     }
     other.signal(Signal::SIGTERM);
     assert_eq!(other.code(), 143);
-    eventually("another term", || place.read("terms").lines().count() >= 2);
+    eventually("there was another term", || place.read("terms").lines().count() >= 2);
     candidate.signal(Signal::SIGTERM);
     let _ = candidate.child.wait();
 }
 
-/// What a command exits with is its own.
+/// An exit code of the command that equals one of leasehold's has no special meaning.
 #[test]
-fn a_command_that_does_not_find_another_is_run_again() {
+fn command_that_exits_with_127_is_run_again() {
     let place = Place::new();
     let script = format!("echo x >> '{}'; exit 127", place.path("terms").display());
     let mut candidate =
         Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
-    eventually("another term", || place.read("terms").lines().count() >= 2);
+    eventually("there was another term", || place.read("terms").lines().count() >= 2);
     candidate.signal(Signal::SIGTERM);
     let _ = candidate.child.wait();
 }
 
 #[test]
-fn what_no_term_would_mend_ends_it() {
+fn permanent_error_ends_the_candidate() {
     let place = Place::new();
     assert_eq!(place.code(&["elect", "leader", "--", "/nowhere/at/all"]), 127);
     assert_eq!(place.code(&["elect", "leader", "--", "/etc/passwd"]), 126);

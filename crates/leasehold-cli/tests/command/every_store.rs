@@ -1,5 +1,5 @@
-//! The habits of the command on every store: what is tested of files in full elsewhere, once more where there
-//! are leases.
+//! The behavior of the command on every store. Other tests check it in detail on files. These tests
+//! repeat the main points on stores with leases.
 
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,18 +9,18 @@ use nix::sys::signal::Signal;
 use crate::common::{LEASEHOLD, Place, Running, eventually};
 
 on_stores!(
-    once_per_period_it_runs_however_often_it_is_started,
-    a_command_has_the_grace_that_it_was_given,
-    who_is_to_know_of_a_loss_is_told,
-    wait_ends_when_it_is_free_or_held,
-    a_hold_above_is_entered_again,
+    once_per_runs_once_however_many_are_started,
+    command_gets_the_requested_grace_period,
+    on_lost_program_runs_when_the_lock_is_lost,
+    wait_returns_on_free_or_held,
+    reenter_reuses_the_lock_of_the_enclosing_run,
     a_command_finds_its_store,
 );
 
 #[cfg(feature = "top")]
-on_stores!(one_look_of_top);
+on_stores!(top_shows_holder_and_waiter);
 
-/// `leasehold` with these words on this store.
+/// Returns the `leasehold` command with these arguments on this store.
 fn command(place: &Place, store: &str, words: &[&str]) -> Command {
     let mut command = place.leasehold(words);
     command.env("LEASEHOLD_STORE", store).current_dir(place.path(""));
@@ -35,7 +35,7 @@ fn code(place: &Place, store: &str, words: &[&str]) -> Option<i32> {
     output(place, store, words).status.code()
 }
 
-fn once_per_period_it_runs_however_often_it_is_started(store: &str) {
+fn once_per_runs_once_however_many_are_started(store: &str) {
     let place = Place::new();
     let words =
         ["run", "--once-per", "1h", "every:hourly", "--", "sh", "-c", "echo ran >> done; sleep 1"];
@@ -45,10 +45,10 @@ fn once_per_period_it_runs_however_often_it_is_started(store: &str) {
     }
     assert_eq!(place.read("done"), "ran\n");
     let again = ["run", "--once-per", "1h", "-E", "9", "every:hourly", "--", "false"];
-    assert_eq!(code(&place, store, &again), Some(9), "long after, it is done");
+    assert_eq!(code(&place, store, &again), Some(9), "expected 9 (done) later in the same period");
 }
 
-fn a_command_has_the_grace_that_it_was_given(store: &str) {
+fn command_gets_the_requested_grace_period(store: &str) {
     let place = Place::new();
     let script = "trap 'date +%s.%N > term' TERM; echo ready; while :; do sleep 0.01; done";
     let words =
@@ -60,7 +60,7 @@ fn a_command_has_the_grace_that_it_was_given(store: &str) {
     assert!((1.4..5.0).contains(&(ended - term)), "{}", ended - term);
 }
 
-fn who_is_to_know_of_a_loss_is_told(store: &str) {
+fn on_lost_program_runs_when_the_lock_is_lost(store: &str) {
     let place = Place::new();
     let told = place.path("told");
     let text = format!("echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'", told.display());
@@ -71,14 +71,14 @@ fn who_is_to_know_of_a_loss_is_told(store: &str) {
     let mut run = Running::start(command(&place, store, &words));
     let token = run.line();
     assert_eq!(run.code(), 74, "{}", run.errors());
-    eventually("it is told", || place.read("told").ends_with('\n'));
+    eventually("the --on-lost program has run", || place.read("told").ends_with('\n'));
     assert_eq!(place.read("told"), format!("every:lost {token}\n"));
     let fine = ["run", "--on-lost", program, "every:lost", "--", "false"];
     assert_eq!(code(&place, store, &fine), Some(1));
-    assert_eq!(place.read("told").lines().count(), 1, "nobody lost that");
+    assert_eq!(place.read("told").lines().count(), 1, "--on-lost was called without a loss");
 }
 
-fn wait_ends_when_it_is_free_or_held(store: &str) {
+fn wait_returns_on_free_or_held(store: &str) {
     let place = Place::new();
     let name = "every:wait";
     assert_eq!(code(&place, store, &["run", name, "--", "true"]), Some(0));
@@ -97,12 +97,12 @@ fn wait_ends_when_it_is_free_or_held(store: &str) {
     );
     let mut until_free = Running::start(command(&place, store, &["wait", name]));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
+    assert!(until_free.child.try_wait().unwrap().is_none(), "`wait` ended while the lock is held");
     holder.signal(Signal::SIGTERM);
     assert_eq!((holder.code(), until_free.code()), (143, 0));
 }
 
-fn a_hold_above_is_entered_again(store: &str) {
+fn reenter_reuses_the_lock_of_the_enclosing_run(store: &str) {
     let place = Place::new();
     let script = format!(
         "echo $LEASEHOLD_TOKEN; '{LEASEHOLD}' run --reenter every:x -- sh -c 'echo $LEASEHOLD_TOKEN; exit 7'; \
@@ -115,12 +115,12 @@ fn a_hold_above_is_entered_again(store: &str) {
     };
     assert_eq!((token, code_below, refused), (below, "7", "2"), "{done:?}");
     assert!(token.parse::<u64>().is_ok(), "{told}");
-    // Where there is none above, it is taken.
+    // Without an enclosing hold, the lock is acquired.
     let alone = ["run", "--reenter", "every:x", "--", "sh", "-c", "exit 3"];
     assert_eq!(code(&place, store, &alone), Some(3));
 }
 
-/// Named on the command line, and nowhere else.
+/// The store is given only on the command line.
 fn a_command_finds_its_store(store: &str) {
     let place = Place::new();
     let check = format!("echo $LEASEHOLD_STORE; exec '{LEASEHOLD}' verify $LEASEHOLD_SEQUENCER");
@@ -131,7 +131,7 @@ fn a_command_finds_its_store(store: &str) {
 }
 
 #[cfg(feature = "top")]
-fn one_look_of_top(store: &str) {
+fn top_shows_holder_and_waiter(store: &str) {
     let place = Place::new();
     let run = |label| {
         let words =

@@ -1,9 +1,10 @@
-//! The command on a file store that is not as it should be.
+//! The command on a file store with a problem.
 
 use crate::common::{LEASEHOLD, Place};
 
+// F06
 #[test]
-fn f06_ls_tells_of_a_damaged_lock_and_release_force_mends_it() {
+fn ls_reports_a_damaged_lock_and_evict_repairs_it() {
     let place = Place::new();
     let _held = place.hold("fine", "echo ready; sleep 600");
     let _torn = place.hold("torn", "echo ready; sleep 600");
@@ -22,8 +23,9 @@ fn f06_ls_tells_of_a_damaged_lock_and_release_force_mends_it() {
     assert_eq!(place.code(&["run", "--try", "fine", "--", "true"]), 75);
 }
 
+// F54
 #[test]
-fn f54_run_does_not_wait_for_a_place_where_no_store_can_be() {
+fn run_does_not_wait_for_an_impossible_store_path() {
     let place = Place::new();
     let output = place.output(&["run", "--store", "file:///proc/nope", "x", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -31,7 +33,7 @@ fn f54_run_does_not_wait_for_a_place_where_no_store_can_be() {
     assert!(said.contains("/proc/nope") && !said.contains("tried for"), "{said}");
 }
 
-/// As in a rootless container, where the host's users have no number.
+/// Simulates a rootless container, in which the host's users have no number.
 #[test]
 fn the_owner_outside_a_user_namespace_is_explained() {
     let place = Place::new();
@@ -46,7 +48,7 @@ fn the_owner_outside_a_user_namespace_is_explained() {
     let output = command.args(["-c", script, LEASEHOLD]).args([&store, &root]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.code() != Some(69) {
-        eprintln!("skipped: a user namespace cannot be made: {said}");
+        eprintln!("skipped: cannot create a user namespace: {said}");
         return;
     }
     assert!(said.contains("outside this user namespace"), "{said}");

@@ -1,4 +1,4 @@
-//! `leasehold events`: what changes is told, whatever the store.
+//! `leasehold events`: changes are reported on every store.
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn tells_who_waits_and_holds(store: &str) {
         (word("event"), word("label"))
     };
     let told = |event: &str, label: &str| (event.to_owned(), label.to_owned());
-    assert_eq!(next(), told("held", "first"), "it begins with what is there");
+    assert_eq!(next(), told("held", "first"), "the current state must be reported first");
     let second = hold("second");
     assert_eq!(next(), told("waiting", "second"));
     first.signal(Signal::SIGTERM);
@@ -37,38 +37,38 @@ fn tells_who_waits_and_holds(store: &str) {
 }
 
 #[test]
-fn events_of_files() {
+fn events_report_waiters_and_holders_on_files() {
     let place = Place::new();
     tells_who_waits_and_holds(&place.store());
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn events_of_redis() {
+fn events_report_waiters_and_holders_on_redis() {
     tells_who_waits_and_holds(&testbed::redis().url());
 }
 
 #[cfg(feature = "postgres")]
 #[test]
-fn events_of_postgres() {
+fn events_report_waiters_and_holders_on_postgres() {
     tells_who_waits_and_holds(&testbed::postgres().database());
 }
 
 #[cfg(feature = "etcd")]
 #[test]
-fn events_of_etcd() {
+fn events_report_waiters_and_holders_on_etcd() {
     tells_who_waits_and_holds(&testbed::etcd().url());
 }
 
 #[test]
-fn events_end_with_their_reader_and_refuse_what_makes_no_sense() {
+fn events_end_with_their_reader_and_reject_bad_intervals() {
     let place = Place::new();
     let mut held = place.hold("x", "echo ready; sleep 1000");
     let script = format!("{} events | head -1", crate::common::LEASEHOLD);
     let mut shell = std::process::Command::new("sh");
     let said = shell.args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.starts_with("held      x  ") && said.contains(" token "), "{said}");
+    assert!(said.contains("Z  held      x  ") && said.contains(" token "), "{said}");
     assert_eq!(place.code(&["events", "--every", "1ms"]), 2);
     held.signal(Signal::SIGTERM);
     assert_eq!(held.code(), 143);

@@ -1,4 +1,4 @@
-//! `leasehold hold`: what it says, what ends it, and that nobody's death leaves a lock held.
+//! `leasehold hold`: what it prints, what ends it, and that no crash leaves a lock held.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ fn hold(place: &Place, words: &[&str]) -> Running {
     Running::start(command(&place.store(), words))
 }
 
-/// The next line of one with `--json`.
+/// Returns the next line of a hold with `--json`.
 #[track_caller]
 fn told(running: &mut Running) -> Value {
     let line = running.line();
@@ -28,7 +28,7 @@ fn told(running: &mut Running) -> Value {
 }
 
 #[test]
-fn hold_says_what_it_holds_and_releases_when_it_is_told_to() {
+fn hold_reports_its_lock_and_releases_on_request() {
     let place = Place::new();
     let mut first = hold(&place, &["--json", "--label", "first", "x"]);
     let held = told(&mut first);
@@ -71,9 +71,9 @@ fn hold_says_what_it_holds_and_releases_when_it_is_told_to() {
     assert_eq!(place.claims("x"), 0);
 }
 
-/// However the caller ends: its pipes end with it.
+/// The hold must end when its reader ends in any way, because the pipes end with the reader.
 #[test]
-fn hold_ends_with_who_reads_it() {
+fn hold_ends_with_its_reader() {
     let place = Place::new();
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let mut shell = Command::new("sh");
@@ -97,7 +97,7 @@ fn hold_ends_with_who_reads_it() {
 }
 
 #[test]
-fn hold_ends_with_a_waiting_caller_too() {
+fn waiting_hold_ends_with_its_caller() {
     let place = Place::new();
     let mut holder = hold(&place, &["x"]);
     assert!(holder.line().starts_with("held "));
@@ -109,7 +109,7 @@ fn hold_ends_with_a_waiting_caller_too() {
     let mut waiter = hold(&place, &["x"]);
     assert!(waiter.line().starts_with("waiting 1"));
     waiter.signal(Signal::SIGTERM);
-    // Waiting for it would close it.
+    // `wait` would close stdin, so it is taken out first.
     let _stdin = waiter.child.stdin.take();
     let status = waiter.child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15));
@@ -117,7 +117,7 @@ fn hold_ends_with_a_waiting_caller_too() {
 }
 
 #[test]
-fn hold_that_gets_nothing_says_so() {
+fn hold_reports_a_failed_acquisition() {
     let place = Place::new();
     let mut holder = hold(&place, &["x"]);
     assert!(holder.line().starts_with("held "));
@@ -133,9 +133,9 @@ fn hold_that_gets_nothing_says_so() {
     assert!(refused.errors().starts_with("leasehold: timed out after 10ms: \"x\" is held by "));
 }
 
-/// In bash, as its help says.
+/// Runs the example of the help in bash.
 #[test]
-fn hold_serves_a_shell() {
+fn hold_example_from_the_help_works_in_bash() {
     let place = Place::new();
     let script = r#"
         exec {lock}< <("$1" hold deploy < /dev/null)
@@ -158,12 +158,12 @@ fn hold_serves_a_shell() {
     let mut stdin = bash.child.stdin.take().unwrap();
     writeln!(stdin).unwrap();
     assert_eq!(bash.line(), "closed");
-    eventually("it is given back", || place.claims("deploy") == 0);
+    eventually("the lock is released", || place.claims("deploy") == 0);
     writeln!(stdin).unwrap();
     assert_eq!(bash.code(), 0);
 }
 
-/// It is that process's, whoever else comes and goes.
+/// The hold belongs to the process of `--pid`, whatever other processes do.
 #[test]
 fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     let place = Place::new();
@@ -174,7 +174,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
         assert_eq!(told(&mut holder)["event"], "held");
         holder
     };
-    // Nobody has said that it is to stay: the end of stdin is the caller's, who had not handed it on.
+    // Without `stay`, the end of stdin means that the caller died before it had handed the lock on.
     let mut owner = sleeper();
     let mut holder = started(&owner);
     drop(holder.child.stdin.take());
@@ -192,7 +192,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
     assert_eq!(place.claims("x"), 0);
 
-    // Nobody reads it, and it is there all the same.
+    // No process reads stdout, but the lock stays held.
     let mut owner = sleeper();
     let pid = owner.id().to_string();
     let mut script = Command::new("sh");
@@ -205,7 +205,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     }
     owner.kill().unwrap();
     owner.wait().unwrap();
-    eventually("it is given back", || place.claims("y") == 0);
+    eventually("the lock is released", || place.claims("y") == 0);
 
     let mut refused = hold(&place, &["--json", "--pid", "999999999", "x"]);
     let failed = told(&mut refused);
@@ -213,7 +213,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     assert_eq!(refused.code(), 2);
 }
 
-/// A fork has the pipes of its parent: here this test keeps them open.
+/// A fork has the pipes of its parent. In this test, the test itself keeps the pipes open.
 #[test]
 fn hold_ends_with_its_caller_even_if_the_pipes_stay_open() {
     let place = Place::new();
@@ -234,7 +234,7 @@ fn hold_ends_with_its_caller_even_if_the_pipes_stay_open() {
 }
 
 #[test]
-fn hold_for_a_caller_that_is_gone_takes_no_lock() {
+fn hold_for_an_exited_caller_acquires_no_lock() {
     let place = Place::new();
     let refused = |mut running: Running| {
         let failed = told(&mut running);
@@ -248,7 +248,7 @@ fn hold_for_a_caller_that_is_gone_takes_no_lock() {
     script.args(["-c", "read -r pid; exec \"$1\" hold --json --caller $pid x", "sh", LEASEHOLD]);
     script.env("LEASEHOLD_STORE", place.store()).stdin(Stdio::piped());
     let mut early = Running::start(script);
-    // Start times are counted in hundredths of a second.
+    // Start times have a resolution of 10 ms.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let mut late = Command::new("sleep").arg("1000").spawn().unwrap();
     writeln!(early.child.stdin.as_mut().unwrap(), "{}", late.id()).unwrap();
@@ -257,7 +257,7 @@ fn hold_for_a_caller_that_is_gone_takes_no_lock() {
     late.wait().unwrap();
 }
 
-/// The exit status does not reach a caller whose children are reaped by others.
+/// The exit code does not reach a caller whose children are reaped by another process.
 #[test]
 fn hold_reports_usage_errors_on_stdout_too() {
     let place = Place::new();
@@ -272,12 +272,13 @@ fn hold_reports_usage_errors_on_stdout_too() {
     assert!(place.output(&["hold", "--json", "--help"]).stdout.starts_with(b"Hold"));
 }
 
-/// On a store with leases: lost while nobody reads, and asked about later.
+/// Loses a lock on a store with leases while no process reads. A later `release` must report that.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 fn says_later_that_it_was_lost(store: &str) {
     let ask = |words: &[&str]| {
         let mut command = Command::new(LEASEHOLD);
-        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        // SAFETY: Between fork and exec the closure makes only system calls, which is allowed
+        // there.
         unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, signals_end) };
         command.args(words).env("LEASEHOLD_STORE", store).output().unwrap()
     };
@@ -285,19 +286,22 @@ fn says_later_that_it_was_lost(store: &str) {
     let taken = ask(&["acquire", "--lease", "2s", "--pid", &pid, "z"]);
     let token = String::from_utf8(taken.stdout.clone()).unwrap();
     assert!(taken.status.success(), "{taken:?}");
-    // Kept by renewals, with nobody there.
+    // Renewals keep the lock, although no process reads.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(ask(&["run", "--try", "z", "--", "true"]).status.code(), Some(75));
     assert_eq!(ask(&["evict", "z"]).status.code(), Some(0));
-    // Time for it to notice.
+    // The hold needs time to notice the eviction.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let released = ask(&["release", "--token", token.trim(), "z"]);
     let said = String::from_utf8_lossy(&released.stderr).into_owned();
     assert_eq!(released.status.code(), Some(74), "{released:?}");
-    assert!(said.starts_with("leasehold: lost \"z\": "), "by itself: {said}");
+    assert!(
+        said.starts_with("leasehold: lost \"z\": "),
+        "the hold did not find out on its own: {said}"
+    );
 }
 
-/// On a store with leases: renewed, then taken away by somebody.
+/// Renews a lock on a store with leases, and then evicts it.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 fn is_told_of_its_loss(store: &str) {
     let mut holder = Running::start(command(store, &["--json", "--lease", "3s", "x"]));
@@ -309,20 +313,21 @@ fn is_told_of_its_loss(store: &str) {
     assert!((until - left).abs() < 0.1, "{held}");
     let ask = |words: &[&str]| {
         let mut command = Command::new(LEASEHOLD);
-        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        // SAFETY: Between fork and exec the closure makes only system calls, which is allowed
+        // there.
         unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, signals_end) };
         command.args(words).env("LEASEHOLD_STORE", store).output().unwrap()
     };
     std::thread::sleep(std::time::Duration::from_secs(4));
     let checked = ask(&["verify", held["sequencer"].as_str().unwrap()]);
-    assert_eq!(checked.status.code(), Some(0), "not renewed: {checked:?}");
+    assert_eq!(checked.status.code(), Some(0), "the lock was not renewed: {checked:?}");
     assert_eq!(ask(&["evict", "x"]).status.code(), Some(0));
     let lost = told(&mut holder);
     assert_eq!((&lost["event"], &lost["name"]), (&"lost".into(), &"x".into()), "{lost}");
     assert_eq!((holder.line(), holder.code()), (String::new(), 74));
 }
 
-/// Who holds is killed, caller and all: the next has it within the lease.
+/// Kills a holder. The waiter must acquire the lock once the lease has expired.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 fn is_free_when_all_are_killed(store: &str) {
     let mut holder = Running::start(command(store, &["--lease", "2s", "y"]));
@@ -336,10 +341,10 @@ fn is_free_when_all_are_killed(store: &str) {
     }
 }
 
-/// The server stands still for most of a lease, and then for more than one.
+/// The server is paused for most of a lease, and then for longer than a lease.
 #[cfg(feature = "redis")]
 #[test]
-fn hold_says_that_its_lock_is_at_risk_and_that_it_is_not_any_more() {
+fn hold_reports_risk_recovery_and_loss_of_its_lock() {
     let server = testbed::Redis::with(testbed::Setup::new().fast());
     let mut holder = Running::start(command(&server.url(), &["--json", "--lease", "12s", "x"]));
     let held = told(&mut holder);
@@ -366,7 +371,7 @@ fn hold_says_that_its_lock_is_at_risk_and_that_it_is_not_any_more() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn hold_on_redis() {
+fn hold_reports_its_loss_and_frees_the_lock_on_redis() {
     let store = testbed::redis().url();
     is_told_of_its_loss(&store);
     says_later_that_it_was_lost(&store);
@@ -375,7 +380,7 @@ fn hold_on_redis() {
 
 #[cfg(feature = "postgres")]
 #[test]
-fn hold_on_postgres() {
+fn hold_reports_its_loss_and_frees_the_lock_on_postgres() {
     let store = testbed::postgres().database();
     is_told_of_its_loss(&store);
     says_later_that_it_was_lost(&store);
@@ -384,7 +389,7 @@ fn hold_on_postgres() {
 
 #[cfg(feature = "etcd")]
 #[test]
-fn hold_on_etcd() {
+fn hold_reports_its_loss_and_frees_the_lock_on_etcd() {
     let store = testbed::etcd().url();
     is_told_of_its_loss(&store);
     says_later_that_it_was_lost(&store);

@@ -1,10 +1,10 @@
-//! `leasehold demo`: what it lists, plays, writes and leaves out. The stories themselves are tested where they
-//! are.
+//! `leasehold demo`: what it lists, plays, writes and omits. The stories themselves are tested in
+//! their own crate.
 
 use crate::common::Place;
 
 #[test]
-fn the_stories_are_listed_and_one_that_there_is_not_is_refused() {
+fn stories_are_listed_and_unknown_stories_rejected() {
     let place = Place::new();
     let listed = place.output(&["demo"]);
     assert!(listed.status.success(), "{listed:?}");
@@ -23,7 +23,7 @@ fn the_stories_are_listed_and_one_that_there_is_not_is_refused() {
 }
 
 #[test]
-fn a_story_whose_server_is_not_installed_is_named_with_its_package() {
+fn missing_server_is_reported_with_story_and_package() {
     let place = Place::new();
     let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
     let left_out = lab.env("PATH", place.path("nothing")).output().unwrap();
@@ -34,7 +34,7 @@ fn a_story_whose_server_is_not_installed_is_named_with_its_package() {
 }
 
 #[test]
-fn a_story_is_played_on_the_terminal_and_into_files() {
+fn story_is_printed_and_written_to_files() {
     let place = Place::new();
     let (page, pictures) = (place.path("page.html"), place.path("pictures"));
     let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
@@ -42,17 +42,17 @@ fn a_story_is_played_on_the_terminal_and_into_files() {
     assert!(played.status.success(), "{played:?}");
     let told = String::from_utf8(played.stdout).unwrap();
     for part in ["do not copy", "PTTL order → -1", "Fails. ", "Works. "] {
-        assert!(told.contains(part), "no {part:?} in\n{told}");
+        assert!(told.contains(part), "{part:?} is missing in\n{told}");
     }
-    assert!(!told.contains('\x1b'), "colours, and no terminal");
+    assert!(!told.contains('\x1b'), "colors are used without a terminal");
     let picture = std::fs::read_to_string(pictures.join("setnx-then-expire.svg")).unwrap();
     assert!(picture.starts_with("<svg ") && picture.contains("PTTL order → -1"));
     assert!(std::fs::read_to_string(page).unwrap().contains("PTTL order → -1"));
 }
 
-/// What only tests need does not come with the servers that the lab starts.
+/// The servers that the lab starts must not add dependencies that only tests need.
 #[test]
-fn the_command_is_built_without_the_tests_tools() {
+fn command_has_no_test_only_dependencies() {
     let packages = |features: &[&str]| {
         let mut cargo = testbed::cargo();
         cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["tree", "--offline", "--locked"]);

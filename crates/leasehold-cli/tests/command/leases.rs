@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common::{LEASEHOLD, Place, Running, eventually};
 use nix::sys::signal::Signal;
 
-/// `leasehold` on this store.
+/// Returns the `leasehold` command on this store.
 fn leasehold(store: &str, words: &[&str]) -> Command {
     let mut command = Command::new(LEASEHOLD);
     command.args(words).env("LEASEHOLD_STORE", store).stdin(Stdio::null());
@@ -25,10 +25,11 @@ fn check(what: &str, output: &Output) {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{what}: {said}");
 }
 
-/// Longer than it takes leasehold to look at what it was granted.
+/// The command runs longer than leasehold needs to check the granted lease.
 const WORK: &str = "sleep 1; echo done";
 
-/// Whoever takes the lock alone, and whoever waited for it, gets to do its work.
+/// Checks that both a client that takes a free lock and a client that waited for it can run their
+/// command.
 fn both_get_to_work(store: &str, leases: &[&str]) {
     let start = |lease: &&str| {
         let name = format!("lease-{lease}");
@@ -37,7 +38,7 @@ fn both_get_to_work(store: &str, leases: &[&str]) {
         holder.wait_for("ready");
         let mut waiter = leasehold(store, &run(WORK));
         let waiter = waiter.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        eventually("it waits", || claims(store, &name) == 2);
+        eventually("the waiter is in the queue", || claims(store, &name) == 2);
         holder.signal(Signal::SIGTERM);
         assert_eq!(holder.code(), 143, "{store} {lease}: {}", holder.errors());
         waiter
@@ -50,24 +51,27 @@ fn both_get_to_work(store: &str, leases: &[&str]) {
 
 const LEASES: [&str; 5] = ["5s", "15s", "45s", "90s", "1h"];
 
+// F26
 #[cfg(feature = "sqlite")]
 #[test]
-fn f26_a_lease_of_any_length_lets_a_waiter_work_on_sqlite() {
+fn lease_of_any_length_works_on_sqlite() {
     let place = Place::new();
     both_get_to_work(&format!("sqlite:{}", place.path("locks.db").display()), &LEASES);
 }
 
+// F26
 #[cfg(feature = "redis")]
 #[test]
-fn f26_a_lease_of_any_length_lets_a_waiter_work_on_redis() {
+fn lease_of_any_length_works_on_redis() {
     let server = testbed::Redis::start();
     both_get_to_work(&server.url(), &LEASES);
 }
 
-/// The session cuts the lease: of what is left the fractions are reckoned.
+// F26
+/// The session limits the lease. The fractions apply to what is left of it.
 #[cfg(feature = "zookeeper")]
 #[test]
-fn f26_a_lease_longer_than_the_session_lets_a_command_work_on_zookeeper() {
+fn lease_longer_than_the_session_works_on_zookeeper() {
     let server = testbed::ZooKeeper::start();
     both_get_to_work(&format!("{}/long?create=yes", server.url()), &LEASES);
     let short = format!("{}/short?create=yes&session=4s", server.url());

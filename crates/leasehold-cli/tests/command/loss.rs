@@ -1,13 +1,14 @@
-//! A command that is ended because of its lock: how long it has, and who is told. And a store that is away.
+//! A command that is ended because of its lock: how much time it has, and which program is
+//! notified. Also an unreachable store.
 
 #[cfg(feature = "redis")]
 use std::time::{Duration, Instant};
 
 use crate::common::{Place, Running, eventually, is_cause_and_hint};
 
-/// By SIGTERM at first, with the time that was asked for, and then by SIGKILL.
+/// The command gets SIGTERM first, then the requested time, and then SIGKILL.
 #[test]
-fn a_command_has_the_grace_that_was_asked_for() {
+fn command_gets_the_requested_grace_period() {
     let place = Place::new();
     let ended = |grace: &str| {
         let script = "trap 'date +%s.%N > term' TERM; echo ready; while :; do sleep 0.01; done";
@@ -21,7 +22,7 @@ fn a_command_has_the_grace_that_was_asked_for() {
         ended.as_secs_f64() - term
     };
     let (short, long) = (ended("300ms"), ended("3s"));
-    // After SIGKILL, a tenth of the lease is waited before the lock is given back.
+    // After SIGKILL, leasehold waits for a tenth of the lease before it releases the lock.
     assert!((0.2..2.9).contains(&short), "{short}");
     assert!((2.9..8.0).contains(&long), "{long}");
 
@@ -30,12 +31,12 @@ fn a_command_has_the_grace_that_was_asked_for() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("at least 2.666") && is_cause_and_hint(&said), "{said}");
-    // Where nothing runs out, there is room for any.
+    // If nothing expires, any grace period fits.
     assert_eq!(place.code(&["run", "--kill-after", "1h", "x", "--", "true"]), 0);
 }
 
 #[test]
-fn who_is_to_know_of_a_loss_is_told() {
+fn on_lost_program_runs_when_the_lock_is_lost() {
     let place = Place::new();
     let told = place.path("told");
     let text = format!(
@@ -49,10 +50,11 @@ fn who_is_to_know_of_a_loss_is_told() {
     let mut run = Running::start(place.leasehold(words));
     let token = run.line().trim().to_owned();
     assert_eq!(run.code(), 74, "{}", run.errors());
-    eventually("it is told", || place.read("told").ends_with('\n'));
+    eventually("the --on-lost program has run", || place.read("told").ends_with('\n'));
     assert_eq!(place.read("told"), format!("x {token} --max-hold was reached\n"));
 
-    // Nobody, of a command that ended by itself; and of who cannot be told, it is said.
+    // `--on-lost` is not started if the command ended on its own. If the program cannot be started,
+    // a warning is printed.
     assert_eq!(place.code(&["run", "--on-lost", program, "x", "--", "false"]), 1);
     assert_eq!(place.read("told").lines().count(), 1);
     let words = ["run", "--on-lost", "/no/such", "--max-hold", "500ms", "x", "--", "sleep", "1000"];
@@ -62,10 +64,10 @@ fn who_is_to_know_of_a_loss_is_told() {
     assert!(said.contains("cannot start \"/no/such\" (--on-lost): No such file"), "{said}");
 }
 
-/// As long as was said, however short that is; and it goes on where the store comes back.
+/// leasehold keeps trying for the given time, however short, and continues when the store is back.
 #[cfg(feature = "redis")]
 #[test]
-fn a_store_that_is_away_is_asked_again_for_as_long_as_was_said() {
+fn run_retries_an_unreachable_store_for_the_given_time() {
     let place = Place::new();
     let server = testbed::Redis::start();
     let store = server.url();
@@ -82,7 +84,7 @@ fn a_store_that_is_away_is_asked_again_for_as_long_as_was_said() {
     assert_eq!(output.status.code(), Some(69), "{said}");
     assert!(started.elapsed() < Duration::from_secs(10), "{said}");
     let mut patient = Running::start(run("10m"));
-    // Longer than is waited without being told to.
+    // This is longer than the default time limit.
     std::thread::sleep(Duration::from_secs(17));
     server.restart();
     patient.wait_for("ran");

@@ -1,4 +1,4 @@
-//! The command, as people run it. One program, so that its waits overlap.
+//! The command, as people run it. It is one program, so that its waits overlap.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,6 +1,7 @@
-//! What is to hold of the command whatever the store.
+//! Tests of the command that must pass on every store.
 
-/// Runs each of these functions on files, postgres, redis and etcd, in a store of its own (etcd: names of its own).
+/// Runs each of these functions on files, PostgreSQL, Redis and etcd. Each run has a store of its
+/// own, except on etcd, where it has names of its own.
 macro_rules! on_stores {
     ($($case:ident),* $(,)?) => {$(
         mod $case {

@@ -1,4 +1,4 @@
-//! `leasehold run`, seen from outside: exit codes, signals, CMD's surroundings, hand-over.
+//! `leasehold run`, seen from outside: exit codes, signals, the environment of CMD, hand-over.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use crate::common::{LEASEHOLD, Place, Running, eventually, is_cause_and_hint, ru
 use nix::sys::signal::Signal;
 
 #[test]
-fn commands_own_code_comes_through() {
+fn exit_code_of_the_command_is_passed_through() {
     let place = Place::new();
     for code in [0, 1, 7, 75, 255] {
         assert_eq!(place.code(&["run", "x", "--", "sh", "-c", &format!("exit {code}")]), code);
@@ -21,7 +21,7 @@ fn commands_own_code_comes_through() {
 }
 
 #[test]
-fn each_failure_of_ours_has_its_code_and_one_line() {
+fn each_leasehold_failure_has_its_exit_code_and_one_line() {
     let place = Place::new();
     let file = place.path("file");
     std::fs::write(&file, "not executable").unwrap();
@@ -53,17 +53,17 @@ fn each_failure_of_ours_has_its_code_and_one_line() {
         assert!(is_cause_and_hint(&said), "{words:?}: {said}");
         assert!(output.stdout.is_empty(), "{words:?}");
     }
-    // Usage in clap's words: several lines, still 2.
+    // clap prints usage errors itself, in several lines. The code is still 2.
     for words in [&["run", "x"][..], &["run", "--wait", "soon", "x", "--", "true"], &["frobnicate"]]
     {
         assert_eq!(place.code(words), 2, "{words:?}");
     }
-    // Whatever went wrong, nothing is held.
+    // No lock is held after any of these failures.
     assert_eq!(place.claims("x"), 0);
 }
 
 #[test]
-fn a_lock_that_is_taken_is_75_or_what_the_caller_says() {
+fn contended_run_exits_with_75_or_the_given_code() {
     let place = Place::new();
     let mut holder = place.hold("x", "echo ready; sleep 1000");
     let output = place.output(&["run", "--try", "x", "--", "true"]);
@@ -76,7 +76,7 @@ fn a_lock_that_is_taken_is_75_or_what_the_caller_says() {
     assert_eq!(place.code(&["run", "--wait", "0", "x", "--", "true"]), 75);
     assert_eq!(place.code(&["run", "--try", "-E", "0", "x", "--", "false"]), 0);
     assert_eq!(place.code(&["run", "--try", "-E", "9", "x", "--", "true"]), 9);
-    // Another kind of lock by the same name is told, and what to do.
+    // A lock of another kind with the same name is reported, with a hint.
     let output = place.output(&["run", "--try", "--shared", "x", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -111,11 +111,12 @@ fn command_finds_its_lock_in_the_environment_and_stdio_untouched() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let token = stdout.strip_prefix("from stdin\norder 42 ").unwrap().trim_end();
     assert!(token.parse::<u64>().unwrap() > 0);
-    assert_eq!(output.stderr, b"oops\n", "nothing of ours is said unasked");
+    assert_eq!(output.stderr, b"oops\n", "leasehold printed a message");
 }
 
+// S93
 #[test]
-fn s93_arguments_are_never_read_by_a_shell() {
+fn arguments_are_never_read_by_a_shell() {
     let place = Place::new();
     let evil =
         OsStr::from_bytes(b"$(touch owned) ; touch owned & `touch owned` \"'\\ \xff\n--help");
@@ -125,7 +126,7 @@ fn s93_arguments_are_never_read_by_a_shell() {
     let output = output.output().unwrap();
     assert_eq!(output.stdout, evil.as_bytes());
     assert!(!crate::common::exists(&place.path("owned")));
-    // Nor is the name.
+    // The name is not read by a shell either.
     let name = "$(touch owned)/../`x`; --help";
     let output = place.leasehold(["run", name, "--", "sh", "-c", "printf %s \"$LEASEHOLD_NAME\""]);
     let output = { output }.current_dir(&dir).output().unwrap();
@@ -155,7 +156,7 @@ fn forty_processes_count_exactly_and_tokens_rise() {
 #[test]
 fn signals_reach_the_whole_group() {
     let place = Place::new();
-    // A grandchild too, which its parent does not tell.
+    // The grandchild must get the signals too, without its parent's help.
     let script = "for s in HUP INT QUIT TERM USR1 USR2 ALRM WINCH PWR; do
                     trap \"echo got $s\" $s
                   done
@@ -173,7 +174,7 @@ fn signals_reach_the_whole_group() {
         (Signal::SIGPWR, "PWR"),
         (Signal::SIGINT, "INT"),
     ] {
-        // The grandchild dies of the first; start each signal with what the shell says.
+        // The grandchild has no handler for the other signals, so USR1 comes first.
         if signal == Signal::SIGHUP {
             running.signal(Signal::SIGUSR1);
             let two = [running.line(), running.line()];
@@ -185,7 +186,7 @@ fn signals_reach_the_whole_group() {
 }
 
 #[test]
-fn what_was_ignored_stays_ignored_as_under_nohup() {
+fn ignored_signals_stay_ignored_as_under_nohup() {
     let place = Place::new();
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", crate::common::LEASEHOLD]);
@@ -198,25 +199,26 @@ fn what_was_ignored_stays_ignored_as_under_nohup() {
     running.wait_for("ready");
     running.signal(Signal::SIGHUP);
     drop(running.child.stdin.take());
-    assert_eq!(running.code(), 1, "read's own code at the end of its input, and no 129");
+    assert_eq!(running.code(), 1, "expected read's exit code at the end of its input, not 129");
 }
 
 #[test]
-fn a_waiter_that_is_told_to_end_leaves_the_queue() {
+fn terminated_waiter_leaves_the_queue() {
     let place = Place::new();
     let _holder = place.hold("x", "echo ready; sleep 1000");
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut waiter = Running::start(place.leasehold(["run", "x", "--", "true"]));
-        eventually("it waits", || place.claims("x") == 2);
+        eventually("the waiter is in the queue", || place.claims("x") == 2);
         waiter.signal(signal);
         let status = waiter.child.wait().unwrap();
-        assert_eq!(status.signal(), Some(signal as i32), "it dies of what it was told by");
+        assert_eq!(status.signal(), Some(signal as i32), "the waiter must die of the same signal");
         assert_eq!(place.claims("x"), 1);
     }
 }
 
+// S64
 #[test]
-fn s64_after_kill_9_the_group_dies_and_the_next_runs_at_once() {
+fn kill_9_ends_the_group_and_the_waiter_runs_at_once() {
     let place = Place::new();
     let script = "sh -c 'echo $$; while :; do sleep 1; done' & echo $$; echo ready; wait";
     let mut command = place.leasehold(["run", "--lease", "1h", "x", "--", "sh", "-c", script]);
@@ -229,13 +231,16 @@ fn s64_after_kill_9_the_group_dies_and_the_next_runs_at_once() {
         pids.extend(holder.line().parse::<i32>());
     }
     let mut waiter = Running::start(place.leasehold(["run", "x", "--", "echo", "mine"]));
-    eventually("it waits", || place.claims("x") == 2);
+    eventually("the waiter is in the queue", || place.claims("x") == 2);
     let killed = Instant::now();
     holder.signal(Signal::SIGKILL);
     assert_eq!(waiter.line(), "mine");
-    // The bound is the grace period at most: no lease, which is an hour here, was sat out.
+    // The limit is at most the grace period. The lease is an hour, so it has not expired.
     assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
-    assert!(!pids.iter().any(|&pid| runs(pid)), "no member of the group outlives the hand-over");
+    assert!(
+        !pids.iter().any(|&pid| runs(pid)),
+        "a process of the group is alive after the hand-over"
+    );
 }
 
 #[test]
@@ -247,7 +252,8 @@ fn a_command_that_ignores_term_keeps_the_lock_until_it_is_killed() {
     holder.wait_for("ready");
     holder.signal(Signal::SIGKILL);
     holder.child.wait().unwrap();
-    // It inherited the lock, as with flock. Whenever the lock is free, the command is gone.
+    // The command inherited the lock, as with flock. Whenever the lock is free, the command is
+    // gone.
     eventually("the lock is free", || {
         let code = place.code(&["run", "--try", "x", "--", "true"]);
         assert!(matches!(code, 0 | 75), "{code}");
@@ -257,7 +263,7 @@ fn a_command_that_ignores_term_keeps_the_lock_until_it_is_killed() {
 }
 
 #[test]
-fn with_close_the_command_does_not_keep_the_lock() {
+fn with_no_inherit_the_command_does_not_keep_the_lock() {
     let place = Place::new();
     let holds = |options: &[&str]| {
         let words =
@@ -266,20 +272,20 @@ fn with_close_the_command_does_not_keep_the_lock() {
             .unwrap()
             .contains(&*place.path("").to_string_lossy())
     };
-    assert!(holds(&[]), "the lifeline is inherited");
+    assert!(holds(&[]), "the command must inherit the lifeline");
     assert!(!holds(&["--no-inherit"]));
-    // And the group is killed at once.
+    // The group is also killed immediately.
     let script = "trap '' TERM; echo $$; echo ready; while :; do sleep 0.02; done";
     let mut holder =
         Running::start(place.leasehold(["run", "--no-inherit", "x", "--", "sh", "-c", script]));
     let pid: i32 = holder.line().parse().unwrap();
     holder.wait_for("ready");
     holder.signal(Signal::SIGKILL);
-    eventually("it is killed", || !runs(pid));
+    eventually("the command is killed", || !runs(pid));
 }
 
 #[test]
-fn no_descriptor_of_ours_but_the_lifeline_is_inherited() {
+fn command_inherits_no_descriptor_except_the_lifeline() {
     let place = Place::new();
     let count = |words: &[&str]| {
         let script = "exec ls /proc/self/fd";
@@ -303,7 +309,7 @@ fn max_hold_ends_the_command_with_74() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(74), "{said}");
     assert!(said.contains("max-hold") && is_cause_and_hint(&said), "{said}");
-    // One that ignores TERM is killed, and so is what it started.
+    // A command that ignores TERM is killed, and so are its descendants.
     let script =
         "trap '' TERM; (while :; do sleep 0.02; done) & echo $!; while :; do sleep 0.02; done";
     let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sh", "-c", script]);
@@ -314,33 +320,43 @@ fn max_hold_ends_the_command_with_74() {
 }
 
 #[test]
-fn a_lock_that_is_taken_away_ends_the_command_with_74() {
+fn evicted_lock_ends_the_command_with_74() {
     let place = Place::new();
     let mut holder = place.hold_with(&["--lease", "300ms"], "x", "echo ready; sleep 1000");
-    assert_eq!(place.code(&["evict", "x"]), 0);
+    let evicted = place.output(&["evict", "x"]);
+    assert!(evicted.status.success());
+    assert_eq!(
+        String::from_utf8_lossy(&evicted.stderr),
+        "leasehold: evicted the holder of \"x\"\n"
+    );
     assert_eq!(holder.code(), 74);
     assert!(holder.errors().contains("\"x\""));
 }
 
 #[test]
-fn at_least_keeps_the_lock_and_returns_at_once() {
+fn min_hold_keeps_the_lock_and_returns_at_once() {
     let place = Place::new();
     let started = Instant::now();
     assert_eq!(place.code(&["run", "--min-hold", "1h", "hourly", "--", "true"]), 0);
     assert!(started.elapsed() < Duration::from_secs(60));
     assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 75);
-    assert_eq!(place.show("hourly")["claims"][0]["state"], "departed");
-    assert_eq!(place.code(&["evict", "hourly"]), 0);
+    assert_eq!(place.show("hourly")["claims"][0]["state"], "cooldown");
+    let ended = place.output(&["evict", "hourly"]);
+    assert!(ended.status.success());
+    assert_eq!(
+        String::from_utf8_lossy(&ended.stderr),
+        "leasehold: ended the cooldown of \"hourly\"\n"
+    );
     assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 0);
 }
 
 #[test]
-fn json_events_tell_the_story_in_order() {
+fn json_events_are_complete_and_in_order() {
     let place = Place::new();
     let holder = place.hold("x", "echo ready; sleep 1000");
     let waiter = place.leasehold(["run", "--json", "x", "--", "sh", "-c", "exit 3"]);
     let mut waiter = Running::start(waiter);
-    eventually("it waits", || place.claims("x") == 2);
+    eventually("the waiter is in the queue", || place.claims("x") == 2);
     drop(holder);
     assert_eq!(waiter.code(), 3);
     let told: Vec<serde_json::Value> =
@@ -351,7 +367,7 @@ fn json_events_tell_the_story_in_order() {
     assert_eq!(told[1]["ahead"], 1);
     assert_eq!(told[2]["token"], told[5]["token"]);
     assert_eq!(told[4]["code"], 3);
-    // A failure is an event as well, and nothing else is said.
+    // A failure is an event as well, and nothing else is printed.
     let output = place.output(&["run", "--json", "x", "--", "no-such-command"]);
     let said = String::from_utf8(output.stderr).unwrap();
     let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
@@ -368,8 +384,8 @@ fn verbose_names_the_store_and_a_pipe_sees_no_waiting_line() {
 
     let holder = place.hold("x", "echo ready; sleep 1000");
     let mut waiter = Running::start(place.leasehold(["run", "x", "--", "true"]));
-    // Longer than it takes the line to appear on a terminal.
-    eventually("it waits", || place.claims("x") == 2);
+    // This is longer than the delay before the line on a terminal.
+    eventually("the waiter is in the queue", || place.claims("x") == 2);
     std::thread::sleep(Duration::from_millis(600));
     drop(holder);
     assert_eq!(waiter.code(), 0);
@@ -377,11 +393,11 @@ fn verbose_names_the_store_and_a_pipe_sees_no_waiting_line() {
 }
 
 #[test]
-fn show_and_ls_tell_who_holds_and_who_waits() {
+fn show_and_ls_report_holders_and_waiters() {
     let place = Place::new();
     let holder = place.hold_with(&["--label", "evil\x1b[2J"], "x y", "echo ready; sleep 1000");
     let _waiter = Running::start(place.leasehold(["run", "--label", "next", "x y", "--", "true"]));
-    eventually("it waits", || place.claims("x y") == 2);
+    eventually("the waiter is in the queue", || place.claims("x y") == 2);
     let _other = place.hold("other", "echo ready; sleep 1000");
 
     let info = place.show("x y");
@@ -400,24 +416,28 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
     assert!(!text.contains('\x1b'), "{text:?}");
     let text = String::from_utf8(place.output(&["ls", "x"]).stdout).unwrap();
     assert_eq!(text.lines().count(), 2, "{text}");
+    let none = place.output(&["ls", "z"]);
+    assert!(none.status.success() && none.stdout.is_empty(), "{none:?}");
+    let told = String::from_utf8(none.stderr).unwrap();
+    assert!(told.contains("no lock whose name begins with \"z\" is in use in file:"), "{told}");
     let listed: serde_json::Value =
         serde_json::from_slice(&place.output(&["ls", "--json", "o"]).stdout).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(listed[0]["name"], "other");
-    // Free: it says so, and to scripts as well.
+    // A free lock is reported in the text and in the exit code.
     let free = place.output(&["show", "free"]);
     assert_eq!(free.status.code(), Some(1), "{free:?}");
     assert!(String::from_utf8_lossy(&free.stdout).contains("(free)"), "{free:?}");
 }
 
 #[test]
-fn wait_ends_when_a_lock_is_free_or_held_and_takes_nothing() {
+fn wait_returns_on_free_or_held_without_acquiring() {
     let place = Place::new();
     let code = |words: &[&str]| {
         let output = place.output(words);
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // Who looks makes no store.
+    // Reading does not create a store.
     assert_eq!(code(&["wait", "job"]).0, Some(69));
     assert_eq!(code(&["run", "job", "--", "true"]).0, Some(0));
     assert_eq!(code(&["wait", "job"]), (Some(0), String::new()));
@@ -433,8 +453,8 @@ fn wait_ends_when_a_lock_is_free_or_held_and_takes_nothing() {
     assert!(late == Some(75) && why.contains("\"job\" is held by"), "{late:?} {why}");
     let mut until_free = Running::start(place.leasehold(["wait", "job"]));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
-    assert_eq!(place.claims("job"), 1, "who looks does not stand in the queue");
+    assert!(until_free.child.try_wait().unwrap().is_none(), "`wait` ended while the lock is held");
+    assert_eq!(place.claims("job"), 1, "`wait` is in the queue");
     drop(holder);
     assert!(until_free.child.wait().unwrap().success());
 }
@@ -453,7 +473,7 @@ fn help_names_what_is_not_covered() {
 }
 
 #[test]
-fn a_namespace_stands_before_all_names_and_is_handed_on() {
+fn namespace_prefixes_all_names_and_is_inherited() {
     let place = Place::new();
     let script = format!(
         "echo $LEASEHOLD_NAMESPACE; {LEASEHOLD} show x >/dev/null && {LEASEHOLD} verify $LEASEHOLD_SEQUENCER && \
@@ -463,7 +483,7 @@ fn a_namespace_stands_before_all_names_and_is_handed_on() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(said.starts_with("acme/\n") && said.contains("\"acme/x\""), "{said}");
-    // What holds a script's lock is asked by the same way.
+    // The hold of a script's lock is contacted in the same way.
     let word = |word: &str| {
         let mut command = place.leasehold(["sh"; 0]);
         command.arg(word).env("LEASEHOLD_NAMESPACE", "acme/");
@@ -480,9 +500,9 @@ fn a_namespace_stands_before_all_names_and_is_handed_on() {
     assert_eq!(place.code(&["run", "--namespace", "a\nb", "x", "--", "true"]), 2);
 }
 
-/// As with flock: no `--`, and -n does not wait.
+/// As with flock, `--` is optional, and -n does not wait.
 #[test]
-fn the_command_follows_the_name_and_has_its_own_options() {
+fn command_after_the_name_keeps_its_own_options() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "x", "sh", "-c", "exit 7"]), 7);
     assert_eq!(place.code(&["run", "x", "--", "sh", "-c", "exit 7"]), 7);
@@ -519,13 +539,13 @@ fn ls_does_not_list_the_slots_of_a_semaphore() {
     assert_eq!(names(&["ls", "--json"]), ["gpu", "gpu/slot/9"]);
     let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
     assert_eq!(text.lines().count(), 3, "{text}");
-    // They are locks all the same.
+    // The slots are ordinary locks.
     assert_eq!(names(&["ls", "--json", "gpu/slot/"]).len(), 2);
 }
 
-/// One of the options' places, and what -v adds.
+/// Global options may come before the subcommand, and -v adds a line.
 #[test]
-fn global_options_stand_before_the_subcommand_too() {
+fn global_options_may_precede_the_subcommand() {
     let place = Place::new();
     let store = format!("file:{}", place.path("elsewhere").display());
     assert_eq!(place.code(&["--store", &store, "run", "x", "true"]), 0);
@@ -535,9 +555,9 @@ fn global_options_stand_before_the_subcommand_too() {
     assert_eq!(said, format!("leasehold: using store {store}\n"));
 }
 
-/// The names that were replaced still do the same.
+/// The old names of commands and options still work.
 #[test]
-fn replaced_commands_are_still_there() {
+fn old_command_and_option_names_still_work() {
     let place = Place::new();
     assert_eq!(place.code(&["close", "x", "--for", "1h", "--reason", "moved"]), 0);
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
@@ -547,7 +567,7 @@ fn replaced_commands_are_still_there() {
     assert_eq!(place.code(&["release", "--force", "x"]), 0);
     assert_eq!(place.code(&["release", "--force", "x"]), 1);
     assert_eq!(place.code(&["run", "--of", "2", "--term-grace", "1s", "y", "--", "true"]), 0);
-    // By its token only the one.
+    // With a token, `evict` removes only that claim.
     let _holder = place.hold("x", "echo ready; sleep 1000");
     let token = place.show("x")["claims"][0]["token"].to_string();
     assert_eq!(place.code(&["evict", "x", "--token", "1"]), 1);

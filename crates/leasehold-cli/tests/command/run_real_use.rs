@@ -1,5 +1,5 @@
-//! `leasehold run` and those who look, as they are really used: under each other, from cron, by
-//! other users, where the system has no more.
+//! `leasehold run` and the commands that read, in real situations: nested, from cron, with other
+//! users, and when the system has no resources left.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A shell with `leasehold` on its PATH.
+/// Returns a shell command with `leasehold` on its PATH.
 fn sh(place: &Place, script: &str) -> Command {
     let dir = std::path::Path::new(LEASEHOLD).parent().unwrap();
     let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default());
@@ -27,8 +27,9 @@ fn sh(place: &Place, script: &str) -> Command {
     command
 }
 
+// F19
 #[test]
-fn f19_a_lock_is_not_given_away_under_a_command_of_another_user() {
+fn lock_is_kept_while_a_command_of_another_user_runs() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can start a command that it may not signal");
         return;
@@ -45,7 +46,7 @@ fn f19_a_lock_is_not_given_away_under_a_command_of_another_user() {
         tries += 1;
     }
     assert!(tries > 0);
-    // It lives for as long as it likes, and the lock with it.
+    // The command runs to its end, and the lock is held that long.
     assert_eq!(holder.code(), 74);
     assert!(started.elapsed() > Duration::from_secs(6));
     let said = holder.errors();
@@ -56,10 +57,12 @@ fn f19_a_lock_is_not_given_away_under_a_command_of_another_user() {
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
 }
 
-/// How long each of two has, by what they say and by how their watchdogs were started.
+// F20
+/// Checks how much time both runs have, according to their environment and to the arguments of
+/// their watchdogs.
 #[cfg(feature = "sqlite")]
 #[test]
-fn f20_the_outer_lock_leaves_the_inner_command_little_time() {
+fn inner_run_gets_part_of_the_outer_grace_period() {
     let place = Place::new();
     let outer = format!("sqlite:{}", place.path("outer.db").display());
     let script = "echo $PPID $LEASEHOLD_GRACE; echo ready; sleep 1000";
@@ -78,15 +81,17 @@ fn f20_the_outer_lock_leaves_the_inner_command_little_time() {
         let dogs = watchdogs_of(pid);
         dogs[0].1[3].parse().unwrap_or_else(|_| panic!("{dogs:?}"))
     };
-    // Of the tenth of its lease that the outer one has left after its kill.
+    // The inner run gets a part of the tenth of its lease that the outer run has left after its
+    // SIGKILL.
     assert!((500..=1000).contains(&left), "{left}");
     assert_eq!(grace(outer), 2000);
     assert_eq!(grace(inner), left / 2);
     assert!(below <= left / 2, "{below}");
 }
 
+// F21
 #[test]
-fn f21_a_run_under_a_run_of_the_same_lock_is_refused() {
+fn nested_run_of_the_same_lock_is_refused() {
     let place = Place::new();
     let refused = |script: &str| {
         let output = sh(&place, script).output().unwrap();
@@ -104,11 +109,11 @@ fn f21_a_run_under_a_run_of_the_same_lock_is_refused() {
         "leasehold run x -- leasehold run y -- true",
         "leasehold run --max 2 x -- leasehold run --max 2 x -- true",
         "leasehold run --shared x -- leasehold run --shared x -- true",
-        // On another store.
+        // The lock is in another store.
         "leasehold run x -- leasehold run --store file:$PWD/other x -- true",
-        // Asked, and not waited for.
+        // The inner run tries once and does not wait.
         "leasehold run x -- leasehold run --try -E 0 x -- false",
-        // The outer one is over.
+        // The outer hold has ended.
         "H=$(leasehold run x -- sh -c 'echo $LEASEHOLD_HELD'); LEASEHOLD_HELD=$H leasehold run x -- true",
     ] {
         let output = sh(&place, fine).output().unwrap();
@@ -116,8 +121,9 @@ fn f21_a_run_under_a_run_of_the_same_lock_is_refused() {
     }
 }
 
+// F22
 #[test]
-fn f22_once_per_period_is_once_however_many_are_started() {
+fn once_per_runs_once_however_many_are_started() {
     let place = Place::new();
     let work = "echo ran >> done; sleep 1";
     let start = |_| {
@@ -133,7 +139,7 @@ fn f22_once_per_period_is_once_however_many_are_started() {
         assert_eq!(said(&output), "", "cron would mail it");
     }
     assert_eq!(place.read("done"), "ran\n");
-    // Long after: the period counts, and not the work.
+    // The period counts from the acquisition, not from the end of the work.
     let again = |options: &[&str]| {
         let words = [&["run", "--once-per", "1h"], options, &["hourly", "--", "false"]].concat();
         place.output(&words)
@@ -142,13 +148,14 @@ fn f22_once_per_period_is_once_however_many_are_started() {
     assert_eq!(again(&["-E", "9"]).status.code(), Some(9));
     let told = again(&["-v"]);
     assert!(said(&told).contains("in cooldown for 59m"), "{told:?}");
-    // The command's own code comes through where it ran.
+    // If the command runs, its own exit code is returned.
     assert_eq!(place.code(&["run", "--once-per", "1h", "other", "--", "sh", "-c", "exit 5"]), 5);
 }
 
+// F53
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f53_where_there_are_no_more_files_it_is_said() {
+fn exhausted_file_descriptors_are_reported() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
     for files in 4..48 {
@@ -165,8 +172,9 @@ fn f53_where_there_are_no_more_files_it_is_said() {
     assert_eq!(place.claims("x"), 0);
 }
 
+// F60
 #[test]
-fn f60_a_command_finds_its_store_in_the_environment() {
+fn a_command_finds_its_store_in_the_environment() {
     let place = Place::new();
     let store = place.store();
     let check = "leasehold verify \"$LEASEHOLD_SEQUENCER\"";
@@ -175,8 +183,9 @@ fn f60_a_command_finds_its_store_in_the_environment() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
+// F61
 #[test]
-fn f61_looking_makes_no_store() {
+fn reading_does_not_create_a_store() {
     let place = Place::new();
     let typo = place.path("typo");
     let stores = [format!("file:{}", typo.display()), format!("file://{}", typo.display())];
@@ -195,13 +204,14 @@ fn f61_looking_makes_no_store() {
         assert_eq!(output.status.code(), Some(69), "{output:?}");
         assert!(!crate::common::exists(&database));
     }
-    // Whoever takes a lock makes it.
+    // The first client that acquires a lock creates the store.
     assert_eq!(place.code(&["run", "--store", &stores[0], "x", "--", "true"]), 0);
     assert_eq!(place.code(&["ls", "--store", &stores[0]]), 0);
 }
 
+// F62
 #[test]
-fn f62_a_command_has_the_sigpipe_that_we_were_given() {
+fn command_inherits_the_sigpipe_disposition() {
     let place = Place::new();
     let ignored = |before: &str| {
         let script = format!("{before} exec leasehold run x -- grep SigIgn /proc/self/status");
@@ -211,17 +221,19 @@ fn f62_a_command_has_the_sigpipe_that_we_were_given() {
         u64::from_str_radix(mask, 16).unwrap() & 1 << (Signal::SIGPIPE as i32 - 1) != 0
     };
     assert!(ignored("trap '' PIPE;"));
-    // Rust's runtime ignores it for this test, and restores it for what the test starts.
+    // Rust's runtime ignores SIGPIPE in this test, and restores it for the programs that the test
+    // starts.
     assert!(!ignored(""));
 }
 
+// F63
 #[cfg(feature = "redis")]
 #[test]
-fn f63_a_client_of_another_library_is_said_to_be_one() {
+fn holder_from_another_library_is_reported_as_such() {
     let server = testbed::Redis::start();
     let (place, url) = (Place::new(), server.url());
     let try_it = |name| place.output(&["run", "--try", "--store", &url, name, "--", "true"]);
-    // The keys of plain locks by SET NX PX are their names.
+    // The key of a plain lock by SET NX PX is the lock's name.
     server.command(&["SET", "x", "somebody", "PX", "600000"]);
     let output = try_it("x");
     assert_eq!(output.status.code(), Some(75), "{output:?}");
@@ -230,12 +242,13 @@ fn f63_a_client_of_another_library_is_said_to_be_one() {
     let output = try_it("for ever");
     let told = said(&output);
     assert!(told.contains("\"for ever\"") && told.contains("never expires"), "{told}");
-    // It may be held: nobody is told to take it away.
+    // The lock may be held, so the message must not suggest an eviction.
     assert!(!told.contains("evict"), "{told}");
 }
 
+// F72
 #[test]
-fn f72_what_is_kept_closed_is_not_said_to_be_held() {
+fn lock_in_cooldown_is_not_reported_as_held() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "--min-hold", "1h", "x", "--", "true"]), 0);
     let output = place.output(&["run", "--try", "x", "--", "true"]);
@@ -243,13 +256,14 @@ fn f72_what_is_kept_closed_is_not_said_to_be_held() {
     assert_eq!(output.status.code(), Some(75), "{told}");
     assert!(told.contains("in cooldown for 59m") && !told.contains("is held by"), "{told}");
     assert!(told.ends_with("\nhint: to end the cooldown: leasehold evict x\n"), "{told}");
-    // The same word for people and for programs.
-    assert!(printed(&place.output(&["show", "x"])).contains("departed"));
-    assert_eq!(place.show("x")["claims"][0]["state"], "departed");
+    // The state has the same word for people and for programs.
+    assert!(printed(&place.output(&["show", "x"])).contains("cooldown"));
+    assert_eq!(place.show("x")["claims"][0]["state"], "cooldown");
 }
 
+// F73
 #[test]
-fn f73_quiet_is_quiet_and_usage_lines_show_what_is_required() {
+fn quiet_suppresses_only_contention_and_usage_omits_set_options() {
     let place = Place::new();
     let _holder = place.hold("x", "echo ready; sleep 1000");
     let us = std::process::id().to_string();
@@ -262,10 +276,10 @@ fn f73_quiet_is_quiet_and_usage_lines_show_what_is_required() {
         assert_eq!(output.status.code(), Some(3), "{words:?}: {output:?}");
         assert!(output.stderr.is_empty(), "{words:?}: {output:?}");
     }
-    // But not about what is wrong.
+    // --quiet does not suppress other errors.
     let output = place.output(&["run", "-q", "y", "--", "no-such-command"]);
     assert_eq!(said(&output).lines().count(), 1, "{output:?}");
-    // A store that nobody else sees excludes nobody.
+    // A store that no other process sees cannot protect a command.
     for words in [&["run", "x", "--", "true"][..], &["acquire", "--pid", &us, "x"], &["ls"]] {
         for store in ["memory:", "memory:shared"] {
             let output = place.leasehold(words).env("LEASEHOLD_STORE", store).output().unwrap();
@@ -276,16 +290,17 @@ fn f73_quiet_is_quiet_and_usage_lines_show_what_is_required() {
             );
         }
     }
-    // The variable is set, and no option has to be given for it.
+    // LEASEHOLD_STORE is set, so the option is not required.
     let usage = said(&place.output(&["run"]));
     assert!(usage.contains("Usage:") && !usage.contains("--store"), "{usage}");
     let help = printed(&place.output(&["acquire", "--help"]));
     assert!(!help.contains("the command is ended"), "{help}");
 }
 
+// F77
 #[cfg(feature = "sqlite")]
 #[test]
-fn f77_a_leasehold_that_is_not_stopped_is_not_said_to_be() {
+fn running_leasehold_is_not_reported_as_paused() {
     let place = Place::new();
     let store = format!("sqlite:{}", place.path("locks.db").display());
     for _ in 0..3 {

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 const SHELLS: [&str; 2] = ["bash", "dash"];
 
-/// `script` in this shell, with `leasehold` on its PATH.
+/// Returns a command that runs `script` in this shell, with `leasehold` on its PATH.
 fn shell(shell: &str, place: &Place, script: &str) -> Command {
     let dir = std::path::Path::new(LEASEHOLD).parent().unwrap();
     let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default());
@@ -33,7 +33,7 @@ fn a_section_of_a_script_is_exclusive_and_its_token_is_printed() {
         assert_eq!(place.read("n").trim(), "12", "{sh}");
         let tokens: Vec<u64> = place.read("tokens").lines().map(|t| t.parse().unwrap()).collect();
         assert!(tokens.is_sorted_by(|a, b| a < b), "{sh}: {tokens:?}");
-        eventually("nothing is left", || place.claims("counter") == 0);
+        eventually("the queue is empty", || place.claims("counter") == 0);
     }
 }
 
@@ -50,7 +50,7 @@ fn the_lock_lives_as_long_as_the_script_however_it_ends() {
             running.child.wait().unwrap();
             assert_eq!(place.code(&["run", "x", "--", "true"]), 0, "{sh}");
         }
-        // It just ends, having forgotten to release.
+        // This script ends without a release.
         let status = shell(sh, &place, "T=$(leasehold acquire x)").status().unwrap();
         assert!(status.success());
         assert_eq!(place.code(&["run", "x", "--", "true"]), 0, "{sh}");
@@ -58,15 +58,16 @@ fn the_lock_lives_as_long_as_the_script_however_it_ends() {
 }
 
 #[test]
-fn the_caller_is_found_from_inside_a_substitution() {
-    // In each the process that calls us is another one, which is gone before the section begins.
+fn caller_is_found_from_a_command_substitution() {
+    // In each case another process is leasehold's parent, and that process is gone before the
+    // section begins.
     let ways = [
         "T=$(set -e; leasehold acquire x; true)",
         "T=$( (leasehold acquire x; true); true)",
         "T=`if true; then leasehold acquire x; fi; true`",
         "take() { leasehold acquire x; return; }; T=$(take; :)",
         "T=$(leasehold acquire x --pid $$; true)",
-        // F18: another program in between.
+        // Another program is between the shell and leasehold.
         "T=$(timeout 60 leasehold acquire x)",
         "T=$(bash -c 'leasehold acquire x; true')",
         "T=$(nice sh -c '(timeout 60 leasehold acquire x); true')",
@@ -78,7 +79,8 @@ fn the_caller_is_found_from_inside_a_substitution() {
             assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
             let mut running = Running::start(shell(sh, &place, &script));
             running.wait_for("ready");
-            // The hold learns of an end at once; give a wrong one every chance to show.
+            // The hold would notice the end of a wrong owner immediately. Twenty attempts give that
+            // error enough time to show.
             for _ in 0..20 {
                 let code = place.code(&["run", "--try", "x", "--", "true"]);
                 assert_eq!(code, 75, "{sh}: {way}");
@@ -103,7 +105,7 @@ fn an_explicit_subshell_is_the_caller() {
 }
 
 #[test]
-fn release_says_when_the_lock_was_lost() {
+fn release_reports_a_lost_lock() {
     let place = Place::new();
     for sh in SHELLS {
         let script = "T=$(leasehold acquire x) || exit
@@ -125,7 +127,7 @@ fn release_says_when_the_lock_was_lost() {
 }
 
 #[test]
-fn another_token_of_the_same_name_is_untouched() {
+fn release_leaves_other_tokens_of_the_lock_alone() {
     let place = Place::new();
     let script = "A=$(leasehold acquire --max 2 x) && B=$(leasehold acquire --max 2 x) || exit
                   leasehold release x --token $A
@@ -136,7 +138,7 @@ fn another_token_of_the_same_name_is_untouched() {
 }
 
 #[test]
-fn acquire_fails_as_run_does_and_leaves_nothing() {
+fn acquire_fails_like_run_and_leaves_no_claim() {
     let place = Place::new();
     let _holder = place.hold("x", "echo ready; sleep 1000");
     let us = std::process::id().to_string();
@@ -151,30 +153,30 @@ fn acquire_fails_as_run_does_and_leaves_nothing() {
     assert_eq!(place.claims("x"), 1);
     assert_eq!(place.claims("y"), 0);
 
-    // Killed while it waits: its hold leaves the queue.
+    // The waiter is killed, and its hold must leave the queue.
     let mut waiter = Running::start(place.leasehold(["acquire", "--pid", &us, "x"]));
-    eventually("it waits", || place.claims("x") == 2);
+    eventually("the waiter is in the queue", || place.claims("x") == 2);
     waiter.signal(Signal::SIGKILL);
     waiter.child.wait().unwrap();
-    eventually("it left", || place.claims("x") == 1);
+    eventually("the killed waiter has left the queue", || place.claims("x") == 1);
 }
 
 #[test]
-fn a_token_that_nobody_got_is_no_lock() {
+fn lock_is_released_if_its_token_cannot_be_written() {
     let place = Place::new();
     let us = std::process::id().to_string();
     let mut command = place.leasehold(["acquire", "--pid", &us, "x"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(71));
-    eventually("it was given back", || place.claims("x") == 0);
+    eventually("the lock is released", || place.claims("x") == 0);
 }
 
 #[test]
-fn what_holds_has_nothing_of_the_callers_open() {
+fn background_hold_inherits_no_descriptors() {
     let place = Place::new();
-    // `$(…)` reads to the end of file: a hold with its stdout, stderr or descriptor 9 would hang
-    // this script for ever.
+    // `$(…)` reads to the end of file. A hold that inherited its stdout, stderr or descriptor 9
+    // would block this script forever.
     let script =
         "X=$( { T=$(leasehold acquire x --pid $$) ; } 9>&1 2>&1 ); echo done; read line < fifo";
     assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
@@ -187,22 +189,23 @@ fn what_holds_has_nothing_of_the_callers_open() {
 }
 
 #[test]
-fn at_least_outlives_the_release() {
+fn min_hold_outlives_the_release() {
     let place = Place::new();
     let script = "T=$(leasehold acquire --min-hold 1h x) && leasehold release x --token $T";
     assert!(shell("dash", &place, script).status().unwrap().success());
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
 }
 
-/// Nobody who stays gets the token, so nobody would hold the lock.
+// F18
+/// No process that stays gets the token, so the lock would have no owner.
 #[test]
-fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
+fn acquire_needs_a_lasting_reader_of_the_token() {
     let ways = [
         "T=$(leasehold acquire x | tail -n 1)",
         "leasehold acquire x | cat",
         "leasehold acquire x > token",
         "timeout 60 leasehold acquire x > token",
-        // Whoever passes on what another session says is gone when that one is.
+        // The process that forwards the output of another session exits together with that session.
         "T=$(setsid -w leasehold acquire x)",
         "leasehold acquire x | { read T; sleep 1; }",
     ];
@@ -216,7 +219,7 @@ fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
             assert!(output.stdout.is_empty() && place.read("token").is_empty(), "{sh}: {way}");
             assert_eq!(place.claims("x"), 0, "{sh}: {way}");
         }
-        // Named, it is held, whatever the shape.
+        // With `--pid` the lock is held, however leasehold is called.
         let place = Place::new();
         let script = "T=$(leasehold acquire x --pid $$ | tail -n 1)
                       leasehold run --try x -- true; echo $?; leasehold release x --token $T; echo $?";
@@ -225,9 +228,10 @@ fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
     }
 }
 
-/// No shell, and no guess: whatever reads the token is whom the lock is for.
+// F18
+/// There is no shell here. The owner is the process that reads the token.
 #[test]
-fn f18_any_program_that_reads_the_token_is_the_caller() {
+fn any_program_that_reads_the_token_owns_the_lock() {
     let place = Place::new();
     let output = place.output(&["acquire", "x"]);
     let token = String::from_utf8(output.stdout.clone()).unwrap();
@@ -239,8 +243,9 @@ fn f18_any_program_that_reads_the_token_is_the_caller() {
     assert_eq!(place.claims("x"), 0);
 }
 
+// F62
 #[test]
-fn f62_a_token_that_cannot_be_printed_is_no_lock() {
+fn acquire_with_closed_stdout_acquires_nothing() {
     for sh in SHELLS {
         let place = Place::new();
         assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
@@ -252,7 +257,7 @@ fn f62_a_token_that_cannot_be_printed_is_no_lock() {
 }
 
 #[test]
-fn a_token_that_node_reads_is_held_by_node() {
+fn node_process_that_reads_the_token_owns_the_lock() {
     if Command::new("node").arg("--version").output().is_err() {
         eprintln!("skipped: node is not installed");
         return;

@@ -4,7 +4,7 @@ use std::process::Output;
 
 use crate::common::Place;
 
-/// Runs this with `LEASEHOLD_STORE_FILE`.
+/// Runs the command with `LEASEHOLD_STORE_FILE`.
 fn in_file(place: &Place, file: &std::path::Path, words: &[&str], store: Option<&str>) -> Output {
     let mut command = place.leasehold(words);
     command.env_remove("LEASEHOLD_STORE").env("LEASEHOLD_STORE_FILE", file);
@@ -13,7 +13,7 @@ fn in_file(place: &Place, file: &std::path::Path, words: &[&str], store: Option<
 }
 
 #[test]
-fn the_stores_url_can_be_in_a_file() {
+fn store_url_can_be_read_from_a_file() {
     let place = Place::new();
     let file = place.path("url");
     std::fs::write(&file, place.store() + "\n").unwrap();
@@ -23,18 +23,18 @@ fn the_stores_url_can_be_in_a_file() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     assert_eq!(told(in_file(&place, &file, &words, None)), place.store());
-    // Both are more certain than the file, which need not be there.
+    // The variable and the option both override the file, which may then be missing.
     let missing = place.path("missing");
     let other = format!("file:{}", place.path("other").display());
     assert_eq!(told(in_file(&place, &missing, &words, Some(&other))), other);
     let given = [&["--store", &other][..], &words].concat();
     assert_eq!(told(in_file(&place, &missing, &given, None)), other);
-    // Help and other words need no store.
+    // Help and similar commands need no store.
     told(in_file(&place, &missing, &["--help"], None));
 }
 
 #[test]
-fn a_file_without_a_url_is_named() {
+fn invalid_url_file_is_named_in_the_error() {
     let place = Place::new();
     for (text, expected) in [
         (None, "No such file"),
@@ -58,7 +58,7 @@ fn a_file_without_a_url_is_named() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_password_in_a_file_is_in_no_command_line() {
+fn password_from_a_file_appears_in_no_command_line() {
     use std::os::unix::fs::PermissionsExt;
 
     let place = Place::new();

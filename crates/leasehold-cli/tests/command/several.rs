@@ -1,13 +1,15 @@
-//! Several locks for one command: all, any, the number of a permit; and a lock that is held above.
+//! Several locks for one command: all, any, and the number of a permit. Also a lock that an
+//! enclosing run holds.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
 
 use nix::sys::signal::Signal;
 
 use crate::common::{LEASEHOLD, Place, Running, eventually};
 
-/// `leasehold` with these words on this store, to its end.
+/// Runs `leasehold` with these arguments on this store, to its end.
 fn output(place: &Place, store: &str, words: &[&str]) -> Output {
     place.leasehold(words).env("LEASEHOLD_STORE", store).output().unwrap()
 }
@@ -24,14 +26,48 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
 }
 
 on_stores!(
-    all_are_had_or_none,
-    of_several_the_first_that_is_free_is_taken,
-    no_permit_has_the_number_of_another,
-    a_closed_lock_is_nobodys_and_says_why,
+    several_locks_are_acquired_all_or_none,
+    any_acquires_the_first_free_lock,
+    permits_have_distinct_slot_numbers,
+    frozen_lock_is_unavailable_and_reports_the_reason,
+    claim_that_timed_out_is_withdrawn,
 );
 
-/// What a command under all of them finds, and who has the locks meanwhile.
-fn all_are_had_or_none(store: &str) {
+/// Otherwise a process that has exited would get the lock, until its claim expires.
+fn claim_that_timed_out_is_withdrawn(store: &str) {
+    let place = Place::new();
+    let mut holder = start(&place, store, &["run", "late", "sh", "-c", "echo ready; sleep 1000"]);
+    holder.wait_for("ready");
+    for words in [
+        &["run", "--wait", "300ms", "late", "true"][..],
+        &["run", "--wait", "300ms", "--name", "late", "--name", "free", "--", "true"],
+        &["run", "--wait", "300ms", "--any", "--name", "late", "--", "true"],
+        &["freeze", "--wait", "300ms", "--for", "1h", "late"],
+    ] {
+        let (code, _, errors) = said(&output(&place, store, words));
+        assert_eq!(code, Some(75), "{errors}");
+        let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+        assert!(shown.contains("held") && !shown.contains("waiting"), "{words:?}: {shown}");
+    }
+    // The same holds for a wait that is interrupted.
+    for words in [&["run", "late", "true"][..], &["freeze", "--for", "1h", "late"]] {
+        let mut waiter = start(&place, store, words);
+        eventually("the waiter is in the queue", || {
+            let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+            shown.contains("waiting")
+        });
+        waiter.signal(Signal::SIGINT);
+        assert_eq!(waiter.child.wait().unwrap().signal(), Some(Signal::SIGINT as i32));
+        let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+        assert!(!shown.contains("waiting"), "{words:?}: {shown}");
+    }
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.code(), 143);
+}
+
+/// Checks the environment of a command that runs under several locks, and that all of them are
+/// held.
+fn several_locks_are_acquired_all_or_none(store: &str) {
     let place = Place::new();
     let script = "printf '%s|%s|' \"$LEASEHOLD_NAME\" \"$LEASEHOLD_TOKEN\"; \
                   echo \"$LEASEHOLD_NAMES\" | tr '\\n' ' '; echo \"$LEASEHOLD_TOKENS\" | wc -l; \
@@ -46,7 +82,7 @@ fn all_are_had_or_none(store: &str) {
     assert!(token.parse::<u64>().is_ok(), "{told}");
     assert!(rest.ends_with("75\n75\n"), "{told}");
 
-    // One that is held: nothing stays of the others.
+    // If one lock is held by another client, none of the others stays acquired.
     let run = ["run", "all:b", "--", "sh", "-c", "echo ready; sleep 1000"];
     let mut holder = start(&place, store, &run);
     holder.wait_for("ready");
@@ -57,7 +93,7 @@ fn all_are_had_or_none(store: &str) {
     let (code, _, errors) = said(&output(&place, store, &["run", "--try", "all:a", "--", "true"]));
     assert_eq!(code, Some(0), "{errors}");
 
-    // And one that is lost is lost with all.
+    // If one lock is lost, all of them are lost.
     let script = ["sh", "-c", "echo ready; sleep 1000"];
     let words =
         [&["run", "--name", "all:a", "--name", "all:c", "--lease", "3s", "--"][..], &script]
@@ -73,7 +109,7 @@ fn all_are_had_or_none(store: &str) {
     assert_eq!(holder.code(), 143);
 }
 
-fn of_several_the_first_that_is_free_is_taken(store: &str) {
+fn any_acquires_the_first_free_lock(store: &str) {
     let place = Place::new();
     let any = ["run", "--any", "--name", "any:1", "--name", "any:2", "--", "sh", "-c"];
     let with = |script| [&any[..], &[script]].concat();
@@ -87,25 +123,29 @@ fn of_several_the_first_that_is_free_is_taken(store: &str) {
     assert_eq!(code, Some(75));
     assert!(errors.contains("none of the 2 locks is free: "), "{errors}");
 
-    // Whichever comes free; the place in the other queue is given up.
+    // The client gets the lock that becomes free first, and leaves the other queue.
     let mut third = start(&place, store, &with(hold));
     let claims = |name: &str| {
         let (_, shown, _) = said(&output(&place, store, &["show", "--json", name]));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
         shown["claims"].as_array().map_or(0, Vec::len)
     };
-    eventually("it stands in both queues", || claims("any:1") == 2 && claims("any:2") == 2);
+    eventually("the third client is in both queues", || {
+        claims("any:1") == 2 && claims("any:2") == 2
+    });
     second.signal(Signal::SIGTERM);
     assert_eq!(second.code(), 143);
     third.wait_for("any:2");
-    eventually("it stands in one", || claims("any:1") == 1 && claims("any:2") == 1);
+    eventually("the third client has left the other queue", || {
+        claims("any:1") == 1 && claims("any:2") == 1
+    });
     for mut one in [first, third] {
         one.signal(Signal::SIGTERM);
         assert_eq!(one.code(), 143);
     }
 }
 
-fn no_permit_has_the_number_of_another(store: &str) {
+fn permits_have_distinct_slot_numbers(store: &str) {
     let place = Place::new();
     let words = ["run", "--max", "3", "--lease", "2s", "slots", "--", "sh", "-c"];
     let hold = [&words[..], &["echo slot $LEASEHOLD_SLOT; exec sleep 1000"]].concat();
@@ -118,12 +158,12 @@ fn no_permit_has_the_number_of_another(store: &str) {
     let each: BTreeSet<&str> = numbers.iter().map(String::as_str).collect();
     assert_eq!(each, BTreeSet::from(["1", "2", "3"]));
 
-    // The number of one that is gone, however it went.
+    // The next holder gets the number of the one that ended, however it ended.
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         holders[1].signal(signal);
         let _ = holders[1].child.wait();
         let mut next = start(&place, store, &hold);
-        assert_eq!(number(&mut next), numbers[1], "after {signal}");
+        assert_eq!(number(&mut next), numbers[1], "the slot number after {signal}");
         holders[1] = next;
     }
     // Several permits have several numbers.
@@ -139,7 +179,7 @@ fn no_permit_has_the_number_of_another(store: &str) {
     assert!(each.len() == 2 && each.iter().all(|n| (1..=3).contains(n)), "{told}");
 }
 
-fn a_closed_lock_is_nobodys_and_says_why(store: &str) {
+fn frozen_lock_is_unavailable_and_reports_the_reason(store: &str) {
     let place = Place::new();
     let code = |words: &[&str]| said(&output(&place, store, words)).0;
     for kind in [&[][..], &["--exclusive"], &["--max", "3"]] {
@@ -151,17 +191,24 @@ fn a_closed_lock_is_nobodys_and_says_why(store: &str) {
         let (tried, _, errors) = said(&output(&place, store, &run));
         assert_eq!(tried, Some(75), "{errors}");
         assert!(errors.contains(" is frozen for "), "{errors}");
-        assert!(errors.contains(&format!("hint: leasehold unfreeze {name}\n")), "{errors}");
+        assert!(
+            errors.contains(&format!("end the freeze: leasehold unfreeze {name}\n")),
+            "{errors}"
+        );
         assert!(errors.contains(" more by ") && errors.contains(": moved, ask Ana\n"), "{errors}");
         // It is frozen only once, and a waiter gets it when it is unfrozen.
         let again = [&["freeze", "--try", "--for", "2h", &name][..], kind].concat();
         assert_eq!(code(&again), Some(75));
         let wait = [&["run"][..], kind, &[&name, "--", "echo", "ready"]].concat();
         let mut waiter = start(&place, store, &wait);
-        eventually("it waits", || {
+        eventually("the waiter is in the queue", || {
             let (_, shown, _) = said(&output(&place, store, &["show", "--json", &name]));
             shown.contains("waiting")
         });
+        // Evicting the holder does not end the freeze.
+        let (evicted, _, errors) = said(&output(&place, store, &["evict", &name]));
+        assert_eq!(evicted, Some(1), "{errors}");
+        assert!(errors.contains("has no holder: it is frozen for "), "{errors}");
         assert_eq!(code(&["unfreeze", &name]), Some(0));
         waiter.wait_for("ready");
         assert_eq!(waiter.code(), 0);
@@ -173,9 +220,9 @@ fn a_closed_lock_is_nobodys_and_says_why(store: &str) {
     assert_eq!(code(&["run", "--try", "kept", "--", "true"]), Some(75));
 }
 
-/// Under the hold above, as if it were its own; and where there is none, by taking the lock.
+/// With an enclosing hold the command runs under that hold. Without one, the lock is acquired.
 #[test]
-fn a_lock_that_is_held_above_is_entered_again_where_that_is_asked_for() {
+fn reenter_reuses_the_lock_of_the_enclosing_run() {
     let place = Place::new();
     let inner = "echo $LEASEHOLD_TOKEN; ps -o pgid= -p $$; exit 7";
     let script = format!(
@@ -188,7 +235,11 @@ fn a_lock_that_is_held_above_is_entered_again_where_that_is_asked_for() {
     assert_eq!(code, Some(0), "{errors}");
     let lines: Vec<&str> = told.lines().map(str::trim).collect();
     let [token, group, below, group_below, code, refused] = lines[..] else { panic!("{told}") };
-    assert_eq!((token, group), (below, group_below), "the same hold, the same group");
+    assert_eq!(
+        (token, group),
+        (below, group_below),
+        "expected the same hold and the same process group"
+    );
     assert_eq!((code, refused), ("7", "2"));
     assert!(errors.contains("hint: use --reenter"), "{errors}");
     assert_eq!(place.code(&["run", "--reenter", "x", "--", "sh", "-c", "exit 3"]), 3);
@@ -196,7 +247,7 @@ fn a_lock_that_is_held_above_is_entered_again_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_several_locks_cannot_be_is_refused() {
+fn invalid_lock_combinations_are_rejected() {
     let place = Place::new();
     for words in [
         &["run", "--", "true"][..],
@@ -213,6 +264,6 @@ fn what_several_locks_cannot_be_is_refused() {
         assert_eq!(place.code(words), 2, "{words:?}");
     }
     assert_eq!(place.claims("a"), 0);
-    // Twice the same is once.
+    // The same name given twice counts once.
     assert_eq!(place.code(&["run", "--name", "a", "--name", "a", "--", "true"]), 0);
 }

@@ -1,8 +1,8 @@
 //! `leasehold run` on a terminal, under an interactive bash on a pseudo-terminal: Ctrl-C, Ctrl-Z,
 //! `fg`, background jobs, pipelines, scripts, and the line about the queue.
 //!
-//! What is typed is echoed by the terminal, so what is waited for is never typed: `ma''rk` is typed
-//! for "mark".
+//! The terminal echoes what is typed. So the expected text itself is never typed: the tests type
+//! `ma''rk` for "mark".
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -45,7 +45,8 @@ impl Session {
         let lead = || {
             crate::common::signals_end()?;
             setsid()?;
-            // SAFETY: makes the terminal on stdin this new session's; touches no memory.
+            // SAFETY: The call makes the terminal on stdin the controlling terminal of this new
+            // session. It does not access memory.
             match unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error()),
@@ -79,7 +80,7 @@ impl Session {
         self.press(&format!("{line}\n"));
     }
 
-    /// Waits until this is shown, after what was waited for before.
+    /// Waits until this text appears, after the text of the previous wait.
     #[track_caller]
     pub(crate) fn expect(&mut self, text: &str) {
         let end = std::time::Instant::now() + crate::common::PATIENCE;
@@ -89,13 +90,18 @@ impl Session {
                 self.read += at + text.len();
                 return;
             }
-            assert!(std::time::Instant::now() < end, "no {text:?} in {:?}", &seen[self.read..]);
+            assert!(
+                std::time::Instant::now() < end,
+                "{text:?} is missing in {:?}",
+                &seen[self.read..]
+            );
             drop(seen);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// Waits for the shell to be ready: what is typed before a Ctrl-C is handled is thrown away.
+    /// Waits for the prompt of the shell. Input that is typed before a Ctrl-C is handled would be
+    /// discarded.
     #[track_caller]
     pub(crate) fn prompt(&mut self) {
         self.expect("$ ");
@@ -108,7 +114,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The terminal hangs up with the last of its masters; who is left in the session ends.
+        // The terminal hangs up when its last master is closed, which ends the remaining processes
+        // of the session.
         let _ = kill(Pid::from_raw(self.shell.id() as i32), Signal::SIGKILL);
         let _ = self.shell.wait();
     }
@@ -119,7 +126,7 @@ const CTRL_D: &str = "\x04";
 pub(crate) const CTRL_Z: &str = "\x1a";
 
 #[test]
-fn ctrl_c_reaches_the_command_alone() {
+fn ctrl_c_reaches_only_the_command() {
     let place = Place::new();
     let mut session = Session::bash(&place);
     session.enter(
@@ -135,7 +142,7 @@ fn ctrl_c_reaches_the_command_alone() {
 }
 
 #[test]
-fn ctrl_c_that_ends_the_command_ends_us_by_the_signal() {
+fn leasehold_dies_of_sigint_if_its_command_does() {
     let place = Place::new();
     let mut session = Session::bash(&place);
     session.enter("leasehold run x -- sh -c 'echo rea\"\"dy; exec sleep 1000'");
@@ -148,7 +155,7 @@ fn ctrl_c_that_ends_the_command_ends_us_by_the_signal() {
 }
 
 #[test]
-fn ctrl_c_ends_the_script_that_called_us_too() {
+fn ctrl_c_also_ends_the_calling_script() {
     let place = Place::new();
     std::fs::write(
         place.path("script"),
@@ -183,7 +190,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_with_the_terminal() {
         session.prompt();
         session.enter("echo shell=he''re");
         session.expect("shell=here");
-        // Stopped and still held.
+        // The job is stopped and the lock is still held.
         assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
         session.enter("fg");
         session.enter(word);
@@ -195,13 +202,14 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_with_the_terminal() {
 }
 
 #[test]
-fn a_background_job_gets_the_terminal_when_it_is_brought_to_the_front() {
+fn background_job_gets_the_terminal_on_fg() {
     let place = Place::new();
     let mut session = Session::bash(&place);
     session.enter("leasehold run x -- sh -c 'read a; echo \"[$a]\"' &");
-    eventually("it runs", || place.claims("x") == 1);
-    // It reads: stopped, as every background job would be. bash says so before a prompt.
-    eventually("it is stopped", || {
+    eventually("the job holds the lock", || place.claims("x") == 1);
+    // The job reads, so it is stopped, as every background job would be. bash reports that before a
+    // prompt.
+    eventually("the job is stopped", || {
         session.enter("");
         session.since(0).contains("Stopped")
     });
@@ -218,7 +226,7 @@ fn a_background_job_leaves_the_terminal_alone() {
     let place = Place::new();
     let mut session = Session::bash(&place);
     session.enter("leasehold run x -- sh -c 'exec sleep 1000' &");
-    eventually("it runs", || place.claims("x") == 1);
+    eventually("the job holds the lock", || place.claims("x") == 1);
     session.enter("echo shell=he''re");
     session.expect("shell=here");
     session.prompt();
@@ -230,7 +238,7 @@ fn a_background_job_leaves_the_terminal_alone() {
 }
 
 #[test]
-fn in_a_pipeline_the_terminal_is_handed_over_when_asked_for() {
+fn command_in_a_pipeline_gets_the_terminal_when_it_reads() {
     let place = Place::new();
     let mut session = Session::bash(&place);
     session
@@ -238,7 +246,7 @@ fn in_a_pipeline_the_terminal_is_handed_over_when_asked_for() {
     session.expect("ready");
     session.enter("hello");
     session.expect("[hello]");
-    // Ctrl-C comes to us there, and is passed on.
+    // In a pipeline leasehold gets Ctrl-C and forwards it.
     session.enter(
         "leasehold run x -- sh -c 'trap \"echo go\"t\"; exit 3\" INT; echo rea\"\"dy; \
                    while :; do sleep 0.02; done' | cat",
@@ -248,12 +256,12 @@ fn in_a_pipeline_the_terminal_is_handed_over_when_asked_for() {
     session.prompt();
     session.enter("echo shell=he''re");
     session.expect("shell=here");
-    eventually("it has ended", || place.claims("x") == 0);
+    eventually("the lock is released", || place.claims("x") == 0);
 }
 
 #[test]
-fn without_a_shell_above_ctrl_z_is_taken_back() {
-    // leasehold leads the session itself, as under `ssh -t host leasehold run …`: nobody could
+fn ctrl_z_is_undone_without_a_parent_shell() {
+    // leasehold leads the session itself, as in `ssh -t host leasehold run …`. No process could
     // continue it, so nothing may stay stopped.
     let place = Place::new();
     let script = "echo ready; while read a; do echo \"[$a]\"; done; echo end";
@@ -283,7 +291,7 @@ fn a_command_that_cannot_start_gives_the_terminal_back() {
 }
 
 #[test]
-fn who_waits_on_a_terminal_sees_who_holds() {
+fn waiter_on_a_terminal_sees_the_holder() {
     let place = Place::new();
     let holder = place.hold_with(&["--label", "nightly"], "x", "echo ready; sleep 1000");
     let mut session = Session::bash(&place);
@@ -292,7 +300,7 @@ fn who_waits_on_a_terminal_sees_who_holds() {
     session.expect("waiting for \"x\" (place 1 in the queue): held by ");
     session.expect(&format!(" pid {pid} (nightly) for "));
     drop(holder);
-    // The line is gone before the command begins.
+    // The line is removed before the command begins.
     session.expect("\r\x1b[K");
     session.expect("runs");
 

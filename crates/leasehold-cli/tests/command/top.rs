@@ -1,5 +1,5 @@
-//! `leasehold top` on a pseudo-terminal, seen through a terminal emulator: what is on the screen, not which
-//! bytes were sent.
+//! `leasehold top` on a pseudo-terminal, seen through a terminal emulator. The tests check what is
+//! on the screen, not which bytes were sent.
 #![cfg(feature = "top")]
 
 use std::num::NonZero;
@@ -17,12 +17,12 @@ use crate::terminal::{CTRL_C, CTRL_Z, Session};
 
 const ESC: &str = "\x1b";
 
-/// The command on a terminal.
+/// `leasehold top` on a terminal.
 pub(crate) struct Top {
     session: Session,
-    /// How many lines and columns it has.
+    /// The number of lines and columns.
     size: (u16, u16),
-    /// What the terminal was like before.
+    /// The original settings of the terminal.
     before: Termios,
 }
 
@@ -31,7 +31,7 @@ impl Top {
         Self::start_on("TERM=xterm-256color", place, words)
     }
 
-    /// With this in the environment.
+    /// Starts with this variable in the environment.
     fn start_on(set: &str, place: &Place, words: &[&str]) -> Self {
         let term = if set.starts_with("TERM=") { set } else { "TERM=xterm-256color" };
         let plain = ["env", "-u", "NO_COLOR", "-u", "COLORTERM", term, set, LEASEHOLD, "top"];
@@ -48,7 +48,7 @@ impl Top {
         self.size = (lines, columns);
         let size = libc::winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let keys = std::os::fd::AsRawFd::as_raw_fd(&self.session.keys);
-        // SAFETY: the call reads one such size, which lives for as long as the call.
+        // SAFETY: The call reads one structure of this size, which lives as long as the call.
         assert_eq!(unsafe { libc::ioctl(keys, libc::TIOCSWINSZ, &size) }, 0);
     }
 
@@ -56,12 +56,12 @@ impl Top {
         emulate(self.size, &self.session.since(0))
     }
 
-    /// What is on the screen now.
+    /// Returns what is on the screen now.
     fn screen(&self) -> String {
         self.emulated().screen().contents()
     }
 
-    /// Waits for a screen with a line of which these are parts.
+    /// Waits for a line on the screen that contains all of these parts.
     #[track_caller]
     pub(crate) fn sees(&self, parts: &[&str]) {
         let is_there =
@@ -77,12 +77,12 @@ impl Top {
             if is_so(&screen) {
                 return;
             }
-            assert!(std::time::Instant::now() < end, "no {what} in\n{screen}");
+            assert!(std::time::Instant::now() < end, "{what} is missing in\n{screen}");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }
 
-    /// Waits for its end, and for the terminal to be as it was.
+    /// Waits until the program ends and the terminal is restored.
     #[track_caller]
     pub(crate) fn ends(mut self) -> std::process::ExitStatus {
         let status = self.session.shell.wait().unwrap();
@@ -90,14 +90,14 @@ impl Top {
             let seen = top.emulated();
             !seen.screen().alternate_screen() && !seen.screen().hide_cursor()
         };
-        assert!(self.session.since(0).contains("\x1b[?1049h"), "it never began");
-        crate::common::eventually("the screen is as before", || is_back(&self));
+        assert!(self.session.since(0).contains("\x1b[?1049h"), "`top` never opened its screen");
+        crate::common::eventually("the screen is restored", || is_back(&self));
         assert_eq!(tcgetattr(&self.session.keys).unwrap(), self.before);
         status
     }
 }
 
-/// A terminal of so many lines and columns that was sent this.
+/// Returns a terminal of this size that has received these bytes.
 fn emulate(size: (u16, u16), bytes: &str) -> vt100::Parser {
     let [lines, columns] = [size.0, size.1].map(|n| NonZero::new(n).unwrap());
     let mut parser = vt100::Parser::new(lines, columns, 0);
@@ -105,26 +105,26 @@ fn emulate(size: (u16, u16), bytes: &str) -> vt100::Parser {
     parser
 }
 
-/// A lock that is held and waited for.
+/// Starts a holder and a waiter of a lock.
 fn busy(place: &Place, name: &str) -> [Running; 2] {
     let holder = place.hold_with(&["--label", "job"], name, "echo ready; exec sleep 1000");
     let words = ["run", "--label", "later", name, "--", "sh", "-c", "exec sleep 1000"];
     let waiter = Running::start(place.leasehold(words));
-    crate::common::eventually("it waits", || place.claims(name) == 2);
+    crate::common::eventually("the waiter is in the queue", || place.claims(name) == 2);
     [holder, waiter]
 }
 
 #[test]
-fn what_is_held_and_waited_for_is_seen_and_who() {
+fn top_shows_locks_holders_and_waiters() {
     let place = Place::new();
     let [holder, waiter] = busy(&place, "report");
     let other = place.hold("other", "echo ready; exec sleep 1000");
     let mut top = Top::start(&place, &[]);
     let pid = format!("pid {}", holder.child.id());
-    // Held for longest, so that it is first.
+    // This lock has been held longest, so it is first.
     top.sees(&["> report", "mutex", "1/1   1 ", &pid, "(job)"]);
     top.sees(&["  other", "mutex", "1/1   0 "]);
-    assert!(!top.session.since(0).contains('\n'), "it scrolls nothing");
+    assert!(!top.session.since(0).contains('\n'), "`top` scrolled the terminal");
 
     top.press("\r");
     top.sees(&["report (mutex)", &place.store()[..20]]);
@@ -132,7 +132,7 @@ fn what_is_held_and_waited_for_is_seen_and_who() {
     top.sees(&["  waiting", &waiter.child.id().to_string(), "later"]);
     top.press("\x1b[B");
     top.sees(&["> waiting"]);
-    // The second hold is over: the picture follows by itself.
+    // The second hold ends, and the screen is updated automatically.
     top.press(ESC);
     top.sees(&["> report"]);
     drop(other);
@@ -152,7 +152,7 @@ fn what_is_held_and_waited_for_is_seen_and_who() {
 }
 
 #[test]
-fn names_can_be_chosen_by_how_they_begin() {
+fn top_lists_only_names_with_the_given_prefix() {
     let place = Place::new();
     let _held =
         [place.hold("a:1", "echo ready; sleep 1000"), place.hold("b:1", "echo ready; sleep 1000")];
@@ -164,7 +164,7 @@ fn names_can_be_chosen_by_how_they_begin() {
 }
 
 #[test]
-fn who_holds_is_evicted_after_a_question() {
+fn holder_is_evicted_after_confirmation() {
     let place = Place::new();
     let [_holder, waiter] = busy(&place, "x");
     let token = || place.show("x")["claims"][0]["token"].to_string();
@@ -180,7 +180,7 @@ fn who_holds_is_evicted_after_a_question() {
         top.press(no);
         top.sees(&["nothing was evicted"]);
         assert_eq!((place.claims("x"), token()), (2, first.clone()));
-        // What was said goes with the next key.
+        // The message disappears on the next key.
         top.press("k");
         top.waits_for("silence", |screen| !screen.contains("nothing was evicted"));
     }
@@ -188,7 +188,7 @@ fn who_holds_is_evicted_after_a_question() {
     top.sees(&[&format!("Evict token {first}? y/n")]);
     top.press("y");
     top.sees(&[&format!("evicted token {first} of x")]);
-    // Only that one, and the next one has it.
+    // Only this claim was evicted, and the waiter has acquired the lock.
     top.sees(&["> held", &pid.to_string(), "later"]);
     let now = place.show("x");
     assert_eq!(
@@ -199,9 +199,9 @@ fn who_holds_is_evicted_after_a_question() {
     assert_eq!(top.ends().code(), Some(0));
 }
 
-/// Of several who hold, the one that is pointed at.
+/// Of several holders, only the selected one is evicted.
 #[test]
-fn nobody_else_is_evicted() {
+fn only_the_selected_holder_is_evicted() {
     let place = Place::new();
     let hold = |label| {
         place.hold_with(&["--max", "3", "--label", label], "x", "echo ready; exec sleep 1000")
@@ -224,7 +224,7 @@ fn nobody_else_is_evicted() {
 }
 
 #[test]
-fn what_is_kept_closed_is_opened_after_a_question() {
+fn frozen_lock_is_unfrozen_after_confirmation() {
     let place = Place::new();
     assert_eq!(place.code(&["freeze", "x", "--for", "1h", "--reason", "moved"]), 0);
     let mut top = Top::start(&place, &[]);
@@ -238,7 +238,7 @@ fn what_is_kept_closed_is_opened_after_a_question() {
 }
 
 #[test]
-fn the_terminal_is_as_before_whichever_signal_ends_it() {
+fn terminal_is_restored_after_any_signal() {
     let place = Place::new();
     let _held = place.hold("x", "echo ready; exec sleep 1000");
     for signal in
@@ -249,7 +249,7 @@ fn the_terminal_is_as_before_whichever_signal_ends_it() {
         assert_ne!(
             tcgetattr(&top.session.keys).unwrap(),
             top.before,
-            "keys come as they are pressed"
+            "the terminal must be in raw mode"
         );
         assert!(
             top.emulated().screen().alternate_screen() && top.emulated().screen().hide_cursor()
@@ -260,7 +260,7 @@ fn the_terminal_is_as_before_whichever_signal_ends_it() {
 }
 
 #[test]
-fn ctrl_z_stops_it_and_fg_comes_back() {
+fn ctrl_z_suspends_top_and_fg_resumes_it() {
     let place = Place::new();
     let _held = place.hold("held", "echo ready; exec sleep 1000");
     let session = Session::bash(&place);
@@ -271,7 +271,7 @@ fn ctrl_z_stops_it_and_fg_comes_back() {
     for how in ["key", "signal"] {
         match how {
             "key" => top.press(CTRL_Z),
-            // All of the job, as a shell's `kill -TSTP %1`.
+            // The signal goes to the whole job, like a shell's `kill -TSTP %1`.
             _ => {
                 let group = nix::unistd::tcgetpgrp(&top.session.keys).unwrap();
                 nix::sys::signal::killpg(group, Signal::SIGTSTP).unwrap();
@@ -287,16 +287,18 @@ fn ctrl_z_stops_it_and_fg_comes_back() {
         top.session.enter("fg");
         top.sees(&["> held"]);
     }
-    // And keys come again as they are pressed. (What is typed behind them would be its own to read.)
+    // Keys are read in raw mode again. (The shell would read what is typed after `q`.)
     top.press("q");
-    crate::common::eventually("it leaves", || !top.emulated().screen().alternate_screen());
+    crate::common::eventually("`top` closes its screen", || {
+        !top.emulated().screen().alternate_screen()
+    });
     top.session.enter("echo co''de=$?");
     top.session.expect("code=0");
 }
 
-/// A stopped job that is told to end does, though it is not in front.
+/// A stopped job must end on SIGTERM, although it is in the background.
 #[test]
-fn a_stopped_one_can_be_ended() {
+fn suspended_top_ends_on_sigterm() {
     let place = Place::new();
     let _held = place.hold("held", "echo ready; exec sleep 1000");
     let session = Session::bash(&place);
@@ -308,14 +310,14 @@ fn a_stopped_one_can_be_ended() {
     top.session.expect("Stopped");
     top.session.prompt();
     top.session.enter("kill %1");
-    // bash says so before a prompt.
-    crate::common::eventually("it is ended", || {
+    // bash reports that before a prompt.
+    crate::common::eventually("`top` is terminated", || {
         top.session.enter("");
         top.session.since(0).contains("Terminated")
     });
 }
 
-/// The numbers of each sequence that sets how text looks.
+/// Returns the numbers of each sequence that sets the style of text.
 fn looks(bytes: &str) -> Vec<Vec<u32>> {
     let sequences = bytes.split("\x1b[").skip(1).filter_map(|rest| {
         let (numbers, _) = rest.split_once('m')?;
@@ -332,12 +334,12 @@ fn has_colour(bytes: &str) -> bool {
 }
 
 #[test]
-fn there_are_colours_only_where_they_are_wanted_and_known() {
+fn colors_are_used_only_if_supported_and_not_disabled() {
     let place = Place::new();
     let [..] = &busy(&place, "x");
     let colours = |set: &str| {
         let mut top = Top::start_on(set, &place, &[]);
-        // Waited for: that has a colour.
+        // This lock has a waiter, so its row has a color.
         top.sees(&["> x ", "(job)"]);
         top.press("\r");
         top.sees(&["> held"]);
@@ -347,7 +349,7 @@ fn there_are_colours_only_where_they_are_wanted_and_known() {
         top.press("nqq");
         let said = top.session.since(0);
         assert_eq!(top.ends().code(), Some(0));
-        assert!(!looks(&said).is_empty(), "what is pointed at is seen in another way, too");
+        assert!(!looks(&said).is_empty(), "the selection must be visible without colors");
         has_colour(&said)
     };
     assert!(colours("TERM=xterm-256color"));
@@ -356,12 +358,13 @@ fn there_are_colours_only_where_they_are_wanted_and_known() {
     }
 }
 
+// S90
 #[test]
-fn s90_a_label_with_sequences_is_shown_harmless() {
+fn label_with_control_sequences_is_shown_escaped() {
     let place = Place::new();
     let words = ["run", "--min-hold", "1h", "--label", "nightly", "x", "--", "true"];
     assert_eq!(place.code(&words), 0);
-    // As another program may have written it.
+    // Another program may have written this.
     let evil = r"\u001b]0;title\u0007\u001b[2J\u009b31m\u202eevil";
     let files = || walk(&place.path("store"));
     let written = files().into_iter().find_map(|path| {
@@ -372,7 +375,7 @@ fn s90_a_label_with_sequences_is_shown_harmless() {
     let mut top = Top::start(&place, &[]);
     top.sees(&["> x ", "in cooldown for"]);
     top.press("\r");
-    top.sees(&["> departed", "\\u{1b}]0;title"]);
+    top.sees(&["> cooldown", "\\u{1b}]0;title"]);
     top.press("e");
     top.sees(&["\\u{1b}]0;title", "\\u{9b}31m"]);
     top.press("nqq");
@@ -385,7 +388,7 @@ fn s90_a_label_with_sequences_is_shown_harmless() {
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    // Not what a client is told through: who reads that waits for it.
+    // FIFOs for notifications are skipped, because a read would block.
     let files = |path: std::path::PathBuf| match path.is_dir() {
         true => walk(&path),
         false => Vec::from_iter(path.is_file().then_some(path)),
@@ -394,13 +397,13 @@ fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn it_fits_into_any_terminal_and_follows_its_size() {
+fn top_fits_any_terminal_and_follows_resizes() {
     let place = Place::new();
     let _held = place.hold_with(&["--label", "job"], "x", "echo ready; exec sleep 1000");
     let mut top = Top::start(&place, &[]);
     top.sees(&["> x ", "(job)"]);
     for (lines, columns) in [(5, 20), (1, 1), (2, 3), (30, 120)] {
-        // What was drawn for another size would be a mess in this one.
+        // What was drawn for another size would be garbled in this one.
         let from = top.session.since(0).len();
         top.resize(lines, columns);
         let is_drawn = || {
@@ -409,14 +412,14 @@ fn it_fits_into_any_terminal_and_follows_its_size() {
                 && (columns < 20 || text.contains("> x "))
                 && (columns < 120 || text.contains("(job)"))
         };
-        crate::common::eventually("it is drawn to this size", is_drawn);
+        crate::common::eventually("the screen is drawn in this size", is_drawn);
     }
     top.press("q");
     assert_eq!(top.ends().code(), Some(0));
 }
 
 #[test]
-fn what_is_no_terminal_is_refused() {
+fn top_requires_a_terminal() {
     let place = Place::new();
     let pty = openpty(None, None).unwrap();
     let stream = |is_terminal: bool| match is_terminal {
@@ -434,10 +437,10 @@ fn what_is_no_terminal_is_refused() {
     assert_eq!(place.code(&["top", "--every", "1ms"]), 2);
 }
 
-/// A server that says nothing any more: the last picture stays, and who has seen enough is let go.
+/// The server does not answer any longer. The last data must stay, and `q` must still work.
 #[cfg(feature = "redis")]
 #[test]
-fn a_store_that_is_away_is_said_and_the_last_picture_stays() {
+fn unreachable_store_is_reported_and_the_last_view_stays() {
     let redis = testbed::redis();
     let proxy = testbed::Proxy::before(redis.port());
     let place = Place::new();

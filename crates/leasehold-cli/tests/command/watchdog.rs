@@ -1,4 +1,4 @@
-//! The hidden `leasehold watchdog`, spoken to directly: what it does when leasehold dies or stops.
+//! The hidden `leasehold watchdog`, run directly: what it does when leasehold dies or is paused.
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -25,32 +25,33 @@ impl Watchdog {
         Self { process, pipe }
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         writeln!(self.pipe, "{line}").unwrap();
     }
 
-    /// Waits until it is at work: it has blocked all the signals that it can.
+    /// Waits until the watchdog is ready, which is when it has blocked all signals that can be
+    /// blocked.
     fn wait_until_up(&self) {
         let pid = self.process.id();
-        eventually("it blocks all it can", || {
+        eventually("the watchdog blocks its signals", || {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
             let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
             u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 14) != 0
         });
     }
 
-    /// Says that leasehold died, and tells what CMD died of.
+    /// Simulates the death of leasehold, and returns the signal that killed CMD.
     fn hang_up(self, child: Child) -> Option<i32> {
         let Self { mut process, pipe } = self;
         drop(pipe);
-        // In this order: the watchdog takes a zombie for a member of the group.
+        // CMD is reaped first, because the watchdog counts a zombie as a member of the group.
         let signal = signal_of(child);
         assert_eq!(process.wait().unwrap().code(), ACTED);
         signal
     }
 }
 
-/// A process group of its own.
+/// Starts a script in a process group of its own.
 fn victim(script: &str) -> Child {
     let mut command = Command::new("sh");
     command
@@ -66,7 +67,7 @@ fn group(child: &Child) -> String {
     format!("group {}", child.id())
 }
 
-/// This far from now on the boot clock.
+/// Returns the moment that is this far away, on the boot clock.
 fn moment(from_now: Duration) -> u128 {
     let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap());
     (now + from_now).as_nanos()
@@ -82,16 +83,16 @@ fn end(child: Child) {
     assert_eq!(signal_of(child), KILL);
 }
 
-/// How a watchdog ends that signalled its group.
+/// The exit code of a watchdog that signaled its group.
 const ACTED: Option<i32> = Some(10);
 const TERM: Option<i32> = Some(Signal::SIGTERM as i32);
 const KILL: Option<i32> = Some(Signal::SIGKILL as i32);
 const DEAF: &str = "trap '' TERM; while :; do sleep 0.02; done";
 
-/// Waits until the shell has set its trap: only then is it deaf.
+/// Starts a shell that ignores TERM. Waits until it has set its trap.
 fn deaf() -> Child {
     let child = victim(DEAF);
-    eventually("it is deaf", || {
+    eventually("the shell ignores TERM", || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
         let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:")).unwrap();
         u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 14) != 0
@@ -100,28 +101,28 @@ fn deaf() -> Child {
 }
 
 #[test]
-fn a_dead_leasehold_takes_its_command_along_with_term() {
+fn command_gets_sigterm_when_leasehold_dies() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     assert_eq!(dog.hang_up(child), TERM);
 }
 
 #[test]
-fn who_is_deaf_to_term_is_killed_after_the_grace() {
+fn command_that_ignores_term_is_killed_after_the_grace_period() {
     let child = deaf();
     let mut dog = Watchdog::start("200");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     let started = Instant::now();
     assert_eq!(dog.hang_up(child), KILL);
     assert!(started.elapsed() >= Duration::from_millis(200));
 }
 
 #[test]
-fn without_grace_nobody_is_asked() {
+fn zero_grace_period_kills_without_sigterm() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("0");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     assert_eq!(dog.hang_up(child), KILL);
 }
 
@@ -129,19 +130,19 @@ fn without_grace_nobody_is_asked() {
 fn the_deadline_cuts_the_grace_short() {
     let child = deaf();
     let mut dog = Watchdog::start("3600000");
-    dog.tell(&group(&child));
-    dog.tell(&format!("deadline - {}", moment(Duration::from_millis(300))));
+    dog.send(&group(&child));
+    dog.send(&format!("deadline - {}", moment(Duration::from_millis(300))));
     assert_eq!(dog.hang_up(child), KILL);
 }
 
 #[test]
-fn a_silent_leasehold_costs_the_command_its_life_at_the_deadline() {
-    // The pipe stays open, as under SIGSTOP.
+fn command_of_a_paused_leasehold_is_killed_at_the_deadline() {
+    // The pipe stays open, as if leasehold were paused by SIGSTOP.
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     let kill = moment(Duration::from_millis(400));
-    dog.tell(&format!("deadline - {kill}"));
+    dog.send(&format!("deadline - {kill}"));
     assert_eq!(signal_of(child), KILL);
     assert!(moment(Duration::ZERO) >= kill);
     assert_eq!(dog.process.wait().unwrap().code(), ACTED);
@@ -151,47 +152,47 @@ fn a_silent_leasehold_costs_the_command_its_life_at_the_deadline() {
 fn term_comes_before_kill() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     let (term, kill) = (Duration::from_millis(200), Duration::from_secs(3600));
-    dog.tell(&format!("deadline {} {}", moment(term), moment(kill)));
+    dog.send(&format!("deadline {} {}", moment(term), moment(kill)));
     assert_eq!(signal_of(child), TERM);
-    dog.tell("done");
+    dog.send("done");
     assert_eq!(dog.process.wait().unwrap().code(), ACTED);
 }
 
 #[test]
-fn news_move_the_deadline_out() {
+fn later_deadline_replaces_an_earlier_one() {
     let mut child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
-    // Starting may take long.
+    dog.send(&group(&child));
+    // The watchdog may need long to start.
     dog.wait_until_up();
     let soon = moment(Duration::from_secs(6));
-    dog.tell(&format!("deadline - {soon}"));
-    dog.tell(&format!("deadline - {}", moment(Duration::from_secs(3600))));
-    // Past the first deadline by the clock that counts.
-    eventually("the first deadline is over", || moment(Duration::ZERO) > soon + 200_000_000);
+    dog.send(&format!("deadline - {soon}"));
+    dog.send(&format!("deadline - {}", moment(Duration::from_secs(3600))));
+    // This waits until the boot clock has passed the first deadline.
+    eventually("the first deadline has passed", || moment(Duration::ZERO) > soon + 200_000_000);
     assert!(child.try_wait().unwrap().is_none());
-    dog.tell("done");
+    dog.send("done");
     assert!(dog.process.wait().unwrap().success());
     end(child);
 }
 
 #[test]
-fn a_deadline_that_passed_before_the_command_began_counts() {
+fn deadline_before_the_command_started_is_enforced() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&format!("deadline - {}", moment(Duration::ZERO)));
-    dog.tell(&group(&child));
+    dog.send(&format!("deadline - {}", moment(Duration::ZERO)));
+    dog.send(&group(&child));
     assert_eq!(signal_of(child), KILL);
 }
 
 #[test]
-fn done_spares_the_command_and_no_command_is_no_matter() {
+fn done_spares_the_command_and_missing_command_is_harmless() {
     let mut child = victim("sleep 1000");
     let mut dog = Watchdog::start("0");
-    dog.tell(&group(&child));
-    dog.tell("done");
+    dog.send(&group(&child));
+    dog.send("done");
     assert!(dog.process.wait().unwrap().success());
     assert!(child.try_wait().unwrap().is_none());
     end(child);
@@ -202,29 +203,29 @@ fn done_spares_the_command_and_no_command_is_no_matter() {
 }
 
 #[test]
-fn a_stopped_group_is_ended_too() {
+fn stopped_process_group_is_terminated_too() {
     let child = victim("sleep 1000");
     let pid = Pid::from_raw(child.id() as i32);
     kill(pid, Signal::SIGSTOP).unwrap();
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     assert_eq!(dog.hang_up(child), TERM);
 }
 
 #[test]
-fn it_is_deaf_itself_and_of_another_session() {
+fn watchdog_ignores_signals_and_has_its_own_session() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
-    dog.tell(&group(&child));
+    dog.send(&group(&child));
     dog.wait_until_up();
     let pid = dog.process.id();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGTSTP] {
         kill(Pid::from_raw(pid as i32), signal).unwrap();
     }
-    // Still at work.
+    // The watchdog still works.
     assert_eq!(dog.hang_up(child), TERM);
 
-    // As leasehold starts it: in a session of its own, without the lock's lifeline.
+    // leasehold starts the watchdog in a session of its own, without the lock's lifeline.
     let place = crate::common::Place::new();
     let script = "for p in /proc/[0-9]*; do
                     if tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q '^leasehold watchdog' &&
@@ -237,10 +238,13 @@ fn it_is_deaf_itself_and_of_another_session() {
     let mut lines = said.lines();
     let (pid, session) = (lines.next().unwrap(), lines.next().unwrap());
     assert_eq!(pid, session, "{said}");
-    assert!(!said.contains(&*place.path("").to_string_lossy()), "no lifeline: {said}");
+    assert!(
+        !said.contains(&*place.path("").to_string_lossy()),
+        "the lifeline is inherited: {said}"
+    );
 }
 
-/// `leasehold run` on a store with leases.
+/// Starts `leasehold run` on a store with leases. Returns it with the pid of its command.
 #[cfg(feature = "sqlite")]
 fn leased(
     place: &crate::common::Place,
@@ -256,20 +260,22 @@ fn leased(
     (running, pid)
 }
 
+// S09
 #[cfg(feature = "sqlite")]
 #[test]
-fn s09_a_stopped_leasehold_loses_its_command_before_its_lease() {
-    // So long that two seconds of it are left when the command is killed.
+fn command_of_a_paused_leasehold_ends_before_its_lease() {
+    // The lease is long enough that two seconds are left when the command is killed.
     let lease = Duration::from_secs(20);
     let place = crate::common::Place::new();
     let (mut running, pid) = leased(&place, "20s", "trap '' TERM; while :; do sleep 0.02; done");
-    // While it is renewed, nothing happens for longer than a lease.
+    // The lease is renewed, so nothing happens for longer than a lease.
     std::thread::sleep(lease + lease / 8);
     assert!(runs(pid));
     running.signal(Signal::SIGSTOP);
     let stopped = Instant::now();
-    eventually("it is killed", || !runs(pid));
-    // The last renewal was sent before the stop, so a lease from the stop is over later than it.
+    eventually("the command is killed", || !runs(pid));
+    // The last renewal was sent before the pause. So its lease expires earlier than a lease that
+    // begins with the pause.
     assert!(stopped.elapsed() < lease, "{:?}", stopped.elapsed());
     running.signal(Signal::SIGCONT);
     assert_eq!(running.code(), 74);
@@ -277,16 +283,16 @@ fn s09_a_stopped_leasehold_loses_its_command_before_its_lease() {
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn with_leases_too_the_command_dies_with_leasehold() {
+fn command_dies_with_leasehold_on_a_store_with_leases() {
     let place = crate::common::Place::new();
     let (mut running, pid) = leased(&place, "1h", "exec sleep 1000");
     running.signal(Signal::SIGKILL);
     running.child.wait().unwrap();
-    eventually("it is ended", || !runs(pid));
+    eventually("the command is terminated", || !runs(pid));
 }
 
 #[test]
-fn a_watchdog_that_was_killed_is_replaced() {
+fn killed_watchdog_is_replaced() {
     let place = crate::common::Place::new();
     let mut holder =
         place.hold("x", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done");
@@ -296,15 +302,17 @@ fn a_watchdog_that_was_killed_is_replaced() {
     let first = dogs();
     assert_eq!(first.len(), 1);
     kill(Pid::from_raw(first[0]), Signal::SIGKILL).unwrap();
-    eventually("another stands by", || dogs().first().is_some_and(|&pid| pid != first[0]));
-    // It knows the group: leasehold dies, and the command with it.
+    eventually("another watchdog has started", || {
+        dogs().first().is_some_and(|&pid| pid != first[0])
+    });
+    // The new watchdog knows the group, so the command dies with leasehold.
     holder.signal(Signal::SIGKILL);
     holder.child.wait().unwrap();
     eventually("the lock is free", || place.code(&["run", "--try", "x", "--", "true"]) == 0);
-    assert!(holder.line().is_empty(), "nobody writes any more");
+    assert!(holder.line().is_empty(), "a process of the command still writes");
 }
 
-/// A pipe that nobody reads and that is full.
+/// Makes a full pipe that is never read.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().unwrap();
     let set = |flags| fcntl(&writer, FcntlArg::F_SETFL(flags)).map(drop).unwrap();
@@ -315,8 +323,9 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     (reader, writer)
 }
 
+// F27
 #[test]
-fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
+fn full_stderr_pipe_does_not_block_the_watchdog() {
     for killed in [true, false] {
         let child = deaf();
         let pid = child.id() as i32;
@@ -326,12 +335,12 @@ fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
         let mut process = command.spawn().unwrap();
         let pipe = process.stdin.take().unwrap();
         let mut dog = Watchdog { process, pipe };
-        dog.tell(&group(&child));
-        // Killed, leasehold hangs up; stopped, it lets the deadline come.
+        dog.send(&group(&child));
+        // If leasehold is killed, the pipe closes. If it is paused, the deadline passes.
         if killed {
             assert_eq!(dog.hang_up(child), KILL);
         } else {
-            dog.tell(&format!("deadline - {}", moment(Duration::ZERO)));
+            dog.send(&format!("deadline - {}", moment(Duration::ZERO)));
             assert_eq!(signal_of(child), KILL);
             assert_eq!(dog.process.wait().unwrap().code(), ACTED);
         }
@@ -339,9 +348,10 @@ fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
     }
 }
 
-/// What a stderr that nobody reads would have kept it from.
+// F27
+/// The message is what the watchdog cannot print in the previous test.
 #[test]
-fn f27_it_says_what_it_did_to_the_command() {
+fn watchdog_reports_why_it_ended_the_command() {
     for (killed, said) in [(true, "leasehold was killed"), (false, "leasehold was paused")] {
         let child = deaf();
         let (mut stderr, theirs) = std::io::pipe().unwrap();
@@ -351,11 +361,11 @@ fn f27_it_says_what_it_did_to_the_command() {
         drop(command);
         let pipe = process.stdin.take().unwrap();
         let mut dog = Watchdog { process, pipe };
-        dog.tell(&group(&child));
+        dog.send(&group(&child));
         if killed {
             assert_eq!(dog.hang_up(child), KILL);
         } else {
-            dog.tell(&format!("deadline - {}", moment(Duration::ZERO)));
+            dog.send(&format!("deadline - {}", moment(Duration::ZERO)));
             assert_eq!(signal_of(child), KILL);
             assert_eq!(dog.process.wait().unwrap().code(), ACTED);
         }
@@ -365,8 +375,9 @@ fn f27_it_says_what_it_did_to_the_command() {
     }
 }
 
+// F31
 #[test]
-fn f31_a_stopped_watchdog_does_not_keep_the_lock() {
+fn paused_watchdog_does_not_keep_the_lock() {
     let place = crate::common::Place::new();
     let mut holder =
         place.hold("x", "trap 'exit 7' USR1; echo ready; while :; do sleep 0.02; done");

@@ -9,7 +9,7 @@ use crate::common::{Place, Running, eventually};
 #[cfg(feature = "top")]
 use crate::top::Top;
 
-/// The words of the table in the documentation.
+/// Returns the words of the table in the documentation.
 fn table() -> BTreeSet<String> {
     let pages = ["docs/guide/operations.md", "README.md"].map(|page| {
         let path = format!("{}/../../{page}", env!("CARGO_MANIFEST_DIR"));
@@ -25,8 +25,8 @@ fn table() -> BTreeSet<String> {
     words.map(|word| word.trim().trim_matches('`').to_owned()).collect()
 }
 
-/// A lock that is held and waited for, and one that somebody closed: told by `ls`, `show`, `top`, `events`, `hold` and
-/// `run`, as text and as JSON.
+/// Reads a lock with a holder and a waiter, and a frozen lock, through `ls`, `show`, `top`,
+/// `events`, `hold` and `run`, as text and as JSON.
 #[test]
 fn a_state_has_one_word_in_all_outputs() {
     let place = Place::new();
@@ -41,10 +41,10 @@ fn a_state_has_one_word_in_all_outputs() {
     let mut waiter = hold(&["--label", "second", "x"]);
     let waiting = waiter.line();
     assert_eq!(place.code(&["freeze", "shut", "--for", "1h", "--reason", "moved"]), 0);
-    let words = [held["event"].as_str().unwrap(), waiting.split(' ').next().unwrap(), "departed"];
-    assert_eq!(words, ["held", "waiting", "departed"]);
+    let words = [held["event"].as_str().unwrap(), waiting.split(' ').next().unwrap(), "cooldown"];
+    assert_eq!(words, ["held", "waiting", "cooldown"]);
 
-    // Each of these, of the three claims.
+    // Each of these commands must show the states of the three claims.
     let told = |words: &[&str]| {
         let output = place.output(words);
         assert!(output.status.success(), "{output:?}");
@@ -72,7 +72,8 @@ fn a_state_has_one_word_in_all_outputs() {
         let mut events = Running::start(place.leasehold(&words[..if json { 2 } else { 1 }]));
         (0..3).map(|_| events.line()).collect::<Vec<_>>()
     };
-    let as_text = events(false).into_iter().map(|line| line.split(' ').next().unwrap().to_owned());
+    let as_text =
+        events(false).into_iter().map(|line| line.split_whitespace().nth(1).unwrap().to_owned());
     let as_json =
         events(true).into_iter().map(|line| json(&line)["event"].as_str().unwrap().to_owned());
     for told in [as_text.collect::<BTreeSet<_>>(), as_json.collect()] {
@@ -88,20 +89,26 @@ fn a_state_has_one_word_in_all_outputs() {
         top.press("\x1b");
         top.sees(&["> x"]);
         top.press("j\r");
-        top.sees(&["> departed", "frozen: moved"]);
+        top.sees(&["> cooldown", "frozen: moved"]);
     }
-    // A closed lock is listed as top shows it: who closed it, and why.
+    // `ls` shows the client that froze the lock and the reason, like `top`.
     let listed = told(&["ls"]);
     let shut = listed.lines().find(|line| line.starts_with("shut")).unwrap();
     assert!(shut.contains("frozen for 59m") && shut.ends_with(": moved"), "{shut}");
 
-    // What becomes of it, by who holds it and by who looks on.
+    // The release must be reported by the holder and by `events`.
     let mut onlooker = Running::start(place.leasehold(["events", "x"]));
-    assert!(onlooker.line().starts_with(words[0]) && onlooker.line().starts_with(words[1]));
+    let mut change = || {
+        let line = onlooker.line();
+        let (time, change) = line.split_once("  ").unwrap();
+        assert!(humantime::parse_rfc3339(time).is_ok(), "{line}");
+        change.to_owned()
+    };
+    assert!(change().starts_with(words[0]) && change().starts_with(words[1]));
     drop(holder.child.stdin.take());
     assert_eq!(json(&holder.line())["event"], "released");
     assert!(waiter.line().starts_with("held "));
-    assert!(onlooker.line().starts_with("ended ") && onlooker.line().starts_with("held "));
+    assert!(change().starts_with("ended ") && change().starts_with("held "));
     drop(waiter.child.stdin.take());
     assert!(waiter.line().starts_with("released "));
     let run = place.output(&["run", "--json", "x", "--", "true"]);
@@ -109,7 +116,7 @@ fn a_state_has_one_word_in_all_outputs() {
     let said: BTreeSet<String> =
         said.lines().map(|line| json(line)["event"].as_str().unwrap().to_owned()).collect();
     assert!(said.contains("held") && said.contains("released"), "{said:?}");
-    eventually("it is free", || place.claims("x") == 0);
+    eventually("the lock is free", || place.claims("x") == 0);
 
     let table = table();
     for word in words.iter().chain(&["at_risk", "lost", "released", "ended"]) {

@@ -8,16 +8,17 @@ use std::time::Duration;
 use crate::common::count::Counting;
 use testbed::ZooKeepers;
 
-/// kazoo counts in the same file at the same time.
+/// The script that lets kazoo count in the same file at the same time.
 const KAZOO: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold-zookeeper/tests/interop/kazoo_peer.py");
 const ROUNDS: usize = 25;
 
+// R32
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r32_forty_processes_and_kazoo_count_exactly_while_members_are_killed() {
+fn forty_processes_and_kazoo_count_exactly_while_members_are_killed() {
     let all = ZooKeepers::start();
-    // A member takes seconds to start again.
+    // A member needs seconds to start again.
     let store = format!("{}/count?create=yes&naming=kazoo", all.url());
     let counting = Counting::start_for(8, &store);
     let hosts: Vec<String> =

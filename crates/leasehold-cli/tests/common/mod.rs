@@ -1,4 +1,4 @@
-//! What the black-box tests share: the built command on a file store of its own.
+//! Helpers that the black-box tests share: the built command on a file store of its own.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod count;
@@ -14,21 +14,22 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigHandler, Signal, kill, signal};
 use nix::unistd::Pid;
 
-/// Lets the usual signals end this process, as they do unless somebody has them ignored: the tests may
-/// run under nohup, or behind a script's `&`, and what is ignored is inherited.
+/// Restores the default action of the usual signals. The tests may run under nohup, or in the
+/// background of a script, where they are ignored, and ignored signals are inherited.
 pub(crate) fn signals_end() -> std::io::Result<()> {
     for which in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM] {
-        // SAFETY: a number is told to the kernel; nothing of ours is called by a signal.
+        // SAFETY: The call sets only the default action, so no code of this program runs on a
+        // signal.
         unsafe { signal(which, SigHandler::SigDfl) }?;
     }
     Ok(())
 }
 
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
-/// Far more than anything here takes; only a failing test waits for it.
+/// Time limit far above the duration of any step. Only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A directory that is gone after the test.
+/// A directory that is removed after the test.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
 }
@@ -46,30 +47,31 @@ impl Place {
         format!("file:{}", self.path("store").display())
     }
 
-    /// The command with these arguments.
+    /// Returns the command with these arguments.
     pub(crate) fn leasehold<S: AsRef<std::ffi::OsStr>>(
         &self,
         words: impl IntoIterator<Item = S>,
     ) -> Command {
         let mut command = Command::new(LEASEHOLD);
         command.args(words).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
-        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        // SAFETY: Between fork and exec the closure makes only system calls, which is allowed
+        // there.
         unsafe { command.pre_exec(signals_end) };
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the command to its end.
     pub(crate) fn output(&self, words: &[&str]) -> Output {
         self.leasehold(words).output().unwrap()
     }
 
-    /// Runs it and gives its exit code.
+    /// Runs the command and returns its exit code.
     pub(crate) fn code(&self, words: &[&str]) -> i32 {
         let output = self.output(words);
         output.status.code().unwrap_or_else(|| panic!("{words:?}: {output:?}"))
     }
 
-    /// Starts `sh -c script` under the lock; the script says "ready" (a line) when it is.
+    /// Starts `sh -c script` under the lock. The script prints the line "ready" when it is ready.
     pub(crate) fn hold(&self, name: &str, script: &str) -> Running {
         self.hold_with(&[], name, script)
     }
@@ -81,14 +83,14 @@ impl Place {
         running
     }
 
-    /// What `show --json` says.
+    /// Returns the output of `show --json`.
     pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let output = self.output(&["show", "--json", name]);
         if String::from_utf8_lossy(&output.stderr).contains("there is no store") {
-            // Not yet: whoever takes a lock first makes it.
+            // The first client that acquires a lock creates the store.
             return serde_json::json!({ "claims": [] });
         }
-        // 1: it is free.
+        // Exit code 1 means that the lock is free.
         assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -105,7 +107,7 @@ impl Place {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The command, run by root without the right to signal processes of other users.
+    /// Returns the command as run by root without the right to signal processes of other users.
     pub(crate) fn without_kill(&self, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set=-kill", "--inh-caps=-kill", LEASEHOLD]).args(words);
@@ -118,7 +120,7 @@ impl Place {
     }
 }
 
-/// A command that runs, and what it says on stdout.
+/// A running command, and its output on stdout.
 pub(crate) struct Running {
     pub(crate) child: Child,
     said: mpsc::Receiver<String>,
@@ -128,7 +130,7 @@ impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        // On a thread, so that a line that never comes fails the test and does not hang it.
+        // A separate thread reads, so that a missing line makes the test fail instead of hang.
         let (tell, said) = mpsc::channel();
         std::thread::spawn(move || {
             stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
@@ -140,21 +142,27 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// The next line, or an empty one at the end.
+    /// Returns the next line, or an empty one at the end.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
         match self.said.recv_timeout(PATIENCE) {
             Ok(line) => line.trim_end().to_owned(),
             Err(mpsc::RecvTimeoutError::Disconnected) => String::new(),
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("it neither says a line nor ends"),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                panic!("the command neither prints a line nor ends")
+            }
         }
     }
 
-    /// Reads lines until this one.
+    /// Reads lines until `wanted` appears.
     pub(crate) fn wait_for(&mut self, wanted: &str) {
         loop {
             let line = self.line();
-            assert!(!line.is_empty(), "ended before it said {wanted}: {}", self.errors());
+            assert!(
+                !line.is_empty(),
+                "the command ended before it printed {wanted}: {}",
+                self.errors()
+            );
             if line == wanted {
                 return;
             }
@@ -165,7 +173,7 @@ impl Running {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Everything on stderr, once it has ended.
+    /// Returns all of stderr, once the command has ended.
     pub(crate) fn errors(&mut self) -> String {
         let mut text = String::new();
         self.child.stderr.take().map(|mut e| e.read_to_string(&mut text));
@@ -185,7 +193,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether stderr is one failure: the cause in one line, and at most one line with a hint.
+/// Returns whether stderr is one failure: the cause in one line, and at most one line with a hint.
 pub(crate) fn is_cause_and_hint(said: &str) -> bool {
     let mut lines = said.lines();
     lines.next().is_some_and(|line| line.starts_with("leasehold: "))
@@ -193,17 +201,17 @@ pub(crate) fn is_cause_and_hint(said: &str) -> bool {
         && lines.next().is_none()
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
-        assert!(Instant::now() < end, "never: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The watchdogs of this `leasehold run`: how they were started, by pid.
+/// Returns the pids and the command lines of the watchdogs of this `leasehold run`.
 pub(crate) fn watchdogs_of(leasehold: i32) -> Vec<(i32, Vec<String>)> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
@@ -219,8 +227,8 @@ pub(crate) fn watchdogs_of(leasehold: i32) -> Vec<(i32, Vec<String>)> {
     pids.filter_map(watchdog).collect()
 }
 
-/// Whether the process runs: there, and neither a zombie that nobody has reaped nor about to be one
-/// (its files are closed a moment earlier).
+/// Returns whether the process runs. It does not count if it is a zombie, or about to exit (its
+/// files are closed a moment earlier).
 pub(crate) fn runs(pid: i32) -> bool {
     const EXITING: u32 = 4;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The campaign of many runs of torture: that it remembers what it did, and goes on from there.
+//! A campaign of many stress runs: it records its runs, and continues after an interruption.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,7 +9,8 @@ use leasehold_campaign::{Campaign, Ended, Outcome, Run, State, Store, pieces, re
 
 const STORES: [Store; 2] = [Store::Memory, Store::File];
 
-/// Goes on until no more piece, which takes four seconds on stores that are as fast as these, fits into six.
+/// Continues the campaign until no further piece fits into six seconds. A piece takes four seconds
+/// on stores that are as fast as these.
 fn go_on(state: &Path) -> Vec<Run> {
     let campaign = Campaign {
         program: env!("CARGO_BIN_EXE_leasehold").into(),
@@ -27,28 +28,31 @@ fn go_on(state: &Path) -> Vec<Run> {
 }
 
 #[test]
-fn a_campaign_goes_on_where_it_stopped() {
+fn campaign_resumes_where_it_stopped() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("runs.jsonl");
     let first = go_on(&state);
     assert!(!first.is_empty());
-    // A machine that died in the middle of a line.
+    // This simulates a machine that crashed in the middle of a line.
     let mut file = OpenOptions::new().append(true).open(&state).unwrap();
     file.write_all(br#"{"run":99,"at":"20"#).unwrap();
     let all = go_on(&state);
-    assert!(all.len() > first.len(), "{} runs, and then {}", first.len(), all.len());
+    assert!(all.len() > first.len(), "{} runs at first, and then {}", first.len(), all.len());
     assert_eq!(all[..first.len()], first);
-    // Each piece once, in their order, and then from the first again.
+    // Each piece is run once, in order, and then again from the first one.
     for (run, piece) in all.iter().zip(pieces(&STORES).iter().cycle()) {
         let what = (run.store.as_str(), run.faults.as_str());
         assert_eq!(what, (piece.store.name(), piece.faults.to_string().as_str()));
-        // In four seconds of a busy machine, not all is seen that must be seen; but nothing is broken.
+        // Four seconds on a busy machine may be too short to prove every guarantee, or for any
+        // operation, but no guarantee may be broken.
         assert!(matches!(run.outcome, Outcome::Fine | Outcome::Void), "{run:?}");
-        assert!(run.operations > 0 && !run.promises.is_empty(), "{run:?}");
+        assert!(run.operations > 0 || run.outcome == Outcome::Void, "{run:?}");
+        assert!(!run.promises.is_empty(), "{run:?}");
     }
     let kept = std::fs::read_dir(directory.path().join("kept")).unwrap().count();
-    assert_eq!(kept, 0, "histories are kept of runs that broke something");
+    assert_eq!(kept, 0, "a history was kept, although no run broke a promise");
     let operations: u64 = all.iter().map(|run| run.operations).sum();
+    assert!(operations > 0, "{all:?}");
     let page = table::tables(&all);
     assert!(page.contains("| `memory` | – |"), "{page}");
     let told: String = page
@@ -63,7 +67,7 @@ fn a_campaign_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_run_that_cannot_be_held_is_told_and_is_not_the_end() {
+fn failed_run_is_recorded_and_the_campaign_continues() {
     let directory = tempfile::tempdir().unwrap();
     let mut state = State::open(&directory.path().join("runs.jsonl")).unwrap();
     let campaign = Campaign {
@@ -75,7 +79,7 @@ fn a_run_that_cannot_be_held_is_told_and_is_not_the_end() {
         is_told: false,
     };
     assert_eq!(campaign.go_on(&mut state), Ok(Ended::Time));
-    let [first, ..] = state.runs() else { panic!("there was time for one") };
+    let [first, ..] = state.runs() else { panic!("the state has no runs") };
     assert_eq!(first.outcome, Outcome::Failed);
     assert!(first.notes[0].contains("without a report"), "{first:?}");
     assert!(table::tables(state.runs()).contains("not run"));

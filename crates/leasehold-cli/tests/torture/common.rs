@@ -1,20 +1,20 @@
-//! What the tests of `leasehold torture` share.
+//! Helpers that the tests of `leasehold stress` share.
 
 use std::process::{Command, Output};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// How many runs there are at a time. A run takes a fifth of a processor and up to a half; with too many,
-/// their processes are in each other's way, and the machine keeps holders waiting for longer than their
-/// leases last.
+/// Maximum number of concurrent runs. A run takes between a fifth and half of a processor. With too
+/// many runs, their processes delay each other, and holders get no processor time for longer than
+/// their leases.
 const TURNS: usize = 3;
 
 static TAKEN: Mutex<usize> = Mutex::new(0);
 static FREE: Condvar = Condvar::new();
 
-/// A place among the runs, until it is dropped.
+/// A permit for one run, until it is dropped.
 pub(crate) struct Turn(());
 
-/// Waits for a place among the runs.
+/// Waits for a permit for one run.
 pub(crate) fn turn() -> Turn {
     let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let full = FREE.wait_while(taken, |taken| *taken == TURNS);
@@ -38,17 +38,18 @@ pub(crate) fn torture(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The report, of a run that kept every promise and showed it.
+/// Returns the report of a run that kept every guarantee and proved it.
 pub(crate) fn fine(arguments: &[&str]) -> serde_json::Value {
     enough(arguments, |report| report["verdict"] == "fine", unbroken)
 }
 
-/// How much longer than asked for a run is, when the one before was too short.
+/// Factors by which a run is lengthened if the previous one was too short.
 const LONGER: [u64; 3] = [1, 2, 4];
 
-/// What a run comes to, which must be `enough`. Whether somebody else writes while a holder is stopped
-/// is chance, and on a busy machine so is how much is done in the seconds given: a run that was too short
-/// to show what it is to show is followed by a longer one; one that broke a promise is not.
+/// Returns the first report for which `enough` is true. It depends on chance whether another
+/// process writes while a holder is paused, and on a busy machine how much is done in the given
+/// time. A run that was too short is followed by a longer one. A run that broke a guarantee fails
+/// the test.
 pub(crate) fn enough(
     arguments: &[&str],
     enough: impl Fn(&serde_json::Value) -> bool,
@@ -66,11 +67,11 @@ pub(crate) fn enough(
             return last;
         }
     }
-    panic!("{arguments:?} showed too little\n{last:#}");
+    panic!("the runs of {arguments:?} proved too little\n{last:#}");
 }
 
-/// The report, of a run that broke no promise; it may be void, which is to say that it was too short to
-/// show all that it is to show.
+/// Returns the report of a run that broke no guarantee. The run may be void, which means that it
+/// was too short to prove everything.
 pub(crate) fn unbroken(arguments: &[&str]) -> serde_json::Value {
     let _turn = turn();
     let out = torture(&[&["--json"], arguments].concat());

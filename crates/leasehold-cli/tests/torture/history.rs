@@ -1,11 +1,12 @@
-//! `leasehold torture --history` and `--check`: a run that is judged again, and histories that others wrote.
+//! `leasehold stress --history` and `--check`: a run that is checked again, and histories that
+//! other programs wrote.
 
 use std::path::Path;
 
 use crate::common::torture;
 use serde_json::Value;
 
-/// Two who hold at once.
+/// A history with two concurrent holders.
 const TWO_HOLDERS: &str = r#"{"format":"leasehold-history","version":1,"store":"somebody else's","locks":[{"name":"a","kind":"mutex","capacity":1}],"promises":["exclusion"]}
 {"event":"invoked","worker":0,"n":0,"at":1000000,"lock":0}
 {"event":"acquired","worker":0,"n":0,"at":2000000}
@@ -18,7 +19,7 @@ const TWO_HOLDERS: &str = r#"{"format":"leasehold-history","version":1,"store":"
 {"event":"end","at":9000000}
 "#;
 
-/// Exit code, standard output, standard error.
+/// Returns the exit code, standard output and standard error.
 fn outcome(arguments: &[&str]) -> (Option<i32>, String, String) {
     let out = torture(arguments);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -30,7 +31,7 @@ fn path(directory: &Path, name: &str) -> String {
 }
 
 #[test]
-fn a_run_that_was_written_down_is_judged_as_it_was() {
+fn recorded_run_gets_the_same_verdict_again() {
     let directory = tempfile::tempdir().unwrap();
     let file = path(directory.path(), "run.jsonl");
     for run in
@@ -49,7 +50,7 @@ fn a_run_that_was_written_down_is_judged_as_it_was() {
 }
 
 #[test]
-fn a_password_is_not_written_down() {
+fn password_is_not_written_to_files() {
     let directory = tempfile::tempdir().unwrap();
     let (file, page) = (path(directory.path(), "h"), path(directory.path(), "p.html"));
     let server =
@@ -65,7 +66,7 @@ fn a_password_is_not_written_down() {
 }
 
 #[test]
-fn what_somebody_else_wrote_is_judged_as_a_run_is() {
+fn history_from_another_program_is_judged_like_a_run() {
     let directory = tempfile::tempdir().unwrap();
     let (file, page) = (path(directory.path(), "h.jsonl"), path(directory.path(), "page.html"));
     std::fs::write(&file, TWO_HOLDERS).unwrap();
@@ -81,7 +82,7 @@ fn what_somebody_else_wrote_is_judged_as_a_run_is() {
 }
 
 #[test]
-fn what_is_no_history_is_refused_in_one_line() {
+fn invalid_history_is_rejected_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let file = path(directory.path(), "h.jsonl");
     let newer = TWO_HOLDERS.replacen("\"version\":1", "\"version\":99", 1);
@@ -110,7 +111,7 @@ fn what_is_no_history_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_told_before_the_run() {
+fn unwritable_file_is_reported_before_the_run() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = path(directory.path(), "no/such/page.html");
     for option in ["--html", "--history"] {
@@ -119,17 +120,17 @@ fn a_file_that_cannot_be_written_is_told_before_the_run() {
             outcome(&["--store", "memory:", "--seconds", "60", option, &nowhere]);
         assert_eq!((code, errors.lines().count()), (Some(2), 1), "{errors}");
         assert!(errors.contains(&nowhere), "{errors}");
-        assert!(began.elapsed().as_secs() < 30, "it ran first");
+        assert!(began.elapsed().as_secs() < 30, "the run began before the error");
     }
-    // What was there stays until there is something to put in its place.
+    // The old file stays until there is something to replace it.
     let page = path(directory.path(), "page.html");
     std::fs::write(&page, "of yesterday").unwrap();
     let (code, ..) = outcome(&["--store", "carrier-pigeon:", "--html", &page]);
     assert_eq!(code, Some(2));
     assert_eq!(std::fs::read_to_string(&page).unwrap(), "of yesterday");
-    // And no device gives an error only at the end.
+    // A device reports an error only at the end.
     let (code, report, errors) =
         outcome(&["--store", "memory:", "--seconds", "1", "--html", "/dev/full"]);
     assert_eq!((code, errors.lines().count()), (Some(2), 1), "{errors}");
-    assert!(report.contains("memory:"), "the report is told all the same: {report}");
+    assert!(report.contains("memory:"), "the report is missing: {report}");
 }

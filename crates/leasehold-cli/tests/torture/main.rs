@@ -1,4 +1,5 @@
-//! `leasehold torture`, of which most runs wait for most of their time. One program, so that they wait together.
+//! Tests of `leasehold stress`. Most runs spend most of their time waiting. They are one program,
+//! so that they wait at the same time.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Other people's locks, judged by our checker through the programs of `examples/judge`: on real servers,
-//! under the fault that each does not survive.
+//! Locks of other projects, checked by leasehold's checker through the programs of
+//! `examples/judge`. They run on real servers, with the fault that each of them does not survive.
 #![cfg(all(feature = "redis", feature = "etcd"))]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use testbed::python;
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/judge");
 
-/// One of the programs, with the history that it is to write.
+/// Returns the command for one of the programs, which writes this history.
 fn program(name: &str, history: &Path) -> Command {
     let mut command = Command::new(python());
     command.arg(Path::new(EXAMPLES).join(name)).arg(history);
@@ -20,7 +20,7 @@ fn program(name: &str, history: &Path) -> Command {
     command
 }
 
-/// The exit code and the report of the judgement of what the program wrote.
+/// Runs the program and checks its history. Returns the exit code and the report.
 fn judged(history: &Path, mut program: Command) -> (Option<i32>, Value) {
     let output = program.output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -32,7 +32,7 @@ fn judged(history: &Path, mut program: Command) -> (Option<i32>, Value) {
     (out.status.code(), report.unwrap_or_else(|e| panic!("{e}: {errors}")))
 }
 
-/// How often this promise was broken.
+/// Returns how often this guarantee was broken.
 fn broken(report: &Value, property: &str) -> u64 {
     let lines = report["properties"].as_array().unwrap();
     let line = lines.iter().find(|line| line["property"] == property).unwrap();
@@ -56,18 +56,19 @@ fn a_paused_holder_of_redis_pys_lock_loses_updates() {
     assert_eq!(code, Some(1), "{report:#}");
     assert_eq!(report["faults"]["pause"], 1, "{report:#}");
     assert!(broken(&report, "unfenced") > 0, "{report:#}");
-    // It had expired by then, and whoever asked it would have been told so.
+    // The paused hold had expired by then, and a check of the hold would have reported that. So
+    // this is not a violation of mutual exclusion.
     assert_eq!(broken(&report, "exclusion"), 0, "{report:#}");
 }
 
 #[test]
-fn redis_pys_lock_that_nothing_is_done_to_breaks_nothing() {
+fn redis_pys_lock_without_faults_has_no_violations() {
     let (_directory, history) = in_directory();
     let mut program = program("redis_py.py", &history);
     let server = testbed::Redis::with(testbed::Setup::new().fast());
     program.arg(server.url()).arg("true");
     let (code, report) = judged(&history, program);
-    // It is too short to show anything.
+    // The run is too short to prove anything.
     assert!(matches!(code, Some(0 | 3)), "{report:#}");
     assert!(report["grants"].as_u64() >= Some(4), "{report:#}");
     assert_eq!(broken(&report, "exclusion") + broken(&report, "unfenced"), 0, "{report:#}");
@@ -85,7 +86,8 @@ fn redis_pys_lock_has_two_holders_after_a_fail_over() {
     let mut program = program("redis_py.py", &history);
     program.args([&url, "sh", "-c", script, asked.to_str().unwrap()]);
     let master = servers.master();
-    // Its replica is behind, and stays so: as on a slow line, but for certain.
+    // The replica is behind and stays behind. This makes certain what happens by chance on a slow
+    // connection.
     master.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]);
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let (code, report) = std::thread::scope(|scope| {
@@ -108,7 +110,7 @@ fn redis_pys_lock_has_two_holders_after_a_fail_over() {
 }
 
 #[test]
-fn etcdctl_lock_has_two_holders_when_it_is_paused_and_its_tokens_tell_them_apart() {
+fn paused_etcdctl_lock_has_two_holders_with_distinct_tokens() {
     let (_directory, history) = in_directory();
     let etcdctl = testbed::etcd().etcdctl_command();
     let mut program = program("etcdctl.py", &history);

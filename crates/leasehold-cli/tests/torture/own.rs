@@ -1,11 +1,11 @@
-//! `leasehold torture` as a user runs it.
+//! `leasehold stress` as a user runs it.
 
 use std::process::Command;
 
 use crate::common::*;
 
 #[test]
-fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
+fn memory_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     let report = fine(&["--store", "memory:", "--seconds", "10", "--fault", "pause,kill,cut"]);
     assert_eq!(report["verdict"], "fine");
     for fault in ["pause", "kill", "cut"] {
@@ -14,7 +14,7 @@ fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
     for kind in ["mutex", "rwlock", "semaphore"] {
         assert!(report["grants_by_kind"][kind].as_u64() >= Some(10), "{report}");
     }
-    // The negative control: what is not fenced was spoilt in the same run.
+    // This is the negative control. The unfenced resource was corrupted in the same run.
     assert_eq!(report["negative_control"]["required"], true);
     let spoilt = ["acknowledged_updates_lost", "late_writes_taken"]
         .map(|what| report["negative_control"][what].as_u64().unwrap());
@@ -22,26 +22,28 @@ fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
 }
 
 #[test]
-fn files_keep_their_promises_under_pauses_and_kills() {
+fn file_store_keeps_its_guarantees_under_pauses_and_kills() {
     let directory = tempfile::tempdir().unwrap();
     let store = format!("file:{}", directory.path().display());
     let report = fine(&["--store", &store, "--seconds", "8", "--fault", "pause,kill"]);
     for fault in ["pause", "kill"] {
         assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
     }
-    // Without leases a pause spoils nothing, fenced or not, and that is a promise.
+    // Without leases a pause corrupts nothing, fenced or not. This is one of the guarantees.
     assert_eq!(report["negative_control"]["required"], false);
     assert!(claimed(&report, "unfenced"));
     assert_eq!(report["negative_control"]["acknowledged_updates_lost"], 0);
 }
 
+// S64
 #[test]
-fn s64_files_hand_over_at_once_after_a_kill() {
+fn file_store_hands_over_immediately_after_a_kill() {
     let directory = tempfile::tempdir().unwrap();
     let store = format!("file:{}", directory.path().display());
-    // Were there a lease to sit out, it would be longer than what is allowed.
+    // If the waiter had to wait for a lease to expire, that would take longer than the allowed
+    // recovery.
     let arguments = ["--store", &store, "--seconds", "6", "--fault", "kill", "--lease", "5s"];
-    // Whether a holder is killed while another waits is chance.
+    // It depends on chance whether a holder is killed while another client waits.
     let recovers = |report: &serde_json::Value| {
         report["verdict"] == "fine" && report["recoveries"].as_u64() >= Some(1)
     };
@@ -50,8 +52,8 @@ fn s64_files_hand_over_at_once_after_a_kill() {
 }
 
 #[test]
-fn a_run_that_shows_nothing_is_void() {
-    // A lease that is longer than the run: no pause outlasts it, and nothing is lost.
+fn run_without_evidence_is_inconclusive() {
+    // The lease is longer than the run, so no pause outlasts it, and nothing is lost.
     let words = "--store memory: --seconds 1 --lease 60s --fault pause";
     let out = torture(&words.split(' ').collect::<Vec<_>>());
     assert_eq!(out.status.code(), Some(3), "{out:?}");
@@ -59,7 +61,7 @@ fn a_run_that_shows_nothing_is_void() {
 }
 
 #[test]
-fn bad_usage_is_a_cause_and_a_hint() {
+fn usage_error_has_a_cause_and_a_hint() {
     let cases: [&[&str]; 3] = [
         &["--store", "file:", "--fault", "cut"],
         &["--store", "memory:?x"],
@@ -77,7 +79,7 @@ fn bad_usage_is_a_cause_and_a_hint() {
 }
 
 #[test]
-fn a_worker_without_a_parent_ends() {
+fn worker_without_a_parent_exits() {
     let out = Command::new(env!("CARGO_BIN_EXE_leasehold"))
         .arg("torture-worker")
         .stdin(std::process::Stdio::null())
@@ -87,7 +89,7 @@ fn a_worker_without_a_parent_ends() {
 }
 
 #[test]
-fn there_are_as_many_locks_and_faults_as_are_asked_for() {
+fn run_has_the_requested_number_of_locks_and_faults() {
     let directory = tempfile::tempdir().unwrap();
     let history = directory.path().join("run.jsonl");
     let always = ["--store", "memory:", "--seconds", "6", "--clients", "8", "--locks", "20"];
@@ -95,9 +97,9 @@ fn there_are_as_many_locks_and_faults_as_are_asked_for() {
     let rare = unbroken(&[&always[..], &rare].concat());
     let header = std::fs::read_to_string(&history).unwrap();
     let header: serde_json::Value = serde_json::from_str(header.lines().next().unwrap()).unwrap();
-    assert_eq!(header["locks"].as_array().unwrap().len(), 3 * 20, "of each kind");
-    // The first comes soon, and the four that may be under way at once then wait for twelve seconds on
-    // the average.
+    assert_eq!(header["locks"].as_array().unwrap().len(), 3 * 20, "expected 20 locks of each kind");
+    // The first kill comes soon. The next kills, of which four may be in progress at once, come
+    // after twelve seconds on average.
     let kills = |report: &serde_json::Value| report["faults"]["kill"].as_u64().unwrap();
     assert!(kills(&rare) <= 4, "{rare}");
     let often = ["--fault", "kill", "--fault-every", "10ms"];

@@ -1,15 +1,15 @@
-//! The page of `leasehold torture --html`, in a real browser.
+//! The page of `leasehold stress --html`, in a real browser.
 //!
-//! What was drawn is asked of the page itself, which says so below its picture and in attributes of the
-//! document, and is seen in pictures of one fixed history, on light and on dark. Pictures are compared
-//! without text, since fonts differ, and by squares of four times four points, since edges do. They are
-//! made anew by
+//! The page reports what it drew, below its picture and in attributes of the document. The tests
+//! also compare pictures of one fixed history, in light and in dark mode. The pictures have no
+//! text, because fonts differ. They are compared by squares of four by four pixels, because edges
+//! differ. To make them again:
 //!
 //! ```sh
 //! UPDATE_PICTURES=1 cargo test -p leasehold-cli --test torture page
 //! ```
 //!
-//! and are then to be looked at.
+//! Look at the new pictures before you commit them.
 
 use std::path::{Path, PathBuf};
 
@@ -17,15 +17,15 @@ use crate::common::torture;
 use serde_json::Value;
 use testbed::Browser;
 
-/// What is drawn of everything once: see the fixed history's own lines.
+/// The history that contains each kind of event once. Its own lines explain it.
 const HISTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/history.jsonl");
 
-/// Before everything else: an error is told in the document.
+/// A script before all others that reports errors in the document.
 const WATCHED: &str = "<script>onerror = what => { document.documentElement.dataset.error = what; }; \
     document.addEventListener('securitypolicyviolation', e => onerror('reached for ' + e.blockedURI));\
     </script>";
 
-/// The page of a history with `more` in its head, and with `last` behind its end.
+/// Writes the page of a history with `more` in its head, and with `last` after its end.
 fn page(directory: &Path, history: &Path, more: &str, last: &str) -> PathBuf {
     let file = directory.join("page.html");
     let words = ["--check", history.to_str().unwrap(), "--html", file.to_str().unwrap()];
@@ -37,7 +37,7 @@ fn page(directory: &Path, history: &Path, more: &str, last: &str) -> PathBuf {
     file
 }
 
-/// An attribute of the document's root.
+/// Returns an attribute of the document's root.
 fn attribute(document: &str, name: &str) -> Option<String> {
     let root = document.split_once("<html")?.1.split_once('>')?.0;
     let value = root.split_once(&format!("data-{name}=\""))?.1.split_once('"')?.0;
@@ -45,11 +45,12 @@ fn attribute(document: &str, name: &str) -> Option<String> {
 }
 
 fn number(document: &str, name: &str) -> f64 {
-    let value = attribute(document, name).unwrap_or_else(|| panic!("no {name}: {document}"));
+    let value = attribute(document, name)
+        .unwrap_or_else(|| panic!("the attribute data-{name} is missing: {document}"));
     value.parse().unwrap()
 }
 
-/// What a page without errors says that it drew.
+/// Returns what a page without errors reports to have drawn.
 fn drawn(document: &str) -> Value {
     assert_eq!(attribute(document, "error"), None);
     let drawn = attribute(document, "drawn");
@@ -58,17 +59,18 @@ fn drawn(document: &str) -> Value {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn all_of_a_history_is_drawn() {
+fn entire_history_is_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", "");
     let document = Browser::new(1200, 900).document(&page, "");
     let drawn = drawn(&document);
     let expected = serde_json::json!({
-        // Two locks and four workers; a bar for each operation in its worker's lane, and for each hold in
-        // its lock's.
+        // There are two locks and four workers. Each operation has a bar in its worker's lane, and
+        // each hold has one in its lock's lane.
         "lanes": 6, "bars": 29, "held": 28,
-        // Eleven writes to either resource. The late ones: one refused for a pause, one for a fail-over;
-        // each taken by the other resource, where it loses what was written meanwhile.
+        // There are eleven writes to either resource. Two are late, one because of a pause and one
+        // because of a fail-over. Each was refused by the fenced resource. The other one accepted
+        // it and lost the writes made in between.
         "marks": 22, "refused": 2, "lost": 4,
         "bands": 4,
     });
@@ -80,7 +82,7 @@ fn all_of_a_history_is_drawn() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_violation_is_linked_to_its_place() {
+fn violation_links_to_its_time_range() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", "");
     let document = Browser::new(1200, 900).document(&page, "#v1");
@@ -93,7 +95,8 @@ fn a_violation_is_linked_to_its_place() {
     assert_eq!((number(&document, "from"), number(&document, "to")), (100e3, 200e3));
 }
 
-/// Presses keys in the picture, and notes the window and what is told after each.
+/// A script that presses keys in the picture, and records the window and the detail text after
+/// each.
 const KEYS: &str = "<script>
     const noted = [];
     for (const key of ['+', 'ArrowRight', '-', '0', 'v', ']', 'n', 'p', 'Home', 'End', 'x']) {
@@ -127,7 +130,7 @@ const KEYS: &str = "<script>
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn all_can_be_reached_by_keys_and_by_mouse() {
+fn everything_is_reachable_by_keyboard_and_mouse() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", KEYS);
     let document = Browser::new(1200, 900).document(&page, "");
@@ -143,7 +146,10 @@ fn all_can_be_reached_by_keys_and_by_mouse() {
     assert!(noted[violation].3.contains("3.0 (token 41"), "{noted:?}");
     assert!(noted[behind].3.starts_with("3.1 on jobs"), "{noted:?}");
     assert!(noted[fault].3.starts_with("pause of worker 0"), "{noted:?}");
-    assert!(noted[before].3.starts_with("servers from"), "the last one: {noted:?}");
+    assert!(
+        noted[before].3.starts_with("servers from"),
+        "expected the fault of the servers: {noted:?}"
+    );
     assert!(noted[first].1 <= 0.0 && noted[last].2 >= 859e3, "{noted:?}");
     assert!(noted[..other].iter().all(|(.., taken)| *taken) && !noted[other].4, "{noted:?}");
     assert!(number(&document, "wheel") < 0.9 * width(all));
@@ -153,7 +159,7 @@ fn all_can_be_reached_by_keys_and_by_mouse() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn names_from_outside_stay_text() {
+fn untrusted_names_are_shown_as_text() {
     let directory = tempfile::tempdir().unwrap();
     let evil = "</script><img src=x onerror=\"document.title='taken over'\"><b>&amp;";
     let history = std::fs::read_to_string(HISTORY).unwrap();
@@ -166,7 +172,7 @@ fn names_from_outside_stay_text() {
     assert_eq!(drawn(&document)["lanes"], 6);
     assert!(!document.contains("<img") && !document.contains("<b>"), "{document}");
     assert!(!document.contains("<title>taken over"), "{document}");
-    // As they are, and not escaped twice.
+    // The names are escaped once, and not twice.
     let heading = document.split_once("<h1").unwrap().1.split_once("</h1>").unwrap().0;
     assert!(heading.contains("&lt;/script&gt;&lt;img src=x onerror="), "{heading}");
     assert!(heading.contains("&lt;b&gt;&amp;amp;"), "{heading}");
@@ -174,7 +180,7 @@ fn names_from_outside_stay_text() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn of_very_many_violations_the_first_are_listed_and_the_others_told() {
+fn long_list_of_violations_is_truncated_with_a_count() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("many.jsonl");
     let history = std::fs::read_to_string(HISTORY).unwrap();
@@ -194,12 +200,13 @@ fn of_very_many_violations_the_first_are_listed_and_the_others_told() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn more_at_a_time_than_a_lane_has_rows_are_drawn_one_above_another() {
+fn crowded_lane_draws_operations_on_top_of_each_other() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("crowd.jsonl");
     let header = std::fs::read_to_string(HISTORY).unwrap();
     let header = header.lines().next().unwrap();
-    // The later they ask, the sooner they give up, so that a row of several ends with one that ended early.
+    // The later requests give up earlier, so that a row of several operations ends with one that
+    // ended early.
     let asked = |n: u64| {
         let (from, to) = (1_000_000 + n, 900_000_000 - n * 20_000_000);
         format!(
@@ -211,26 +218,26 @@ fn more_at_a_time_than_a_lane_has_rows_are_drawn_one_above_another() {
     std::fs::write(&file, format!("{header}\n{events}{{\"event\":\"end\",\"at\":900000000}}\n"))
         .unwrap();
     let page = page(directory.path(), &file, "", "");
-    // All but the longest of the last row have ended by then.
+    // All operations of the last row except the longest have ended by then.
     let drawn = drawn(&Browser::new(1200, 900).document(&page, "#t=420,430"));
     assert_eq!((&drawn["lanes"], &drawn["bars"]), (&3.into(), &24.into()));
 }
 
-/// The picture alone, without text.
+/// The style that shows only the picture, without text.
 const BARE: &str = "<style>
     :root { --ink: transparent !important; --faint: transparent !important; --on-hold: transparent !important; }
     body { padding: 0 !important; }
     body > *:not(#chart) { display: none !important; }
     #chart { position: fixed; inset: 0; height: auto !important; max-height: none !important; border: 0 !important; }
 </style>";
-/// So many points wide and high is what is compared as one.
+/// Width and height of the squares that are compared, in pixels.
 const SQUARE: usize = 4;
-/// How far a square's mean colour may be off, of 255.
+/// Maximum difference of a square's mean color, of 255.
 const OFF: u8 = 40;
-/// How many squares may be further off. A cross is eight and more.
+/// Maximum number of squares that differ more. A cross has at least eight.
 const STRAY: usize = 5;
 
-/// Columns, rows, and red, green, blue of each square.
+/// The mean colors of the squares of a picture, as red, green and blue.
 #[derive(PartialEq)]
 struct Squares {
     width: usize,
@@ -258,7 +265,7 @@ impl Squares {
 
     fn read(file: &Path) -> Self {
         let bytes = std::fs::read(file).unwrap_or_else(|e| {
-            panic!("{}: {e}: UPDATE_PICTURES=1 makes it", file.display());
+            panic!("{}: {e}: create it with UPDATE_PICTURES=1", file.display());
         });
         let (width, height, colors) = decoded(&bytes);
         Self { width, height, colors }
@@ -273,14 +280,14 @@ impl Squares {
         encoder.write_header().unwrap().write_image_data(&self.colors).unwrap();
     }
 
-    /// How many squares are of another colour.
+    /// Returns the number of squares with another color.
     fn differing(&self, other: &Self) -> usize {
         let squares = self.colors.chunks(3).zip(other.colors.chunks(3));
         squares.filter(|(a, b)| a.iter().zip(*b).any(|(a, b)| a.abs_diff(*b) > OFF)).count()
     }
 }
 
-/// Width, height, and red, green, blue of each point.
+/// Returns the width, the height, and the red, green and blue of each pixel.
 fn decoded(picture: &[u8]) -> (usize, usize, Vec<u8>) {
     let mut reader = png::Decoder::new(std::io::Cursor::new(picture)).read_info().unwrap();
     let mut points = vec![0; reader.output_buffer_size().unwrap()];
@@ -307,21 +314,25 @@ fn looks_as_before(browser: &Browser, name: &str) -> Squares {
     if differing > STRAY {
         let now = std::env::temp_dir().join(name);
         seen.write(&now);
-        panic!("{differing} squares differ from {}: it is now {}", file.display(), now.display());
+        panic!(
+            "{differing} squares differ from {}, the new picture is {}",
+            file.display(),
+            now.display()
+        );
     }
     seen
 }
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn it_looks_as_before_on_light_and_on_dark() {
+fn page_matches_its_reference_images_in_light_and_dark_mode() {
     let light = looks_as_before(&Browser::new(1200, 260), "light.png");
     let dark = looks_as_before(&Browser::new(1200, 260).dark(), "dark.png");
     let paper = |squares: &Squares| *squares.colors.last().unwrap();
     assert!(paper(&light) > 240 && paper(&dark) < 60, "{} {}", paper(&light), paper(&dark));
 }
 
-/// What printing does, noted before and after.
+/// A script that records sizes before, during and after printing.
 const PRINTED: &str = "<script>
     const sizes = () => [canvas.height, document.documentElement.className, color.paper];
     const before = sizes();
@@ -336,7 +347,7 @@ const PRINTED: &str = "<script>
 fn all_lanes_are_printed_on_white() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", PRINTED);
-    // So low that not all lanes are in sight.
+    // The window is too low to show all lanes.
     let browser = Browser::new(1200, 160).dark();
     let document = browser.document(&page, "");
     drawn(&document);
@@ -344,12 +355,13 @@ fn all_lanes_are_printed_on_white() {
     assert!(sizes[0][0].as_f64() < sizes[3].as_f64(), "{sizes}");
     assert!(sizes[1][0].as_f64() >= sizes[3].as_f64(), "{sizes}");
     assert_eq!((&sizes[1][1], &sizes[1][2]), (&"printing".into(), &"#ffffff".into()), "{sizes}");
-    assert_eq!(sizes[0], sizes[2], "as it was");
+    assert_eq!(sizes[0], sizes[2], "the size must be restored");
     let paper = browser.print(&page);
     assert!(paper.starts_with(b"%PDF") && paper.len() > 10_000, "{} bytes", paper.len());
 }
 
-/// A run of this many events: twenty workers, who take ten locks in turn and write under them.
+/// Returns a history of this many events. Twenty workers take ten locks in turn and write while
+/// they hold them.
 fn large(events: u64) -> String {
     use std::fmt::Write;
     let locks: Vec<String> = (0..10)
@@ -381,8 +393,9 @@ fn large(events: u64) -> String {
     text
 }
 
-/// Draws the whole, which is the most there is to draw, and zooms in to a hundredth and out again: tells how long the
-/// whole takes at the least, which is without what else the machine does.
+/// A script that draws the whole history, which is the slowest case, and then zooms in to a
+/// hundredth and out again. It reports the shortest time for the whole, because that is least
+/// affected by other work of the machine.
 const ZOOMS: &str = "<script>
     const took = [];
     for (let i = 0; i < 28; i++) {
@@ -404,6 +417,6 @@ fn a_hundred_thousand_events_can_be_zoomed() {
     assert!(drawn(&document)["bars"].as_u64() > Some(1_000));
     let whole = number(&document, "whole");
     println!("{} bytes, {whole} ms", std::fs::metadata(&page).unwrap().len());
-    // Some twenty on a machine that does little else.
+    // This takes about 20 ms on an idle machine.
     assert!(whole < 1_000.0, "{whole} ms");
 }

@@ -1,5 +1,7 @@
-//! The README's first picture: a run on Redis with a fail-over, in which the unfenced resource loses an update and
-//! the fenced one does not. Each run shows that there is one to be seen; to make the picture anew:
+//! The README's first picture: a run on Redis with a fail-over, in which the unfenced resource
+//! loses an update and the fenced one does not.
+//!
+//! Each run of this test checks that such a picture can be made. To make it again:
 //!
 //! ```sh
 //! UPDATE_PICTURES=1 cargo test -p leasehold-cli --all-features --test torture picture -- --ignored
@@ -16,7 +18,7 @@ use testbed::{Browser, Sentinel};
 
 const PICTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/pictures");
 
-/// A run with fail-overs, written to these files.
+/// Runs the workers with fail-overs, and writes the files into `directory`.
 fn run(servers: &Sentinel, directory: &Path) -> Value {
     let asked = directory.join("asked");
     let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
@@ -36,7 +38,7 @@ fn run(servers: &Sentinel, directory: &Path) -> Value {
                 master.kill();
                 servers.wait_for_failover(old);
                 std::fs::remove_file(&asked).unwrap();
-                // For the next one.
+                // This prepares the next fail-over.
                 master.restart();
                 servers.master().wait_for_replicas(1);
             }
@@ -46,9 +48,9 @@ fn run(servers: &Sentinel, directory: &Path) -> Value {
     })
 }
 
-/// The stopped ones among the workers of the run on this store.
+/// Returns the paused workers of the run on this store.
 fn stopped(store: &str) -> BTreeSet<u32> {
-    // What is behind the name, which may have any sign in it: the state, and the parent.
+    // The name may contain any characters. After it come the state and the parent.
     let stat = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let mut fields = stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned);
@@ -64,8 +66,8 @@ fn stopped(store: &str) -> BTreeSet<u32> {
     pids.filter(is_ours).collect()
 }
 
-/// Returns when a worker has just been stopped, most often a holder between reading and writing: it will
-/// sleep for longer than a fail-over takes. Or at last without.
+/// Waits until a worker has just been paused, or for ten seconds. It is most often a holder between
+/// reading and writing. Its pause is longer than a fail-over takes.
 fn wait_for_a_pause(store: &str) {
     let end = Instant::now() + Duration::from_secs(10);
     let mut before = stopped(store);
@@ -79,8 +81,8 @@ fn wait_for_a_pause(store: &str) {
     }
 }
 
-/// From when to when, in milliseconds since the run began, a fail-over and a late write are to be seen: one that the
-/// fenced resource refused and the unfenced one took.
+/// Returns the time window of a fail-over and a late write, in milliseconds since the start of the
+/// run. The fenced resource refused the write, and the unfenced one accepted it.
 fn window(history: &str) -> Option<(f64, f64)> {
     let lines: Vec<Value> =
         history.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -93,7 +95,8 @@ fn window(history: &str) -> Option<(f64, f64)> {
             let wrote = at(late, "at");
             let same = |line: &&Value| line["worker"] == late["worker"] && line["n"] == late["n"];
             let held = at(of("acquired").find(same)?, "at");
-            // It held as the servers went, and wrote soon after they were back.
+            // The worker held the lock when the server was killed, and wrote soon after the
+            // fail-over.
             if held < from && (to..to + 6_000.0).contains(&wrote) {
                 let margin = (wrote - held) * 0.12;
                 return Some((held - began - margin, wrote - began + margin));
@@ -103,7 +106,7 @@ fn window(history: &str) -> Option<(f64, f64)> {
     None
 }
 
-/// The legend and the picture, and no more.
+/// The style that shows only the legend and the picture.
 const ALONE: &str = "<style>
     header, #broken, nav .keys, #detail, #keys, #drawn, #report { display: none !important; }
     body { padding: 8px !important; }
@@ -130,11 +133,12 @@ fn pictures(page: &Path, address: &str) {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_fail_over_of_redis_loses_what_is_not_fenced() {
+fn redis_fail_over_loses_only_unfenced_updates() {
     let servers = Sentinel::start();
     let directory = tempfile::tempdir().unwrap();
     let makes_pictures = std::env::var_os("UPDATE_PICTURES").is_some();
-    // Whether a holder is stopped, and others write meanwhile, is chance; and that this comes just as the master goes.
+    // It depends on chance whether a holder is paused just when the master is killed, and whether
+    // another worker writes meanwhile.
     for _ in 0..if makes_pictures { 12 } else { 4 } {
         let report = run(&servers, directory.path());
         let fenced = report["properties"].as_array().unwrap();
@@ -153,5 +157,5 @@ fn a_fail_over_of_redis_loses_what_is_not_fenced() {
             return pictures(&directory.path().join("page.html"), &format!("#t={from},{to}"));
         }
     }
-    panic!("no run showed it");
+    panic!("no run showed the violation");
 }

@@ -1,6 +1,8 @@
-//! Stores that break one promise each, tortured by real processes: the checker must say which.
+//! Stores that break one guarantee each, used by real processes. The checker must report which
+//! guarantee is broken.
 //!
-//! The mutated histories of the checker's own tests are made; these are lived.
+//! The checker's own tests use artificially modified histories. These histories come from real
+//! runs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -14,23 +16,23 @@ use leasehold::{Claim, Name, Result, Token};
 
 use crate::common::turn;
 
-/// How many calls a store that [halts](Sabotage::Halts) has let wait.
+/// Number of calls that a store with [`Halts`](Sabotage::Halts) has delayed.
 static HALTED: AtomicUsize = AtomicUsize::new(0);
 
-/// What a [`Broken`] store does wrong.
+/// The defect of a [`Broken`] store.
 #[derive(Clone, Copy, Debug)]
 enum Sabotage {
     /// Processes with even and odd numbers do not see each other.
     TwoQueues,
-    /// Promises three times the lease that it keeps.
+    /// The store reports three times the lease that it keeps.
     ShortLeases,
     /// Later grants have smaller tokens.
     FallingTokens,
     /// A heartbeat sends its waiter to the back of the queue.
     Unfair,
-    /// Who leaves leaves something behind.
+    /// A release leaves something behind.
     Ghosts,
-    /// Nothing at all, but now and then it stands still for nearly a lease.
+    /// The store is correct, but it occasionally blocks for nearly a lease.
     Halts,
 }
 
@@ -54,7 +56,7 @@ impl Broken {
         claim
     }
 
-    /// Everybody's calls wait for the same moments.
+    /// Delays all calls until the current halt ends. All calls wait for the same moments.
     async fn halt(&self) {
         const EVERY: u128 = 1_500;
         const FOR: u128 = 450;
@@ -153,14 +155,14 @@ impl Store for Broken {
     }
 }
 
-/// One run of these at a time: with more, their many processes are in each other's way, and the checker excuses
-/// what comes late.
+/// Makes sure that one of these runs at a time. With more, their many processes delay each other,
+/// and the checker tolerates late events.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The report of torturing a store that is broken in this way.
+/// Returns the report of a run on a store with this defect.
 fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
     let _alone = alone();
     let _turn = turn();
@@ -172,7 +174,7 @@ fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
     leasehold_torture::report_on(store, arguments, program).unwrap()
 }
 
-/// How often the checker found this property broken.
+/// Returns how often the checker found this guarantee broken.
 fn violations(report: &serde_json::Value, property: &str) -> u64 {
     let lines = report["properties"].as_array().unwrap();
     let line = lines.iter().find(|l| l["property"] == property).unwrap();
@@ -181,7 +183,8 @@ fn violations(report: &serde_json::Value, property: &str) -> u64 {
 }
 
 fn caught(how: Sabotage, arguments: &str, properties: &[&str]) {
-    // In the time given, processes must begin too: a run that shows nothing is followed by a longer one.
+    // The given time includes the start of the processes. A run that proves nothing is followed by
+    // a longer one.
     let mut last = serde_json::Value::Null;
     let shown = |report: &serde_json::Value| properties.iter().any(|p| violations(report, p) > 0);
     for seconds in [3, 6, 12] {
@@ -200,9 +203,9 @@ fn two_holders_are_caught() {
 }
 
 #[test]
-fn a_lease_that_is_kept_too_short_is_caught() {
-    // A stopped holder finds out by its own clock, and then two held at once, or is told by the
-    // store, before its time.
+fn lease_that_expires_too_early_is_caught() {
+    // One of two things happens. If the paused holder finds out by its own clock, two clients held
+    // the lock at once. Or the store reports the loss too early.
     let either = ["exclusion", "renewal"];
     caught(Sabotage::ShortLeases, "--fault pause --kind mutex", &either);
 }
@@ -218,14 +221,14 @@ fn unfairness_is_caught() {
 }
 
 #[test]
-fn what_is_left_behind_is_caught() {
+fn leftover_claims_are_caught() {
     caught(Sabotage::Ghosts, "--fault none --kind mutex", &["residue"]);
 }
 
 #[test]
-fn a_store_that_stands_still_is_not_blamed_for_what_comes_late() {
+fn paused_store_is_not_blamed_for_late_events() {
     let report = report(Sabotage::Halts, "--fault none --seconds 6");
     assert_ne!(report["verdict"], "violated", "{report:#}");
-    // Waiters' places ran out meanwhile, which others would be told as broken order.
-    assert!(HALTED.load(Ordering::SeqCst) > 0, "it never stood still");
+    // Waiters' claims expired during the halts. The checker must not report this as a broken order.
+    assert!(HALTED.load(Ordering::SeqCst) > 0, "the store never halted");
 }

@@ -1,5 +1,5 @@
-//! `leasehold torture` on servers: the workers are stopped, killed and cut off, the servers killed,
-//! stopped and failed over, and the resource that refuses late tokens is in the store itself.
+//! `leasehold stress` on servers. The workers are paused, killed and cut off, and the servers are
+//! killed, paused and failed over. The resource that refuses late tokens is in the store itself.
 #![cfg(all(
     feature = "sqlite",
     feature = "postgres",
@@ -10,7 +10,9 @@
     feature = "etcd",
     feature = "memcached",
     feature = "nats",
-    feature = "s3"
+    feature = "s3",
+    feature = "http-store",
+    feature = "serve"
 ))]
 
 use crate::common::*;
@@ -18,11 +20,14 @@ use leasehold_campaign::{Asked, Breakable, breakable};
 use serde_json::Value;
 use testbed::{Setup, ZooKeeperSetup};
 
-/// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
-/// spoilt and the fenced one is not. With `--long`, of a minute.
+/// Runs with the fence in the store. Each kind of worker fault occurs, the unfenced resource is
+/// corrupted, and the fenced one is not. With `--long` it takes a minute.
 fn fenced(store: &str, seconds: u32, faults: &str) {
     let seconds = testbed::sized(60, seconds).to_string();
+    // Each client has a thread or a process of its own in a server. If that gets no processor time
+    // for half a second, the test cannot see that, so it needs a longer lease.
     let words = ["--store", store, "--seconds", &seconds, "--fence", "store", "--fault", faults];
+    let words = [&words[..], &["--lease", "1s"]].concat();
     let shows = |report: &Value| {
         report["verdict"] == "fine"
             && faults.split(',').all(|fault| report["faults"][fault].as_u64() >= Some(1))
@@ -34,59 +39,67 @@ fn fenced(store: &str, seconds: u32, faults: &str) {
     assert_eq!(report["negative_control"]["required"], true, "{report}");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_sqlite_and_its_fence_under_pauses_and_kills() {
+fn sqlite_fence_holds_under_pauses_and_kills() {
     let directory = tempfile::tempdir().unwrap();
     fenced(&format!("sqlite:{}", directory.path().join("db").display()), 10, "pause,kill");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
+fn postgres_fence_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::postgres().database(), 12, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
+fn mariadb_fence_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::mariadb().database(), 12, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_mysql_and_its_fence_under_pauses_kills_and_cuts() {
+fn mysql_fence_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::mysql().database(), 12, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_valkey_and_its_fence_under_pauses_kills_and_cuts() {
+fn valkey_fence_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::valkey().url(), 10, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_redis_and_its_fence_under_pauses_kills_and_cuts() {
+fn redis_fence_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::redis().url(), 10, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_etcd_and_its_ownership_under_pauses_kills_and_cuts() {
+fn etcd_ownership_check_holds_under_pauses_kills_and_cuts() {
     fenced(&testbed::etcd().url(), 15, "pause,kill,cut");
 }
 
+// R35
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r35_zookeeper_and_its_ownership_under_pauses_kills_and_cuts() {
-    // A holder must be stopped for longer than its session, or it loses nothing.
+fn zookeeper_ownership_check_holds_under_pauses_kills_and_cuts() {
+    // A holder must be paused for longer than its session, or it loses nothing.
     fenced(&format!("{}?session=1s", testbed::zookeeper().url()), 20, "pause,kill,cut");
 }
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
+fn redlock_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     let servers = testbed::Redlock::with(5, Setup::new().fast());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
     let seconds = testbed::sized("60", "10");
@@ -98,8 +111,8 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
 }
 
-/// A run without a fence, in which every worker's fault comes, and grants do. That the unfenced resource is
-/// spoilt, which is chance, is shown by those with one.
+/// Runs without a fence. Each kind of worker fault occurs, and locks are granted. The runs with a
+/// fence show that the unfenced resource is corrupted, because that depends on chance.
 fn promises(store: &str, seconds: u32, faults: &str, grants: u64) {
     let seconds = seconds.to_string();
     let words = ["--store", store, "--seconds", &seconds, "--fault", faults];
@@ -111,35 +124,40 @@ fn promises(store: &str, seconds: u32, faults: &str, grants: u64) {
     println!("{store}: {}, {} grants", report["summary"], report["grants"]);
 }
 
-// A holder must be stopped for longer than its session, or it loses nothing: so these sessions are short.
+// A holder must be paused for longer than its session, or it loses nothing. So these sessions are
+// short.
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
+fn memcached_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     let server = testbed::Memcached::start();
     let store = server.url() + "?restart_delay_ms=0&session_ms=1000";
     promises(&store, testbed::sized(90, 15), "pause,kill,cut", 30);
 }
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_objects_keep_their_promises_under_pauses_kills_and_cuts() {
+fn object_store_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     let server = testbed::SeaweedFs::start();
-    // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
+    // The server's time stamps have a resolution of one second, and two seconds are allowed for
+    // clock differences.
     let store = server.url("torture") + "&session_ms=2000&poll_ms=50";
     promises(&store, testbed::sized(120, 25), "pause,kill,cut", 20);
 }
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_nats_keeps_its_promises_under_pauses_kills_and_cuts() {
+fn nats_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     let server = testbed::Nats::start();
     let store = server.url() + "/?session_ms=1000";
     promises(&store, testbed::sized(90, 15), "pause,kill,cut", 30);
 }
 
-/// A run during which the servers are disturbed whenever torture's own command asks: as often as there are
-/// kinds of that, at least. With `--long`, of a minute.
+/// Runs while the servers are disturbed whenever the command given to the run requests it, at least
+/// once for each kind of disturbance. With `--long` it takes a minute.
 fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &str) -> Value {
     let asked = Asked::new();
     let (url, kinds) = (servers.url().to_owned(), servers.kinds());
@@ -149,7 +167,7 @@ fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &
     words.extend(arguments);
     words.extend(command.iter().map(String::as_str));
     let run = |words: &[&str]| asked.serve(&mut servers, || unbroken(words));
-    // That unfenced resources are spoilt, which is chance, is shown by the runs above.
+    // The runs above show that unfenced resources are corrupted, because that depends on chance.
     let spoils_nothing =
         |void: &Value| void.as_str().is_some_and(|v| v.starts_with("the unfenced"));
     let shows = |report: &Value| {
@@ -159,90 +177,116 @@ fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &
     enough(&words, shows, run)
 }
 
+// R42
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r42_redis_is_killed_and_stopped() {
+fn redis_keeps_its_guarantees_when_killed_and_paused() {
     let report = disturbed(breakable::redis(Setup::new()), 20, &[], "pause,kill");
-    assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
+    assert!(
+        claimed(&report, "exclusion"),
+        "exclusion must be claimed, because the log is synced immediately: {report}"
+    );
 }
 
+// R42
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r42_sentinels_fail_over() {
+fn sentinels_fail_over() {
     let report = disturbed(breakable::sentinel(Setup::new()), 25, &[], "pause,kill");
-    // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
+    // A replica that did not receive a grant before the fail-over does not know it. The tokens and
+    // the fence still protect the resource.
     assert!(!claimed(&report, "exclusion"), "{report}");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
+// R42
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
+fn cluster_keeps_its_guarantees_when_nodes_are_killed_and_paused() {
     disturbed(breakable::cluster(Setup::new()), 20, &[], "pause,kill");
 }
 
+// R31
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
+fn redlock_keeps_its_guarantees_when_two_of_five_nodes_fail() {
     disturbed(breakable::redlock(Setup::new()), 20, &[], "pause,kill");
 }
 
+// S44
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s44_postgres_is_killed() {
-    // No pauses, which last long where a row is locked as they begin. And each client has a process of its own in
-    // the server: if that has to wait for a processor, nobody else sees it, and only a longer lease bears it.
+fn postgres_keeps_its_guarantees_when_killed() {
+    // There are no pauses, because they last long if a row is locked when they begin. And each
+    // client has a process of its own in the server. If that process gets no processor time, the
+    // test cannot see that, so it needs a longer lease.
     let servers = breakable::postgres(Setup::new());
     let report = disturbed(servers, 20, &["--lease", "1s"], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
+// S44
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s44_mariadb_is_killed() {
-    // No pauses, which last long where a row is locked as they begin.
+fn mariadb_keeps_its_guarantees_when_killed() {
+    // There are no pauses, because they last long if a row is locked when they begin.
     let report = disturbed(breakable::mariadb(Setup::new()), 20, &[], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
+// S80
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s80_members_of_etcd_are_killed_and_stopped() {
+fn etcd_keeps_its_guarantees_when_members_are_killed_and_paused() {
     let servers = breakable::etcd(Setup::new());
     let report = disturbed(servers, 20, &["--lease", "2s"], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_memcached_is_killed_and_stopped() {
+fn memcached_keeps_its_guarantees_when_killed_and_paused() {
     disturbed(breakable::memcached(Setup::new()), 20, &[], "pause,kill");
 }
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_servers_of_memcached_are_killed_and_stopped_one_by_one() {
+fn three_memcached_servers_keep_guarantees_when_killed_and_paused() {
     disturbed(breakable::memcached_three(), 20, &[], "pause,kill");
 }
 
+// R36
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_members_of_nats_are_killed_and_stopped() {
+fn nats_keeps_its_guarantees_when_members_are_killed_and_paused() {
     let report = disturbed(breakable::nats(), 20, &[], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
+// S71
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s71_members_of_zookeeper_are_killed_and_stopped() {
+fn zookeeper_keeps_its_guarantees_when_members_are_killed_and_paused() {
     let servers = breakable::zookeeper(&ZooKeeperSetup::new());
     let report = disturbed(servers, 25, &[], "pause,kill");
-    // A leader that stood still until it was nearly time for another may let a second one in.
+    // A leader that was paused almost until the next election may grant the lock to a second
+    // holder.
     assert!(!claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
+}
+
+// R36
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn object_store_keeps_its_guarantees_when_killed_and_paused() {
+    disturbed(breakable::objects(), 30, &[], "pause,kill");
 }
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r36_objects_are_killed_and_stopped() {
-    disturbed(breakable::objects(), 30, &[], "pause,kill");
+fn lock_service_keeps_its_guarantees_while_its_servers_are_killed_and_paused() {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
+    let report = disturbed(breakable::lock_service(program), 20, &[], "pause,kill");
+    assert!(claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
 }

@@ -1,6 +1,6 @@
-//! The network between one process and cells, and what may become of requests there that are sent together: others
-//! come in between, some are done and the rest is not, they are done in another order. A look may show what was.
-//! A double comes later than what it is of: "refused" is the truth, as [`Cells`] demands.
+//! The network between one process and cells. Requests that are sent together may be interleaved
+//! with others, partially executed, or executed in another order. A read may be stale. A duplicate
+//! arrives later than its original. Then "refused" is a correct answer, as [`Cells`] demands.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::net::{Fate, Wire};
 use crate::plan::STALE;
 
-/// What was seen of late under each key.
+/// The recently observed values of each key.
 #[derive(Debug)]
 pub(crate) struct Past<T>(Mutex<BTreeMap<String, Vec<(Instant, T)>>>);
 
@@ -27,7 +27,7 @@ impl<T> Default for Past<T> {
 }
 
 impl<T: Clone> Past<T> {
-    /// This is there now.
+    /// Records the current value.
     pub(crate) fn keep(&self, key: &str, seen: &T) {
         let mut all = self.0.lock().unwrap();
         let of_key = all.entry(key.to_owned()).or_default();
@@ -35,7 +35,7 @@ impl<T: Clone> Past<T> {
         of_key.push((Instant::now(), seen.clone()));
     }
 
-    /// What was there some time ago, if anybody looked.
+    /// Returns an earlier value that was read, if there is one.
     pub(crate) fn old(&self, key: &str, dice: &mut fastrand::Rng) -> Option<T> {
         let all = self.0.lock().unwrap();
         let of_key = all.get(key)?.iter().filter(|(at, _)| at.elapsed() < STALE);
@@ -50,28 +50,28 @@ pub(crate) struct CellWire {
     pub(crate) past: Arc<Past<Answer>>,
     pub(crate) wire: Arc<Wire>,
     pub(crate) clock: Clock,
-    /// How long an answer is waited for.
+    /// Time limit for an answer.
     pub(crate) limit: Duration,
 }
 
-/// Requests on their way.
+/// Requests in flight.
 #[derive(Clone)]
 struct Batch {
     cells: Arc<MemoryCells>,
     past: Arc<Past<Answer>>,
-    /// In the order in which they are done.
+    /// The requests in the order of execution.
     steps: Vec<Step>,
-    /// How many are done.
+    /// Number of requests that are executed.
     done: usize,
 }
 
 #[derive(Clone)]
 struct Step {
-    /// Its place among those that were sent.
+    /// Its position in the batch.
     nth: usize,
     after: Duration,
     request: Request,
-    /// What chance a look has of what was there before, if it is behind.
+    /// Seed for choosing an earlier value, if the read is stale.
     behind: Option<u64>,
 }
 
@@ -82,7 +82,8 @@ impl Batch {
         for Step { nth, after, request, behind } in self.steps.into_iter().take(self.done) {
             sleep(after).await;
             let looks = matches!(request, Request::Get { .. }).then(|| request.key().to_owned());
-            let answer = self.cells.run(vec![request]).await?.pop().expect("one for each");
+            let answer =
+                self.cells.run(vec![request]).await?.pop().expect("one answer for each request");
             answers[nth] = match (looks, behind) {
                 (None, _) => answer,
                 (Some(key), None) => {
@@ -95,7 +96,11 @@ impl Batch {
                 }
             };
         }
-        if self.done < all { Err(no_answer("it broke in the middle")) } else { Ok(answers) }
+        if self.done < all {
+            Err(no_answer("the connection broke between two requests"))
+        } else {
+            Ok(answers)
+        }
     }
 }
 
@@ -131,7 +136,7 @@ impl CellWire {
     }
 }
 
-/// What a cell's life is to a server whose clock is as coarse as that.
+/// Shortens a cell's life, as a server with a coarse clock does.
 fn shorter(mut request: Request, by: Duration) -> Request {
     match &mut request {
         Request::Create { lives: Some(lives), .. }
@@ -183,7 +188,7 @@ impl Bells for CellWire {
     }
 
     async fn ring(&self, name: &str, what: String) {
-        self.wire.air.judge.tell(|| format!("  {} rings {name}: {what}", self.wire.process));
+        self.wire.air.judge.log(|| format!("  {} rings {name}: {what}", self.wire.process));
         let (cells, name) = (self.cells.clone(), name.to_owned());
         if let Fate::Arrives(after) = self.wire.fate("bell lost") {
             tokio::spawn(async move {
@@ -194,7 +199,7 @@ impl Bells for CellWire {
     }
 }
 
-/// Of a queue who stands there: the beginnings of their ids.
+/// Describes a queue briefly, by the beginnings of its claims' IDs.
 pub(crate) fn brief(value: &[u8]) -> String {
     let text = String::from_utf8_lossy(value);
     let mut parts = text.split("\"id\":\"");
@@ -203,7 +208,7 @@ pub(crate) fn brief(value: &[u8]) -> String {
     format!("{head:?} {ids:?}")
 }
 
-/// An answer, without all that is in a queue.
+/// Describes an answer without the whole contents of a queue.
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Found(found) => format!("{} is {}", found.version.0, brief(&found.value)),

@@ -1,4 +1,4 @@
-//! What keeps the queues of a world, and how each process reaches it.
+//! The system that keeps the queues of a world, and how each process reaches it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::net::{Net, Wire};
 use crate::objects::{Objects, ValueWire};
 use crate::plan::{Plan, System};
 
-/// The longest pause between two looks.
+/// The longest pause between two polls.
 const POLL: Duration = Duration::from_millis(60);
-/// What ages are wrong by in objects.
+/// Maximum error of ages in objects.
 pub(crate) const SKEW: Duration = Duration::from_secs(2);
 
-/// See the module's documentation.
+/// The system that keeps the queues of a world. See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Ground {
     keeps: Keeps,
@@ -52,20 +52,21 @@ impl Ground {
         Arc::new(Self { keeps, options })
     }
 
-    /// Lets clients in at once: it is new, and nothing was forgotten.
+    /// Ends the initial delay. The system is new, so it has forgotten nothing.
     pub(crate) async fn open(self: Arc<Self>) {
         let Keeps::Cells(cells, _) = &self.keeps else { return };
         let at_once = Options { restart_delay: Some(Duration::ZERO), ..self.options.clone() };
         let store = in_cells(cells.clone(), at_once);
         let name = Name::new("opened").expect("a name");
         let claim = Claim::new(name, Kind::Mutex, 1, 1).expect("a claim");
-        let joined = store.join(&claim, Mode::Try).await.expect("it answers");
+        let joined =
+            store.join(&claim, Mode::Try).await.expect("the store in this process replies");
         assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-        store.leave(&claim, None).await.expect("it answers");
+        store.leave(&claim, None).await.expect("the store in this process replies");
         store.disconnect().await;
     }
 
-    /// The store of one process, behind that wire.
+    /// Returns the store of one process, which uses that wire.
     pub(crate) async fn reached(self: Arc<Self>, wire: Arc<Wire>, clock: Clock) -> Arc<dyn Store> {
         let options = Options { clock: clock.clone(), ..self.options.clone() };
         let limit = (options.session / 5).clamp(Duration::from_millis(40), Duration::from_secs(3));
@@ -87,7 +88,7 @@ impl Ground {
         }
     }
 
-    /// The store of who looks on, behind no wire.
+    /// Returns the observer's store, which uses no wire.
     pub(crate) async fn at_hand(self: Arc<Self>) -> Arc<dyn Store> {
         let options = Options { clock: Clock::simulated(0, 0), ..self.options.clone() };
         match &self.keeps {

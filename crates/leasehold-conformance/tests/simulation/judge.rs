@@ -1,18 +1,20 @@
-//! Who looks on, and knows what time it really is.
+//! The judge: an observer that knows the real time.
 //!
-//! What it judges by is what programs go by: that a guard says it is held, at a moment of the world's time,
-//! by the clock of the guard's own process. It asks all guards of a lock whenever one of them is granted.
+//! It uses the same information as programs: whether a guard reports that it is held. It reads that
+//! at a moment of the world's time, by the clock of the guard's own process. Whenever a guard of a
+//! lock is granted, it checks all guards of that lock.
 //!
-//! It is not torture's checker, which has less to go by and must forgive more: that one reads what processes have
-//! written down, each at a time between two that it knows, so two holders who overlap by less than that are no
-//! violation to it, and who was stopped may have held until it wrote again. Here no time passes between a grant and
-//! its judgement, every clock's error is known, and a guard that nobody looks at is asked all the same.
+//! It is stricter than torture's checker, which has less information. That checker reads what
+//! processes have recorded, and knows the time of each event only between two limits. Two holds
+//! that overlap by less than that are not a violation there. And a paused client may have held
+//! until its next record. Here no time passes between a grant and its judgement, and every clock's
+//! error is known. A guard that its program does not use is checked as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::{Guard, Kind, Token, Watch};
+use leasehold_core::{Hold as Guard, Kind, Token, Watch};
 use tokio::time::Instant;
 
 use crate::plan::{LockPlan, Plan, STALE, System};
@@ -21,7 +23,7 @@ use crate::plan::{LockPlan, Plan, STALE, System};
 pub(crate) struct Judge {
     plan: Plan,
     began: Instant,
-    /// Whether somebody reads the story.
+    /// Whether the story is printed.
     told: bool,
     state: Mutex<State>,
 }
@@ -43,15 +45,16 @@ impl std::fmt::Debug for State {
 #[derive(Default)]
 struct Lock {
     holds: Vec<Hold>,
-    /// Those that were thrown out, and when: who holds by them may not have heard of it yet.
+    /// Evicted claims, and when they were evicted. Their holders may not have found out yet.
     evicted: BTreeMap<Token, Instant>,
     tokens: BTreeSet<Token>,
-    /// Who asked with patience and has no answer, by when.
+    /// Requests without a time limit that have no answer yet, and when they were made.
     waiting: BTreeMap<u64, Instant>,
-    /// Since when the lock, or a part of it, was not held.
+    /// Since when the lock, or a part of it, has been free.
     free_since: Option<Instant>,
     closed_until: Option<Instant>,
-    /// Of a mutex: until when nobody may come after whom, unless he lets go of it.
+    /// For a mutex: until when no other client may follow which holder, unless that holder releases
+    /// it.
     delayed_until: Option<(Token, Instant)>,
 }
 
@@ -59,37 +62,38 @@ struct Hold {
     watch: Watch,
     weight: u32,
     token: Token,
-    who: String,
+    actor: String,
 }
 
-/// What was asked of one lock, by one task.
+/// A request of one task for one lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) number: u64,
-    pub(crate) who: String,
+    pub(crate) actor: String,
     pub(crate) lock: usize,
     pub(crate) weight: u32,
     pub(crate) at: Instant,
-    /// Asked without a limit, and not to be given up.
+    /// Whether the request has no time limit and is not abandoned.
     pub(crate) patient: bool,
-    pub(crate) at_least: Duration,
+    pub(crate) min_hold: Duration,
     pub(crate) lock_delay: Duration,
     pub(crate) max_hold: Option<Duration>,
-    /// The owner holds it already.
+    /// The token of the hold that the owner already has.
     pub(crate) again: Option<Token>,
 }
 
-/// What is promised in a calm world.
+/// The timing promises in a calm world.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// How long one who waits may be behind a lock that is free.
+    /// Maximum time for which a lock may be free while a client waits for it.
     pub(crate) hand_over: Duration,
-    /// Who asked this much earlier is certainly before.
+    /// A request that was made this much earlier is certainly earlier in the queue.
     pub(crate) before: Duration,
 }
 
 impl Pace {
-    /// In cells it takes some round trips to come into a queue, and more where others are faster; and who waits looks.
+    /// Returns the promises for this system. With cells, joining a queue takes some round trips,
+    /// and more if others are faster. Also, waiters poll.
     pub(crate) fn of(system: System) -> Self {
         let (hand_over, before) = if system == System::Memory { (150, 50) } else { (400, 600) };
         Self { hand_over: Duration::from_millis(hand_over), before: Duration::from_millis(before) }
@@ -107,25 +111,25 @@ impl Judge {
         format!("{:>9.3} ", self.began.elapsed().as_secs_f64() * 1_000.0)
     }
 
-    /// Whether somebody reads the story.
+    /// Returns whether the story is printed.
     pub(crate) fn is_told(&self) -> bool {
         self.told
     }
 
-    /// Something happened.
-    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
+    /// Adds an event to the story.
+    pub(crate) fn log(&self, what: impl FnOnce() -> String) {
         if self.told {
             let line = self.now() + &what();
             self.state.lock().unwrap().story.push(line);
         }
     }
 
-    /// Something happened of which there shall be some.
+    /// Counts an event that the worlds must contain.
     pub(crate) fn saw(&self, what: &'static str) {
         *self.state.lock().unwrap().seen.entry(what).or_default() += 1;
     }
 
-    /// A promise was broken.
+    /// Records that a promise was broken.
     pub(crate) fn breaks(&self, what: &str) {
         let line = self.now() + "BROKEN: " + what;
         let mut state = self.state.lock().unwrap();
@@ -140,22 +144,22 @@ impl Judge {
         }
     }
 
-    /// It has an answer, or does not want one any more.
+    /// Records that a request was answered or abandoned.
     pub(crate) fn asks_no_more(&self, asked: &Asked) {
         self.state.lock().unwrap().locks[asked.lock].waiting.remove(&asked.number);
     }
 
-    /// Judges a grant in the moment in which its holder learns of it.
+    /// Judges a grant at the moment at which its holder receives it.
     pub(crate) fn granted(&self, asked: &Asked, guard: &Guard) {
         self.saw("granted");
         self.asks_no_more(asked);
         let plan = &self.plan.locks[asked.lock];
-        let (token, now) = (guard.token(), Instant::now());
-        self.tell(|| format!("{} holds {} by {token}", asked.who, plan.name));
+        let (token, now) = (guard.grant(), Instant::now());
+        self.log(|| format!("{} holds {} with {token}", asked.actor, plan.name));
         let mut wrong = None;
-        // Nothing was awaited since it was given.
+        // No time has passed since the guard was returned.
         if guard.remaining().is_zero() {
-            wrong = Some("it was over before its holder got it".to_owned());
+            wrong = Some("the grant expired before its holder received it".to_owned());
         }
         let mut state = self.state.lock().unwrap();
         let lock = &mut state.locks[asked.lock];
@@ -163,8 +167,12 @@ impl Judge {
         if asked.again.is_none() {
             wrong = wrong.or_else(|| lock.wrong_token(plan, token));
             lock.tokens.insert(token);
-            let hold =
-                Hold { watch: guard.watch(), weight: asked.weight, token, who: asked.who.clone() };
+            let hold = Hold {
+                watch: guard.watch(),
+                weight: asked.weight,
+                token,
+                actor: asked.actor.clone(),
+            };
             lock.holds.push(hold);
             if !self.plan.wild {
                 wrong = wrong.or_else(|| lock.too_many(plan));
@@ -173,30 +181,30 @@ impl Judge {
                 let pace = Pace::of(self.plan.system);
                 wrong = wrong.or_else(|| lock.unfair(pace, plan, asked, now));
             }
-            // One that was thrown out may hear of its grant after the next one of its own.
+            // An evicted holder may learn of its grant after a later grant of its own.
             if !lock.evicted.contains_key(&token) {
                 let delayed = lock.delayed_until.take();
                 if !self.plan.wild && delayed.is_some_and(|(_, until)| now < until) {
-                    wrong = wrong.or(Some("granted before the lock-delay was over".into()));
+                    wrong = wrong.or(Some("granted before the end of lock_delay".into()));
                 }
                 lock.delayed_until = lock.delay(plan, asked, guard, now);
             }
             let closed = lock.closed_until.take();
             if closed.is_some_and(|until| now < until) {
-                wrong = wrong.or(Some("granted before at_least was over".into()));
+                wrong = wrong.or(Some("granted before the end of min_hold".into()));
             }
-            if self.plan.calm && plan.kind == Kind::Mutex && !asked.at_least.is_zero() {
-                // By its own clock, which may be fast.
-                lock.closed_until = Some(now + asked.at_least * 98 / 100);
+            if self.plan.calm && plan.kind == Kind::Mutex && !asked.min_hold.is_zero() {
+                // The duration is by the holder's own clock, which may be fast.
+                lock.closed_until = Some(now + asked.min_hold * 98 / 100);
             }
         }
         drop(state);
         if let Some(what) = wrong {
-            self.breaks(&format!("{} by {token}: {what}", asked.who));
+            self.breaks(&format!("{} with {token}: {what}", asked.actor));
         }
     }
 
-    /// The holder of this believes that it weighs so much.
+    /// Records the weight that the holder of this token believes to have.
     pub(crate) fn weighs(&self, lock: usize, token: Token, weight: u32) {
         let mut state = self.state.lock().unwrap();
         let held = &mut state.locks[lock];
@@ -207,43 +215,43 @@ impl Judge {
         let wrong = held.too_many(&self.plan.locks[lock]).filter(|_| !self.plan.wild);
         drop(state);
         if let Some(what) = wrong {
-            self.breaks(&format!("{token} weighs {weight}: {what}"));
+            self.breaks(&format!("{token} has the weight {weight}: {what}"));
         }
     }
 
-    /// The holder of this looks at it, and believes to hold.
+    /// Judges a holder that checks its guard and believes that it holds.
     pub(crate) fn believes(&self, lock: usize, token: Token, lease: Duration) {
         let out = self.state.lock().unwrap().locks[lock].evicted.get(&token).copied();
-        // Renewed just before it was thrown out, and by its own clock, which may be slow.
+        // The hold may have been renewed just before the eviction, and its own clock may be slow.
         let most = lease * if self.plan.wild { 2 } else { 1 } * 102 / 100;
-        // Or by a look that showed what was.
+        // A stale read may have delayed it further.
         let most = most + if self.plan.system.looks_behind() { STALE } else { Duration::ZERO };
         if out.is_some_and(|out| out.elapsed() > most) {
-            self.breaks(&format!("{token} was thrown out {most:?} ago, and its holder holds on"));
+            self.breaks(&format!("{token} was evicted {most:?} ago, but is_held() is true"));
         }
     }
 
-    /// The holder begins to let go.
+    /// Records that the holder begins to release.
     pub(crate) fn lets_go(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];
         lock.delayed_until = lock.delayed_until.filter(|(delays, _)| *delays != token);
     }
 
-    /// The holder has let go, with the store's word for it or not.
+    /// Records that the holder has released, with or without a confirmation by the store.
     pub(crate) fn ended(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];
-        // Whoever came next may have heard of it first.
+        // The next holder may have learned of its grant earlier.
         if lock.tokens.last() == Some(&token) {
             lock.free_since = Some(Instant::now());
         }
     }
 
-    /// These are thrown out just now.
+    /// Records that these claims are evicted now.
     pub(crate) fn evicted(&self, lock: usize, tokens: impl IntoIterator<Item = Token>) {
         let mut state = self.state.lock().unwrap();
         let now = Instant::now();
         state.locks[lock].evicted.extend(tokens.into_iter().map(|token| (token, now)));
-        // What was kept closed is open.
+        // The eviction ends the cooldown.
         state.locks[lock].closed_until = None;
         state.locks[lock].delayed_until = None;
     }
@@ -259,16 +267,16 @@ impl Lock {
         if self.tokens.contains(&token) {
             return Some("another grant had this token".into());
         }
-        // One that was thrown out may hear of its grant after the next one of its own.
+        // An evicted holder may learn of its grant after a later grant of its own.
         if plan.kind != Kind::Mutex || self.evicted.contains_key(&token) {
             return None;
         }
         let greater = self.tokens.last().filter(|last| **last > token)?;
-        Some(format!("{greater} was granted before"))
+        Some(format!("the higher token {greater} was granted earlier"))
     }
 
-    /// Until when nobody may come after this holder, unless he lets go of it, or is thrown out. By his own clock,
-    /// which may be fast.
+    /// Returns until when no other client may follow this holder, unless it releases or is evicted.
+    /// The time is by the holder's own clock, which may be fast.
     fn delay(
         &self,
         plan: &LockPlan,
@@ -278,10 +286,10 @@ impl Lock {
     ) -> Option<(Token, Instant)> {
         let delays = plan.kind == Kind::Mutex && !asked.lock_delay.is_zero();
         let held = guard.remaining().min(asked.max_hold.unwrap_or(Duration::MAX));
-        delays.then(|| (guard.token(), now + (held + asked.lock_delay) * 98 / 100))
+        delays.then(|| (guard.grant(), now + (held + asked.lock_delay) * 98 / 100))
     }
 
-    /// Whether those that believe to hold it are more than may.
+    /// Returns an error if too many clients believe that they hold it.
     fn too_many(&self, plan: &LockPlan) -> Option<String> {
         let holds = || self.holds.iter().filter(|hold| !self.evicted.contains_key(&hold.token));
         let capacity = match plan.kind {
@@ -293,11 +301,11 @@ impl Lock {
             Kind::Mutex => holds().count() > 1,
             _ => held > u64::from(capacity),
         };
-        let named = || holds().map(|hold| format!("{} by {}", hold.who, hold.token));
+        let named = || holds().map(|hold| format!("{} with {}", hold.actor, hold.token));
         alone.then(|| format!("held at once: {}", named().collect::<Vec<_>>().join(", ")))
     }
 
-    /// Whether it came before one that was there first, or far too late.
+    /// Returns an error if it was granted before an earlier request, or far too late.
     fn unfair(
         &mut self,
         pace: Pace,
@@ -310,12 +318,13 @@ impl Lock {
         }
         let first = self.waiting.values().find(|at| **at + pace.before < asked.at);
         if first.is_some() && asked.patient {
-            return Some("another one had asked before".into());
+            return Some("an earlier request still waits".into());
         }
-        // Of one that is just being released it is not known yet.
+        // If the lock is still being released, it is not recorded as free yet.
         let since = self.free_since.take()?.max(asked.at);
         let late = now.saturating_duration_since(since);
-        // The end of at_least is nobody's news: who waits finds it out at its next heartbeat.
+        // The store does not notify waiters of the end of min_hold. A waiter finds out at its next
+        // heartbeat.
         (asked.patient && late > pace.hand_over && self.closed_until.is_none())
             .then(|| format!("the lock was free for {late:?}"))
     }

@@ -1,19 +1,20 @@
-//! Ten thousand simulated worlds: clients of one store on a network that delays, loses, doubles and
-//! reorders, with clocks that drift apart, on machines that stand still, fork and die.
+//! Plays ten thousand simulated worlds. Clients share one store on a network that delays, loses,
+//! duplicates and reorders messages. Their clocks drift apart, and their machines pause, fork and
+//! crash.
 //!
-//! A world is drawn from a seed ([`plan`]) and played on one thread, whose time is the runtime's and
-//! paused: it jumps to the next thing that happens ([`play`]). Each process is a whole client of
-//! `leasehold-core`, as programs have it, with a clock and a chance of its own; between it and what keeps the
-//! queues ([`ground`]) is a network ([`net`]). A judge looks on ([`judge`]): it believes nobody, and knows what
-//! time it really is.
+//! A world is derived from a seed ([`plan`]) and played on one thread ([`play`]). The runtime's
+//! time is paused and jumps to the next event. Each process is a complete client of
+//! `leasehold-core`, as in programs, with its own clock and random numbers. A network ([`net`]) is
+//! between it and the system that keeps the queues ([`ground`]). A judge observes the world
+//! ([`judge`]). It trusts no process, and knows the real time.
 //!
-//! What keeps the queues is the store in memory; or it is cells, and each process has a whole store of
-//! `leasehold-cell`: cells that end by the server's clock ([`cells`]), and objects of which none ends by
-//! itself ([`objects`]).
+//! Queues are kept by the store in memory, or by cells. With cells, each process has a complete
+//! store of `leasehold-cell`. Cells either expire by the server's clock ([`cells`]), or are objects
+//! that never expire ([`objects`]).
 //!
-//! A world that breaks a promise is printed with its seed; `LEASEHOLD_SEED=… cargo test -p
-//! leasehold-conformance --test simulation one_world -- --nocapture` plays it again, to the byte, and
-//! tells what happened in it; `one_world_of_cells` does so for cells.
+//! A world that breaks a promise is printed with its seed. To replay it byte for byte and print its
+//! events: `LEASEHOLD_SEED=… cargo test -p leasehold-conformance --test simulation print_one_world --
+//! --nocapture`. For cells, replace `print_one_world` by `print_one_cell_world`.
 
 mod cells;
 mod ground;
@@ -29,16 +30,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use plan::System;
 use play::{Told, play};
 
-/// How many worlds are played by `cargo test`, by `./test.sh --all`, and by `./test.sh --long`.
+/// Number of worlds that are played by `cargo test`, by `./test.sh --all`, and by `./test.sh
+/// --long`.
 const WORLDS: [u64; 3] = [1_000, 10_000, 100_000];
-/// The same of cells, where a world takes longer.
+/// Number of worlds of cells, each of which takes longer.
 const WORLDS_OF_CELLS: [u64; 3] = [200, 2_000, 40_000];
 
 fn from_the_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// The first seed: another one each time, unless the environment says which.
+/// Returns the first seed. It differs each time, unless the environment sets it.
 fn first_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
     from_the_environment("LEASEHOLD_SEED").unwrap_or(now as u64 * 1_000_000)
@@ -49,18 +51,18 @@ fn worlds([quick, whole, long]: [u64; 3]) -> u64 {
         .unwrap_or_else(|| testbed::by_extent(quick, whole, long))
 }
 
-/// The world of this seed, in memory.
+/// Plays the world of this seed, in memory.
 fn in_memory(seed: u64, told: bool) -> Told {
     play(System::Memory, seed, told)
 }
 
-/// The world of this seed, in cells of one kind or the other.
+/// Plays the world of this seed, in one of the kinds of cells.
 fn in_cells(seed: u64, told: bool) -> Told {
     let all = System::IN_CELLS;
     play(all[usize::try_from(seed % all.len() as u64).expect("few")], seed, told)
 }
 
-/// Plays as many worlds, on all processors; the first that breaks a promise, if one does.
+/// Plays this many worlds on all processors. Returns the first one that breaks a promise, if any.
 fn first_broken(play: fn(u64, bool) -> Told, first: u64, worlds: u64) -> Option<(u64, Told)> {
     let next = AtomicU64::new(0);
     let broken = std::sync::Mutex::new(None);
@@ -86,19 +88,19 @@ fn first_broken(play: fn(u64, bool) -> Told, first: u64, worlds: u64) -> Option<
 
 fn keep_their_promises(play: fn(u64, bool) -> Told, worlds: u64) {
     let first = first_seed();
-    println!("{worlds} worlds, LEASEHOLD_SEED={first} and on");
+    println!("{worlds} worlds, from LEASEHOLD_SEED={first}");
     if let Some((seed, told)) = first_broken(play, first, worlds) {
         panic!("LEASEHOLD_SEED={seed}: {}", told.broken.join("\n"));
     }
 }
 
 #[test]
-fn worlds_keep_their_promises() {
+fn guarantees_hold_in_every_world() {
     keep_their_promises(in_memory, worlds(WORLDS));
 }
 
 #[test]
-fn cells_keep_their_promises() {
+fn guarantees_hold_in_every_cell_world() {
     keep_their_promises(in_cells, worlds(WORLDS_OF_CELLS));
 }
 
@@ -109,15 +111,15 @@ fn told_to_a_person(play: fn(u64, bool) -> Told) {
     assert!(told.broken.is_empty(), "LEASEHOLD_SEED={seed}: {}", told.broken.join("\n"));
 }
 
-/// For a person who looks at one world: what happened in it.
+/// Prints the events of one world, for manual examination.
 #[test]
-fn one_world() {
+fn print_one_world() {
     told_to_a_person(in_memory);
 }
 
-/// The same in cells.
+/// Like [`print_one_world`], in cells.
 #[test]
-fn one_world_of_cells() {
+fn print_one_cell_world() {
     told_to_a_person(in_cells);
 }
 
@@ -125,28 +127,28 @@ fn are_the_same_to_the_byte(play: fn(u64, bool) -> Told) {
     let first = first_seed();
     for seed in first..first + 50 {
         let (one, two) = (play(seed, true), play(seed, true));
-        assert!(one.story.len() > 10, "LEASEHOLD_SEED={seed}: nothing happens in it");
+        assert!(one.story.len() > 10, "LEASEHOLD_SEED={seed}: the story is too short");
         let differs = one.story.iter().zip(&two.story).position(|(one, two)| one != two);
         let at = differs.unwrap_or(one.story.len().min(two.story.len()));
         assert_eq!(
             (one.story.len(), one.story.get(at)),
             (two.story.len(), two.story.get(at)),
-            "LEASEHOLD_SEED={seed}: line {at}"
+            "LEASEHOLD_SEED={seed}: the stories differ at line {at}"
         );
     }
 }
 
 #[test]
-fn a_seed_is_a_world_to_the_byte() {
+fn seed_reproduces_a_world_byte_for_byte() {
     are_the_same_to_the_byte(in_memory);
 }
 
 #[test]
-fn a_seed_is_a_world_of_cells_to_the_byte() {
+fn seed_reproduces_a_cell_world_byte_for_byte() {
     are_the_same_to_the_byte(in_cells);
 }
 
-/// What happens in all.
+/// Events that must occur in all systems.
 const TROUBLES: [&str; 18] = [
     "granted",
     "contended",
@@ -168,7 +170,7 @@ const TROUBLES: [&str; 18] = [
     "calm",
 ];
 
-/// What is played must be worth it: the worlds have in them what they are to judge.
+/// Checks that the worlds contain the events that they are to judge.
 fn have_in_them(play: fn(u64, bool) -> Told, more: &[&str]) {
     let first = first_seed();
     let mut seen = std::collections::BTreeMap::<&str, u64>::new();
@@ -179,15 +181,15 @@ fn have_in_them(play: fn(u64, bool) -> Told, more: &[&str]) {
     }
     let all = TROUBLES.iter().chain(more);
     let missing: Vec<_> = all.filter(|what| !seen.contains_key(*what)).collect();
-    assert!(missing.is_empty(), "LEASEHOLD_SEED={first}: never {missing:?}; {seen:?}");
+    assert!(missing.is_empty(), "LEASEHOLD_SEED={first}: {missing:?} never occurred; {seen:?}");
 }
 
 #[test]
-fn worlds_are_full_of_trouble() {
+fn worlds_contain_every_kind_of_fault() {
     have_in_them(in_memory, &["upgraded", "push doubled"]);
 }
 
 #[test]
-fn worlds_of_cells_are_full_of_trouble() {
+fn cell_worlds_contain_every_kind_of_fault() {
     have_in_them(in_cells, &["upgraded", "forgotten", "behind", "halved", "bell lost", "repeated"]);
 }

@@ -1,8 +1,9 @@
-//! The network between one process and what keeps the queues.
+//! The network between one process and the system that keeps the queues.
 //!
-//! What was sent is on its way whatever becomes of the sender: each request runs in a task of its own, on
-//! the test's runtime and in no process. It may come late, or twice, or never, and so may its answer; two
-//! that were sent one after the other may arrive in the other order. Nothing says which of it happened.
+//! A sent message stays in flight whatever happens to its sender. Each request runs in a task of
+//! its own, on the test's runtime and in no process. It may arrive late, twice or never, and so may
+//! its answer. Two requests may arrive in the other order. The sender cannot see which of these
+//! happened.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::judge::Judge;
 use crate::plan::Weather;
 
-/// What all processes' messages go through.
+/// The part of the network that all processes share.
 #[derive(Debug)]
 pub(crate) struct Air {
     pub(crate) weather: Mutex<Weather>,
@@ -28,7 +29,8 @@ pub(crate) struct Air {
 }
 
 impl Air {
-    /// Whether this happens now, of which there is a chance in a thousand in the weather.
+    /// Returns whether an event happens now. The weather contains its probability in parts per
+    /// thousand.
     pub(crate) fn happens(&self, what: &'static str, chance: impl Fn(&Weather) -> u32) -> bool {
         let chance = chance(&self.weather.lock().unwrap());
         let happens = self.dice.lock().unwrap().u32(0..1_000) < chance;
@@ -39,21 +41,21 @@ impl Air {
     }
 }
 
-/// The way of one process to what keeps the queues.
+/// The connection of one process to the system that keeps the queues.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) air: Arc<Air>,
     pub(crate) process: usize,
-    /// Whether nothing gets through just now.
+    /// Whether the connection is cut at present.
     pub(crate) cut: Mutex<bool>,
 }
 
-/// What becomes of one message.
+/// The fate of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Arrives(Duration),
     Lost,
-    /// The connection breaks instead, which is noticed.
+    /// The connection breaks instead, which the client notices.
     Broken(Duration),
 }
 
@@ -81,7 +83,8 @@ impl Wire {
         }
     }
 
-    /// One call: the request's way, what is done, the answer's way. `overtakes`: its double may be done first.
+    /// Makes one call, which consists of the request's way, its execution and the answer's way.
+    /// `overtakes` means that a duplicate may be executed first.
     pub(crate) async fn call<T, F>(
         &self,
         what: String,
@@ -99,17 +102,17 @@ impl Wire {
         let again = again.then(|| (after(there, self.fate("request lost"), overtakes), ask()));
         let first = ask();
         let judge = self.air.judge.clone();
-        let who = self.process;
-        judge.tell(|| format!("  {who} sends {what}: {there:?}, {back:?}"));
+        let actor = self.process;
+        judge.log(|| format!("  {actor} sends {what}: request {there:?}, reply {back:?}"));
         tokio::spawn(async move {
             match there {
                 Fate::Arrives(after) => sleep(after).await,
-                // Nobody notices: the answer never comes.
+                // The client does not notice this, because it only gets no answer.
                 Fate::Lost => return std::mem::forget(answer),
                 Fate::Broken(after) => return sleep(after).await,
             }
             let done = first.await;
-            judge.tell(|| format!("  {who} sent {what}: {}", shown(told, &done)));
+            judge.log(|| format!("  {actor}'s {what} was executed: {}", shown(told, &done)));
             match back {
                 Fate::Arrives(after) => sleep(after).await,
                 Fate::Lost => return std::mem::forget(answer),
@@ -122,7 +125,7 @@ impl Wire {
             tokio::spawn(async move {
                 sleep(after).await;
                 let done = second.await;
-                judge.tell(|| format!("  a double of {who}'s: {}", shown(told, &done)));
+                judge.log(|| format!("  a duplicate of {actor}'s request: {}", shown(told, &done)));
             });
         }
         let broke = || Error::new(ErrorKind::Unreachable, "the connection broke");
@@ -130,11 +133,11 @@ impl Wire {
     }
 }
 
-/// What becomes of a double.
+/// Returns the fate of a duplicate.
 fn after(first: Fate, double: Fate, overtakes: bool) -> Fate {
     match (first, double) {
         (Fate::Arrives(first), Fate::Arrives(double)) if !overtakes => {
-            // Timers are of whole milliseconds.
+            // Timers have whole milliseconds.
             Fate::Arrives(first + double + Duration::from_millis(1))
         }
         _ => double,
@@ -154,7 +157,7 @@ pub(crate) struct Net {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) info: StoreInfo,
     pub(crate) wire: Arc<Wire>,
-    /// Pushes that are on their way a second time, and when they come.
+    /// Notifications that arrive a second time, and when.
     pub(crate) echoes: Mutex<HashMap<ClaimId, (Instant, Signal)>>,
 }
 
@@ -206,7 +209,7 @@ impl Store for Net {
         self.call(format!("reweigh {:?} {}", claim.name, claim.weight), reweigh).await
     }
 
-    /// A push: it may be late, be lost or come twice, and nobody notices.
+    /// Returns a notification. It may be late, lost or duplicated without a sign.
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         let (echo, wire) = (self.echoes.lock().unwrap().remove(&claim.id), &self.wire);
         let again = async {
@@ -221,12 +224,12 @@ impl Store for Net {
         let signal = tokio::select! {
             biased;
             signal = again => {
-                wire.air.judge.tell(|| format!("  {} is told {signal:?} again", wire.process));
+                wire.air.judge.log(|| format!("  {} receives {signal:?} again", wire.process));
                 return Ok(signal);
             }
             signal = self.store.changed(claim) => signal?,
         };
-        wire.air.judge.tell(|| format!("  {} is told {signal:?}", wire.process));
+        wire.air.judge.log(|| format!("  {} receives {signal:?}", wire.process));
         if wire.air.happens("push doubled", |weather| weather.doubled)
             && let Fate::Arrives(after) = wire.fate("push lost")
         {

@@ -1,5 +1,5 @@
-//! An object store of which nothing ends by itself, and the network before it. A look may show what was; the
-//! age that it tells, if it does, is wrong by what the clocks of its servers are apart.
+//! An object store in which nothing expires, and the network in front of it. A read may be stale.
+//! If it returns an age, the error of that age is up to the difference of its servers' clocks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::cells::{Past, brief};
 use crate::ground::SKEW;
 use crate::net::Wire;
 
-/// All objects. Clones are the same.
+/// All objects. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Objects(Arc<Server>);
 
@@ -46,7 +46,8 @@ impl Objects {
         Self(Arc::new(Server { clock, state, past: Past::default() }))
     }
 
-    /// What is there, or was; and perhaps how old it is, to who looks on for certain.
+    /// Reads the current value, or an earlier one. The answer may contain its age. For the observer
+    /// it always does.
     fn look(&self, key: &str, is_behind: bool, ages: bool) -> Option<Value> {
         let mut state = self.0.state.lock().unwrap();
         let mut seen = state.all.get(key).cloned();
@@ -80,7 +81,7 @@ impl Objects {
     }
 }
 
-/// As who looks on reaches them.
+/// The observer's access to the objects.
 #[async_trait]
 impl Values for Objects {
     async fn get(&self, key: &str) -> Result<Option<Value>> {
@@ -112,7 +113,7 @@ impl Values for Objects {
 pub(crate) struct ValueWire {
     pub(crate) objects: Objects,
     pub(crate) wire: Arc<Wire>,
-    /// How long an answer is waited for.
+    /// Time limit for an answer.
     pub(crate) limit: Duration,
 }
 
@@ -154,7 +155,7 @@ impl Values for ValueWire {
     ) -> Result<Option<Version>> {
         let (key, on) = (key.to_owned(), on.cloned());
         let shown = (key.clone(), brief(&bytes), on.clone());
-        // A proxy repeats it, and passes on the answer to the repetition.
+        // A proxy repeats the request, and returns the answer to the repetition.
         let repeats = self.wire.air.happens("repeated", |weather| weather.doubled);
         let put = move |objects: &Objects| {
             let first = objects.write(&key, bytes.clone(), on.as_ref());

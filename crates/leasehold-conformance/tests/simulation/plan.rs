@@ -1,26 +1,27 @@
-//! What a seed says of its world.
+//! Derives a world from a seed.
 
 use std::time::Duration;
 
 use leasehold_core::Kind;
 
-/// What keeps the queues of a world.
+/// The system that keeps the queues of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum System {
-    /// The store in memory, which all processes ask.
+    /// The store in memory, which all processes call.
     Memory,
-    /// Cells that end by the server's clock, and may all be forgotten: as in memcached.
+    /// Cells that expire by the server's clock and can all be lost, as in memcached.
     Cache,
-    /// Cells that end by the server's clock, a bell, and looks that may be behind: as in a stream of NATS.
+    /// Cells that expire by the server's clock, with notifications and stale reads, as in a stream
+    /// of NATS.
     Stream,
-    /// Values of which nothing ends by itself, so that whoever looks judges: as in an object store.
+    /// Values that never expire, so that observers decide, as in an object store.
     Objects,
 }
 
 impl System {
     pub(crate) const IN_CELLS: [Self; 3] = [Self::Cache, Self::Stream, Self::Objects];
 
-    /// Whether a look may show what is no more.
+    /// Returns whether reads may be stale.
     pub(crate) fn looks_behind(self) -> bool {
         matches!(self, Self::Stream | Self::Objects)
     }
@@ -30,20 +31,20 @@ impl System {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) system: System,
-    /// Nothing fails, and answers are quick: then more is promised.
+    /// Whether nothing fails and answers are quick, so that more is promised.
     pub(crate) calm: bool,
-    /// Clocks go further apart than leases allow for: tokens alone are promised.
+    /// Whether clocks differ by more than leases allow for. Then only tokens are promised.
     pub(crate) wild: bool,
     pub(crate) locks: Vec<LockPlan>,
     pub(crate) processes: Vec<ProcessPlan>,
     pub(crate) weather: Weather,
-    /// How often somebody throws out whoever holds something.
+    /// Number of evictions of holders.
     pub(crate) evictions: u32,
-    /// The longest lease anybody asks for.
+    /// The longest lease that is requested.
     pub(crate) longest: Duration,
-    /// When the system forgets all that it knows.
+    /// When the system loses all its data.
     pub(crate) forgets: Vec<Duration>,
-    /// Parts in a million that the server's clock is too fast.
+    /// Parts per million by which the server's clock is too fast.
     pub(crate) server_fast: i32,
 }
 
@@ -56,21 +57,21 @@ pub(crate) struct LockPlan {
 
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessPlan {
-    /// For its own chance.
+    /// Seed of its own random numbers.
     pub(crate) seed: u64,
-    /// Parts in a million that its clock is too fast.
+    /// Parts per million by which its clock is too fast.
     pub(crate) fast: i32,
-    /// What its wall clock is ahead of the server's, in microseconds.
+    /// Microseconds by which its wall clock is ahead of the server's.
     pub(crate) wall: i64,
     pub(crate) tasks: u32,
     pub(crate) lease: Duration,
-    /// When it is stopped, and for how long; the last time perhaps for ever.
+    /// When it is paused, and for how long. `None` means that it never resumes.
     pub(crate) stops: Vec<(Duration, Option<Duration>)>,
-    /// When the network forgets it, and for how long.
+    /// When it is cut off from the network, and for how long.
     pub(crate) cuts: Vec<(Duration, Duration)>,
 }
 
-/// What becomes of messages: chances in a thousand, and how long they take.
+/// The behavior of messages: probabilities in parts per thousand, and durations.
 #[derive(Clone, Debug)]
 pub(crate) struct Weather {
     pub(crate) quick: Duration,
@@ -79,18 +80,18 @@ pub(crate) struct Weather {
     pub(crate) lost: u32,
     pub(crate) broken: u32,
     pub(crate) doubled: u32,
-    /// Of several requests that are sent together some are done.
+    /// Only some of several requests that are sent together are executed.
     pub(crate) halved: u32,
-    /// A look shows what was.
+    /// A read is stale.
     pub(crate) stale: u32,
 }
 
-/// How old what a look shows may be.
+/// Maximum age of a stale read.
 pub(crate) const STALE: Duration = Duration::from_secs(3);
-/// Wall clocks are apart by up to a day.
+/// Wall clocks differ by up to a day.
 const APART: i64 = 86_400_000_000;
 
-/// For as long things happen to a world; after that it may come to rest.
+/// Duration of the faults in a world. After that it may recover.
 pub(crate) const TROUBLE: Duration = Duration::from_secs(12);
 
 pub(crate) fn millis(dice: &mut fastrand::Rng, range: std::ops::Range<u64>) -> Duration {
@@ -103,9 +104,10 @@ impl Plan {
         let wild = !calm && dice.u32(0..10) == 0;
         let leases = [300, 1_000, 3_000, 12_000].map(Duration::from_millis);
         let lease = leases[dice.usize(0..leases.len())];
-        // Of two clocks, that one may be a hundredth ahead of the other is allowed for.
+        // Between two clocks, a difference of one percent is allowed for.
         let drift = if wild { 60_000 } else { 4_900 };
-        // Whoever forgets tokens draws the next ones above the clock, which must not fall back then.
+        // A system that forgets tokens derives the next ones from the clock, which must not go back
+        // then.
         let forgets = match system {
             System::Cache if !calm && !wild => forgets(dice),
             _ => Vec::new(),
@@ -186,7 +188,7 @@ impl Weather {
         Self { quick, slow, late, lost, broken, doubled, halved, stale: 0 }
     }
 
-    /// What comes when a world may come to rest.
+    /// Ends all faults, so that a world can recover.
     pub(crate) fn clears(&mut self) {
         let quick = self.quick.min(Duration::from_millis(5));
         *self = Self { quick, ..Self::calm() };

@@ -1,4 +1,4 @@
-//! A world, played to its end.
+//! Plays a world to its end.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::store::{Evict, Standing, Store};
+use leasehold_core::testing::{downgrade, try_upgrade};
 use leasehold_core::{
-    Builder, Clock, Error, ErrorKind, Guard, Kind, Leasehold, LostReason, MAX_READERS, Name, Owner,
+    Builder, Client, Clock, Error, ErrorKind, Hold, Kind, LostReason, MAX_READERS, Name, Owner,
     Registry, State, World,
 };
 use tokio::task::JoinHandle;
@@ -18,7 +19,7 @@ use crate::judge::{Asked, Judge, Pace};
 use crate::net::{Air, Wire};
 use crate::plan::{Plan, ProcessPlan, System, TROUBLE, millis};
 
-/// What there is to tell of a world.
+/// The results of a world.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) story: Vec<String>,
@@ -26,12 +27,12 @@ pub(crate) struct Told {
     pub(crate) seen: BTreeMap<&'static str, u64>,
 }
 
-/// How long after all trouble every call must have come to an end.
+/// Time limit for all calls to end, after all faults have ended.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long anything stays in the store that nobody keeps alive, beside the leases.
+/// Maximum time for which data without a client stays in the store, in addition to the leases.
 const RESIDUE: Duration = Duration::from_secs(10);
 
-/// Plays the world of this seed, on that; `told`, with a story of it.
+/// Plays the world of this seed on `system`. Records its story if `told`.
 pub(crate) fn play(system: System, seed: u64, told: bool) -> Told {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
@@ -66,11 +67,11 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
         let reached = ground.clone().reached(wire.clone(), clock.clone());
         let store = world.process(reached).await;
         let builder = Builder::new(Registry::default()).clock(clock);
-        let locks = builder.simulated(store, &world).expect("it promises what is asked for");
+        let locks = builder.simulated(store, &world).expect("the store promises what is required");
         let dies = process.stops.iter().any(|(_, pause)| pause.is_none());
         for task in 0..process.tasks {
             let task = Task {
-                who: format!("{n}.{task}"),
+                actor: format!("{n}.{task}"),
                 dice: dice.fork(),
                 locks: locks.clone(),
                 world: world.clone(),
@@ -81,7 +82,7 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
                 granted_at: None,
             };
             let running = tokio::spawn(world.process(task.live(began)));
-            // Of one that is killed nothing ends: it stands still for ever.
+            // The tasks of a killed process never end, because it stays paused forever.
             if !dies {
                 living.push(running);
             }
@@ -94,20 +95,20 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
     tokio::spawn(forgets(plan.clone(), ground, judge.clone(), began));
     sleep_until(began + TROUBLE).await;
     air.weather.lock().unwrap().clears();
-    judge.tell(|| "the weather clears".into());
+    judge.log(|| "all faults end".into());
     for running in living {
         match timeout(PATIENCE, running).await {
             Ok(Ok(())) => {}
             Ok(Err(why)) => judge.breaks(&format!("a task panicked: {why}")),
-            Err(_) => judge.breaks("a call never came to an end"),
+            Err(_) => judge.breaks("a call never ended"),
         }
     }
-    // What is still on its way may yet arrive, and lasts for a lease then.
+    // Requests in flight may still arrive, and their claims last for a lease then.
     sleep(plan.weather.slow * 2 + plan.longest * 3 + RESIDUE).await;
     let left = onlooker.process(async move { store.list("").await }).await;
-    let left = left.expect("it is in this process");
+    let left = left.expect("the store is in this process");
     if !left.is_empty() {
-        judge.breaks(&format!("left behind: {left:?}"));
+        judge.breaks(&format!("claims remain in the store: {left:?}"));
     }
     let (story, broken, seen) = judge.ends();
     Told { story, broken, seen }
@@ -119,13 +120,13 @@ async fn stops(n: usize, plan: ProcessPlan, world: World, judge: Arc<Judge>, beg
         world.stop();
         let Some(pause) = pause else {
             judge.saw("killed");
-            return judge.tell(|| format!("{n} is killed"));
+            return judge.log(|| format!("{n} is killed"));
         };
         judge.saw("stopped");
-        judge.tell(|| format!("{n} is stopped for {pause:?}"));
+        judge.log(|| format!("{n} is paused for {pause:?}"));
         sleep(pause).await;
         world.go_on();
-        judge.tell(|| format!("{n} goes on"));
+        judge.log(|| format!("{n} continues"));
     }
 }
 
@@ -133,11 +134,11 @@ async fn cuts(n: usize, plan: ProcessPlan, wire: Arc<Wire>, judge: Arc<Judge>, b
     for (at, length) in plan.cuts {
         sleep_until(began + at).await;
         judge.saw("cut");
-        judge.tell(|| format!("{n} is cut off"));
+        judge.log(|| format!("{n} is partitioned"));
         *wire.cut.lock().unwrap() = true;
         sleep_until((Instant::now() + length).min(began + TROUBLE)).await;
         *wire.cut.lock().unwrap() = false;
-        judge.tell(|| format!("{n} is joined again"));
+        judge.log(|| format!("{n} is connected again"));
     }
 }
 
@@ -145,7 +146,7 @@ async fn forgets(plan: Arc<Plan>, ground: Arc<Ground>, judge: Arc<Judge>, began:
     for at in &plan.forgets {
         sleep_until(began + *at).await;
         judge.saw("forgotten");
-        judge.tell(|| "all is forgotten".into());
+        judge.log(|| "the store loses all data".into());
         ground.forget();
     }
 }
@@ -161,13 +162,13 @@ async fn evictions(
         let lock = dice.usize(0..plan.locks.len());
         let name = Name::new(&plan.locks[lock].name).expect("a name");
         let Ok(Some(seen)) = store.read(&name).await else { continue };
-        // One of all who stand there, or all that hold.
+        // Evicts one claim of the queue, or all holders.
         let one = dice.choice(&seen.claims).and_then(|claim| claim.token);
         let which = match one.filter(|_| dice.bool()) {
             Some(one) => Evict::Token(one),
             None => Evict::Holders,
         };
-        // In cells others may come and go between a look and a write.
+        // With cells, claims may change between a read and a write, so only one claim is evicted.
         let which = match (plan.system, which, one) {
             (System::Memory, which, _) => which,
             (_, _, Some(one)) => Evict::Token(one),
@@ -180,7 +181,7 @@ async fn evictions(
         let tokens: Vec<_> =
             tokens.filter(|token| which == Evict::Holders || one == Some(*token)).collect();
         judge.saw("evicted");
-        judge.tell(|| format!("{which:?} is thrown out of {name}, so {tokens:?}"));
+        judge.log(|| format!("{which:?} of {name} are evicted: {tokens:?}"));
         judge.evicted(lock, tokens);
         let _ = store.evict(&name, which).await;
     }
@@ -188,35 +189,35 @@ async fn evictions(
 
 /// A task of a program.
 struct Task {
-    who: String,
+    actor: String,
     dice: fastrand::Rng,
-    locks: Leasehold,
+    locks: Client,
     world: World,
     judge: Arc<Judge>,
     plan: Arc<Plan>,
     process: ProcessPlan,
     numbers: Arc<AtomicU64>,
-    /// When it was told of what it holds.
+    /// When it was notified of its present hold.
     granted_at: Option<Instant>,
 }
 
-/// How it asks.
+/// How a lock is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Try,
     For(Duration),
-    /// And loses patience after a while.
+    /// Without a limit, but the future is dropped after this time.
     Dropped(Duration),
     Patient,
 }
 
-/// With which options.
+/// The options of a request.
 #[derive(Clone)]
 struct With {
     how: How,
     weight: u32,
     max_hold: Option<Duration>,
-    at_least: Duration,
+    min_hold: Duration,
     lock_delay: Duration,
     renewed: bool,
     owner: Option<Owner>,
@@ -224,9 +225,9 @@ struct With {
 
 impl std::fmt::Display for With {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { how, weight, max_hold, at_least, lock_delay, renewed, owner } = self;
+        let Self { how, weight, max_hold, min_hold, lock_delay, renewed, owner } = self;
         let owned = owner.is_some();
-        write!(f, "{how:?}, weight {weight}, max_hold {max_hold:?}, at_least {at_least:?}, ")?;
+        write!(f, "{how:?}, weight {weight}, max_hold {max_hold:?}, min_hold {min_hold:?}, ")?;
         write!(f, "lock_delay {lock_delay:?}, renewed {renewed}, owned {owned}")
     }
 }
@@ -244,7 +245,7 @@ impl Task {
         self.dice.u32(0..n) == 0
     }
 
-    /// Nothing in cells keeps a lock that nobody has.
+    /// Returns whether the system supports cooldowns. Cells do not.
     fn can_delay(&self) -> bool {
         self.plan.system == System::Memory
     }
@@ -269,8 +270,8 @@ impl Task {
             how,
             weight,
             max_hold: self.one_in(8).then_some(lease * tenths / 10),
-            // Nobody gives back what ran out by itself, so nobody keeps it closed.
-            at_least: if self.can_delay() && renewed && self.one_in(10) {
+            // A hold that expires is not released, so its `min_hold` has no effect.
+            min_hold: if self.can_delay() && renewed && self.one_in(10) {
                 millis(&mut self.dice, 50..600)
             } else {
                 Duration::ZERO
@@ -285,7 +286,7 @@ impl Task {
         }
     }
 
-    /// Takes a lock, holds it for a while, and lets go.
+    /// Acquires a lock, holds it for a while, and releases it.
     async fn turn(&mut self) {
         let lock = self.dice.usize(0..self.plan.locks.len());
         let with = self.wish(lock);
@@ -294,7 +295,7 @@ impl Task {
         self.granted_at = Some(Instant::now());
         self.hold(lock, &with, &guard).await;
         if with.owner.is_some() && guard.is_held() {
-            let again = self.asks(lock, &with, Some(guard.token()));
+            let again = self.asks(lock, &with, Some(guard.grant()));
             let inner = self.ask(&again, &With { how: How::Patient, ..with.clone() }).await;
             if inner.is_some() {
                 self.judge.saw("re-entered");
@@ -304,8 +305,9 @@ impl Task {
         if self.plan.locks[lock].kind == Kind::RwLock {
             self.reweigh(&asked, &with, &guard).await;
         }
-        // What the child has cannot be the parent's as well here, which forgets it: so it must end by itself.
-        let ends_by_itself = with.max_hold.is_some() && with.at_least.is_zero();
+        // In this simulation the parent gives the guard away to the child, and cannot release it.
+        // So the hold must end on its own.
+        let ends_by_itself = with.max_hold.is_some() && with.min_hold.is_zero();
         if ends_by_itself && with.owner.is_none() && self.one_in(3) {
             return self.fork(guard).await;
         }
@@ -315,22 +317,22 @@ impl Task {
     fn asks(&self, lock: usize, with: &With, again: Option<leasehold_core::Token>) -> Asked {
         Asked {
             number: self.numbers.fetch_add(1, Ordering::Relaxed),
-            who: self.who.clone(),
+            actor: self.actor.clone(),
             lock,
             weight: with.weight,
             at: Instant::now(),
             patient: with.how == How::Patient,
-            at_least: with.at_least,
+            min_hold: with.min_hold,
             lock_delay: with.lock_delay,
             max_hold: with.max_hold,
             again,
         }
     }
 
-    async fn ask(&self, asked: &Asked, with: &With) -> Option<Guard> {
+    async fn ask(&self, asked: &Asked, with: &With) -> Option<Hold> {
         let name = &self.plan.locks[asked.lock].name;
         let again = if asked.again.is_some() { " again" } else { "" };
-        self.judge.tell(|| format!("{} asks for {name}{again}: {with}", self.who));
+        self.judge.log(|| format!("{} requests {name}{again}: {with}", self.actor));
         self.judge.asks(asked);
         let patience = match with.how {
             How::Dropped(after) => after,
@@ -341,28 +343,28 @@ impl Task {
         match answer {
             Ok(Ok(guard)) => {
                 let mut asked = asked.clone();
-                // By the time of the answer, what the owner held may have been lost.
-                asked.again = asked.again.filter(|held| *held == guard.token());
+                // The owner's earlier hold may have been lost by the time of the answer.
+                asked.again = asked.again.filter(|held| *held == guard.grant());
                 self.judge.granted(&asked, &guard);
                 return Some(guard);
             }
             Ok(Err(error)) => self.refused(asked, with, &error),
             Err(_) => {
                 self.judge.saw("dropped");
-                self.judge.tell(|| format!("{} wants {name} no more", self.who));
+                self.judge.log(|| format!("{} drops its request for {name}", self.actor));
             }
         }
         self.judge.asks_no_more(asked);
         None
     }
 
-    async fn acquire(&self, asked: &Asked, with: &With) -> leasehold_core::Result<Guard> {
+    async fn acquire(&self, asked: &Asked, with: &With) -> leasehold_core::Result<Hold> {
         let plan = &self.plan.locks[asked.lock];
-        /// The options, on each kind of lock.
+        /// Sets the options on any kind of lock.
         macro_rules! optioned {
             ($lock:expr) => {{
                 let lock = $lock.lease(self.process.lease).lock_delay(with.lock_delay);
-                let lock = lock.at_least(with.at_least);
+                let lock = lock.min_hold(with.min_hold);
                 let lock = if with.renewed { lock } else { lock.no_renewal() };
                 with.max_hold.iter().fold(lock, |lock, d| lock.max_hold(*d))
             }};
@@ -373,34 +375,38 @@ impl Task {
                 let mutex = optioned!(self.locks.mutex(&plan.name));
                 let mutex = with.owner.iter().fold(mutex, |mutex, owner| mutex.owner(owner));
                 match with.how {
-                    How::Try => mutex.try_lock().await,
-                    How::For(limit) => mutex.lock_timeout(limit).await,
-                    How::Dropped(_) | How::Patient => mutex.lock().await,
+                    How::Try => mutex.try_lock().await.map(Hold::from),
+                    How::For(limit) => mutex.lock_timeout(limit).await.map(Hold::from),
+                    How::Dropped(_) | How::Patient => mutex.lock().await.map(Hold::from),
                 }
             }
             Kind::RwLock => {
                 let lock = optioned!(self.locks.rwlock(&plan.name));
                 match (with.how, is_reader) {
-                    (How::Try, true) => lock.try_read().await,
-                    (How::Try, false) => lock.try_write().await,
-                    (How::For(limit), true) => lock.read_timeout(limit).await,
-                    (How::For(limit), false) => lock.write_timeout(limit).await,
-                    (_, true) => lock.read().await,
-                    (_, false) => lock.write().await,
+                    (How::Try, true) => lock.try_read().await.map(Hold::from),
+                    (How::Try, false) => lock.try_write().await.map(Hold::from),
+                    (How::For(limit), true) => lock.read_timeout(limit).await.map(Hold::from),
+                    (How::For(limit), false) => lock.write_timeout(limit).await.map(Hold::from),
+                    (_, true) => lock.read().await.map(Hold::from),
+                    (_, false) => lock.write().await.map(Hold::from),
                 }
             }
             Kind::Semaphore => {
                 let semaphore = optioned!(self.locks.semaphore(&plan.name, plan.permits));
                 match with.how {
-                    How::Try => semaphore.try_acquire_many(asked.weight).await,
-                    How::For(limit) => semaphore.acquire_many_timeout(asked.weight, limit).await,
-                    How::Dropped(_) | How::Patient => semaphore.acquire_many(asked.weight).await,
+                    How::Try => semaphore.try_acquire_many(asked.weight).await.map(Hold::from),
+                    How::For(limit) => {
+                        semaphore.acquire_many_timeout(asked.weight, limit).await.map(Hold::from)
+                    }
+                    How::Dropped(_) | How::Patient => {
+                        semaphore.acquire_many(asked.weight).await.map(Hold::from)
+                    }
                 }
             }
         }
     }
 
-    /// Whether the answer came when it had to, in calm weather.
+    /// Checks that the answer arrived in time, in calm weather.
     fn in_time(&self, asked: &Asked, with: &With) {
         let limit = match with.how {
             How::Try => Duration::ZERO,
@@ -409,13 +415,13 @@ impl Task {
         };
         let late = asked.at.elapsed().saturating_sub(limit);
         if self.plan.calm && late > Pace::of(self.plan.system).hand_over {
-            self.judge.breaks(&format!("{} had its answer {late:?} too late", self.who));
+            self.judge.breaks(&format!("{} received its answer {late:?} too late", self.actor));
         }
     }
 
-    /// Whether there is a cause for this answer.
+    /// Checks that there is a cause for this error.
     fn refused(&self, asked: &Asked, with: &With, error: &Error) {
-        self.judge.tell(|| format!("{} is refused: {error}", self.who));
+        self.judge.log(|| format!("{} gets an error: {error}", self.actor));
         let fair = match (error.kind(), with.how) {
             (ErrorKind::Contended, How::Try) => {
                 self.judge.saw("contended");
@@ -425,16 +431,20 @@ impl Task {
                 self.judge.saw("timed out");
                 asked.at.elapsed() >= limit * 94 / 100
             }
+            // The store did not answer by the time limit.
+            (ErrorKind::Unreachable, How::For(limit)) if asked.at.elapsed() >= limit * 94 / 100 => {
+                true
+            }
             (ErrorKind::Unreachable | ErrorKind::AtRisk | ErrorKind::Lost, _) => !self.plan.calm,
             _ => false,
         };
         if !fair {
-            self.judge.breaks(&format!("{} was refused without a cause: {error}", self.who));
+            self.judge.breaks(&format!("{} got an error without a cause: {error}", self.actor));
         }
     }
 
-    /// Works, and looks at the guard from time to time.
-    async fn hold(&mut self, lock: usize, with: &With, guard: &Guard) {
+    /// Works, and checks the guard several times.
+    async fn hold(&mut self, lock: usize, with: &With, guard: &Hold) {
         let lease = self.process.lease;
         let tenths = [0, 1, 3, 15][self.dice.usize(0..4)];
         let slice = lease * tenths / 10 / 4;
@@ -444,54 +454,63 @@ impl Task {
         }
     }
 
-    fn look(&self, lock: usize, with: &With, guard: &Guard) {
+    fn look(&self, lock: usize, with: &With, guard: &Hold) {
         let lost = match guard.state() {
             State::Lost(reason) => Some(reason),
             _ => None,
         };
         if let Some(reason) = lost {
             self.judge.saw("lost");
-            self.judge.tell(|| format!("{} sees that it was lost: {reason:?}", self.who));
+            self.judge
+                .log(|| format!("{} finds out that its lock is lost: {reason:?}", self.actor));
             if self.plan.calm && with.renewed && with.max_hold.is_none() {
-                self.judge.breaks(&format!("{} lost it in calm weather", self.who));
+                self.judge
+                    .breaks(&format!("{} lost its lock in a world without faults", self.actor));
             }
         }
         let since = self.granted_at.map_or(Duration::ZERO, |at| at.elapsed());
         let longest = with.max_hold.map(|d| d * if self.plan.wild { 2 } else { 1 } * 102 / 100);
         if lost.is_none() && longest.is_some_and(|longest| since > longest) {
-            self.judge.breaks(&format!("{} holds it for {since:?}, max_hold is over", self.who));
+            self.judge
+                .breaks(&format!("{} has held it for {since:?}, longer than max_hold", self.actor));
         }
         if lost.is_none() {
-            self.judge.tell(|| format!("{} still holds by {}", self.who, guard.token()));
-            self.judge.believes(lock, guard.token(), self.process.lease);
+            self.judge.log(|| format!("{} still holds with {}", self.actor, guard.grant()));
+            self.judge.believes(lock, guard.grant(), self.process.lease);
         }
     }
 
-    /// A writer becomes a reader, or a reader a writer, perhaps both; now and then somebody loses patience.
-    async fn reweigh(&mut self, asked: &Asked, with: &With, guard: &Guard) {
+    /// Converts a writer to a reader or a reader to a writer, possibly several times. Some
+    /// conversions are dropped early.
+    async fn reweigh(&mut self, asked: &Asked, with: &With, guard: &Hold) {
         for _ in 0..self.dice.u32(0..4) {
             let patience = match self.one_in(3) {
                 true => self.process.lease * self.dice.u32(0..10) / 10,
                 false => Duration::MAX,
             };
-            let (token, heavier) = (guard.token(), self.dice.bool());
+            let (token, heavier) = (guard.grant(), self.dice.bool());
             let done = if heavier {
-                let done = timeout(patience, guard.try_upgrade()).await;
+                let done = timeout(patience, try_upgrade(guard)).await;
                 if let Ok(Ok(())) = done {
                     self.judge.weighs(asked.lock, token, MAX_READERS);
                     self.judge.saw("upgraded");
                 }
                 done
             } else {
-                // It is a reader from here on, whatever comes of it.
+                // It is a reader from here on, whatever the result.
                 self.judge.weighs(asked.lock, token, 1);
-                let done = timeout(patience, guard.downgrade()).await;
+                let done = timeout(patience, downgrade(guard)).await;
                 if let Ok(Ok(())) = done {
                     self.judge.saw("downgraded");
                 }
                 done
             };
-            self.judge.tell(|| format!("{} makes {token} heavier, {heavier}: {done:?}", self.who));
+            self.judge.log(|| {
+                format!(
+                    "{} changes the weight of {token}, heavier: {heavier}: {done:?}",
+                    self.actor
+                )
+            });
             let ends_by_itself = !with.renewed || with.max_hold.is_some();
             let fair = match done.map(|done| done.map_err(|error| error.kind())) {
                 Err(_) | Ok(Ok(())) => true,
@@ -500,17 +519,18 @@ impl Task {
                 Ok(Err(_)) => !self.plan.calm,
             };
             if !fair {
-                self.judge.breaks(&format!("{} could not change what {token} weighs", self.who));
+                self.judge
+                    .breaks(&format!("{} could not change the weight of {token}", self.actor));
             }
             self.hold(asked.lock, with, guard).await;
         }
     }
 
-    /// The process forks, and the child does with the guard what it likes: it knows that it holds nothing, and
-    /// nothing becomes of it. What the parent holds goes on, until its time is over.
-    async fn fork(&mut self, guard: Guard) {
+    /// Forks the process. The child may use the guard in any way, but the guard reports that it is
+    /// lost, and the child's calls have no effect. The parent's hold continues until it expires.
+    async fn fork(&mut self, guard: Hold) {
         self.judge.saw("forked");
-        let (watch, token) = (guard.watch(), guard.token());
+        let (watch, token) = (guard.watch(), guard.grant());
         let (locks, drops) = (self.locks.clone(), self.dice.bool());
         let child = async move {
             let state = guard.state();
@@ -523,38 +543,38 @@ impl Task {
         };
         let before = watch.remaining();
         let (state, tried, released) = self.world.fork().process(child).await;
-        self.judge.tell(|| {
+        self.judge.log(|| {
             format!(
                 "{} forks, and the child has {token}: {state:?}, {tried:?}, {released:?}",
-                self.who
+                self.actor
             )
         });
         if state != State::Lost(LostReason::Forked) || released.is_some_and(|done| done.is_ok()) {
-            self.judge.breaks(&format!("a child of {} believed to hold {token}", self.who));
+            self.judge.breaks(&format!("a child of {} believes that it holds {token}", self.actor));
         }
         if tried.is_ok() {
-            self.judge.breaks(&format!("a child of {} took a lock", self.who));
+            self.judge.breaks(&format!("a child of {} acquired a lock", self.actor));
         }
         if watch.remaining() != before {
-            self.judge.breaks(&format!("a child of {} ended what its parent holds", self.who));
+            self.judge.breaks(&format!("a child of {} ended its parent's hold", self.actor));
         }
         while !watch.remaining().is_zero() {
             sleep(self.process.lease / 4).await;
         }
     }
 
-    async fn let_go(&mut self, asked: &Asked, with: &With, guard: Guard) {
-        let (was_held, token) = (guard.is_held(), guard.token());
+    async fn let_go(&mut self, asked: &Asked, with: &With, guard: Hold) {
+        let (was_held, token) = (guard.is_held(), guard.grant());
         self.judge.lets_go(asked, token);
         if self.one_in(3) {
-            self.judge.tell(|| format!("{} drops {}", self.who, token));
+            self.judge.log(|| format!("{} drops {}", self.actor, token));
             drop(guard);
             return self.judge.ended(asked, token);
         }
-        self.judge.tell(|| format!("{} releases {}", self.who, guard.token()));
+        self.judge.log(|| format!("{} releases {}", self.actor, guard.grant()));
         let released = guard.release().await;
         self.judge.ended(asked, token);
-        self.judge.tell(|| format!("{} released: {released:?}", self.who));
+        self.judge.log(|| format!("{} released: {released:?}", self.actor));
         let ends_by_itself = !with.renewed || with.max_hold.is_some();
         if let Err(error) = released {
             self.judge.saw("released late");
@@ -563,7 +583,7 @@ impl Task {
                 _ => !self.plan.calm,
             };
             if !fair {
-                self.judge.breaks(&format!("{} could not release: {error}", self.who));
+                self.judge.breaks(&format!("{} could not release: {error}", self.actor));
             }
         }
     }

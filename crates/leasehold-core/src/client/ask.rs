@@ -1,20 +1,20 @@
-//! What a caller asks the store for its own claim, and for how long.
+//! Requests to the store for a single claim, and the time limit for an outage.
 
 use std::time::Duration;
 
 use crate::store::Store;
-use crate::words::answer::{Renew, Renewal};
-use crate::words::claim::Claim;
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::limits::DEFAULT_LEASE;
+use crate::types::answer::{Renew, Renewal};
+use crate::types::claim::Claim;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::limits::DEFAULT_LEASE;
 
-/// For how long a store that does not answer is asked again by who wants to wait: a lease, and no
-/// less than the default one. A fail-over must fit in it, however short the lease.
+/// Returns how long a waiting caller retries while the store does not answer: one lease, but at
+/// least the default lease. A fail-over must fit into this time, even if the lease is short.
 pub(crate) fn outage_timeout(store: &dyn Store, claim: &Claim) -> Duration {
     claim.lease.max(DEFAULT_LEASE).saturating_add(store.info().replication_timeout)
 }
 
-/// The store's answer for one claim, asked for on the caller's side.
+/// Renews one claim from the caller's task, and returns the store's result.
 pub(crate) async fn renew_one(
     store: &dyn Store,
     claim: &Claim,

@@ -1,4 +1,4 @@
-//! What the parts of one client share.
+//! The state that all parts of one client share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,38 +6,41 @@ use std::time::Duration;
 
 use super::background::Background;
 use super::ids::Ids;
-use super::keeper::Keeper;
 use super::leave::leave_with_retry;
-use super::leaving::{Leaving, PATIENCE};
-use crate::base::clock::{Clock, Moment};
-use crate::base::world::process_id;
+use super::pending_releases::{PATIENCE, PendingReleases};
+use super::renewer::Renewer;
 use crate::store::Store;
-use crate::words::claim::{Claim, ClaimId};
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::holder::Holder;
-use crate::words::name::Name;
-use crate::words::options::LockOptions;
-use crate::words::token::Token;
+use crate::types::claim::{Claim, ClaimId};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::holder::Holder;
+use crate::types::name::Name;
+use crate::types::options::LockOptions;
+use crate::types::token::Token;
+use crate::util::clock::{Clock, Moment};
+use crate::util::world::process_id;
 
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) renewer: Arc<Renewer>,
     pub(crate) background: Background,
     pub(crate) clock: Clock,
-    /// What its locks have unless they say otherwise.
+    /// The default options of the client's locks.
     pub(crate) options: LockOptions,
     pub(crate) holder: Arc<Holder>,
-    /// What sequencers say of the store.
+    /// The identity of the store, as sequencers contain it.
     pub(crate) identity: String,
-    leaving: Arc<Leaving>,
+    pending_releases: Arc<PendingReleases>,
     ids: Ids,
     seen: AtomicU64,
+    /// The time by which the leases of all holds that are being released in the background have
+    /// expired, as a [`Moment`].
+    released_by: AtomicU64,
     closed: AtomicBool,
 }
 
 impl Core {
-    /// Of a client that begins to keep its claims alive now.
+    /// Creates a client, and starts to keep its claims alive.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         background: Background,
@@ -45,29 +48,31 @@ impl Core {
         options: LockOptions,
         identity: String,
     ) -> Self {
-        let keeper = Keeper::new(store.clone(), clock.clone());
-        let ear: Weak<Keeper> = Arc::downgrade(&keeper);
+        let renewer = Renewer::new(store.clone(), clock.clone());
+        let ear: Weak<Renewer> = Arc::downgrade(&renewer);
         store.hear(ear);
-        background.spawn(keeper.clone().run());
+        background.spawn(renewer.clone().run());
         let holder = Arc::new(Holder::this_process(&options.label));
-        let (seen, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (ids, leaving) = (Ids::default(), Arc::default());
+        let (seen, released_by) = (AtomicU64::new(0), AtomicU64::new(0));
+        let closed = AtomicBool::new(false);
+        let (ids, pending_releases) = (Ids::default(), Arc::default());
         Self {
             store,
-            keeper,
+            renewer,
             background,
             clock,
             options,
             holder,
             identity,
-            leaving,
+            pending_releases,
             ids,
             seen,
+            released_by,
             closed,
         }
     }
 
-    /// Nothing can be taken through it any more.
+    /// Rejects all further acquisitions.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -81,14 +86,13 @@ impl Core {
         Ok(())
     }
 
-    /// The id of a claim that is made now, in the process that connected: see [`ids`](super::ids).
+    /// Draws the ID of a new claim; see [`ids`](super::ids). Fails in a forked child.
     pub(crate) fn draw(&self, now: Moment) -> Result<ClaimId> {
         self.check_ours()?;
         self.ids.draw(now)
     }
 
-    /// The store, in the process that connected: in a forked child its connections are the
-    /// parent's.
+    /// Returns the store. Fails in a forked child, which must not use its parent's connections.
     pub(crate) fn ours(&self) -> Result<&dyn Store> {
         self.check_ours()?;
         Ok(&*self.store)
@@ -98,8 +102,8 @@ impl Core {
         if self.closed.load(Ordering::SeqCst) { Err(Error::closed()) } else { Ok(()) }
     }
 
-    /// The highest token that this client has seen, whatever the name: higher than needed never
-    /// harms, since tokens are drawn from clocks.
+    /// Returns the highest token that this client has seen, for any name. A value that is too high
+    /// is harmless, because tokens are derived from clocks.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.load(Ordering::SeqCst)
     }
@@ -108,7 +112,7 @@ impl Core {
         self.seen.fetch_max(token.get(), Ordering::SeqCst);
     }
 
-    /// What is left of `at_least`.
+    /// Returns how much of `min_hold` is left, or `None` if nothing is.
     pub(crate) fn keep(&self, until: Moment) -> Option<Duration> {
         if until == Moment::from_nanos(0) {
             return None;
@@ -117,10 +121,13 @@ impl Core {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Gives a claim back without a caller to wait for it: at once where the store is local, else
-    /// on the background thread, until the store answers or the claim can no longer live there.
-    /// Only in the process that connected. What was begun here and did not come to an end at once is begun
-    /// again there: leaving twice is leaving once.
+    /// Releases a claim when no caller waits for the result. Call it only in the process that
+    /// connected.
+    ///
+    /// If the store is local, the claim is released immediately, if possible. Otherwise the
+    /// background thread releases it and retries ([`leave_with_retry`]). If the immediate release
+    /// starts but does not complete, the background thread starts it again. Releasing twice has no
+    /// further effect.
     pub(crate) fn leave_in_background(&self, claim: &Claim, keep_until: Moment) {
         if self.store.info().is_local {
             let mut leave = self.store.leave(claim, self.keep(keep_until));
@@ -129,26 +136,41 @@ impl Core {
             }
         }
         let (store, clock) = (self.store.clone(), self.clock.clone());
-        let left = self.leaving.begin(claim);
+        let pending = self.pending_releases.begin(claim);
         let leave = leave_with_retry(store, clock, claim.clone(), keep_until);
         self.background.spawn_cleanup(async move {
             leave.await;
-            drop(left);
+            drop(pending);
         });
     }
 
-    /// Waits for what this client has let go of before, so that nobody stands behind himself; not for long,
-    /// and not beyond `give_up`. Only in the process that connected.
-    pub(crate) async fn nothing_leaves(&self, name: &Name, give_up: Moment) -> Result<()> {
+    /// Like [`leave_in_background`](Self::leave_in_background), for a hold.
+    pub(crate) fn release_in_background(&self, claim: &Claim, keep_until: Moment) {
+        let expiry = self.clock.now().plus(claim.lease);
+        self.released_by.fetch_max(expiry.as_nanos(), Ordering::SeqCst);
+        self.leave_in_background(claim, keep_until);
+    }
+
+    /// Returns the time until the leases of all holds that are released in the background have
+    /// expired.
+    pub(crate) fn until_released(&self) -> Duration {
+        Moment::from_nanos(self.released_by.load(Ordering::SeqCst)).since(self.clock.now())
+    }
+
+    /// Waits for this client's earlier releases of the lock, so that a new claim does not queue
+    /// after an old claim of the same client. Waits at most [`PATIENCE`], and not beyond `give_up`.
+    ///
+    /// Call it only in the process that connected.
+    pub(crate) async fn earlier_releases_done(&self, name: &Name, give_up: Moment) -> Result<()> {
         self.check_ours()?;
         let limit = || PATIENCE.min(give_up.since(self.clock.now()));
-        self.background.within(limit, self.leaving.answered(name)).await;
+        self.background.within(limit, self.pending_releases.completed(name)).await;
         Ok(())
     }
 
-    /// Whether there may be something to wait for.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.any()
+    /// Returns whether any release is in progress.
+    pub(crate) fn has_pending_releases(&self) -> bool {
+        self.pending_releases.has_any()
     }
 
     pub(crate) fn holder_is_us(&self) -> bool {

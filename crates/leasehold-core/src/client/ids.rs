@@ -1,30 +1,33 @@
-//! The ids of a client's claims, taken from the system's random source many at once: asking it costs as
-//! much as half of all else that a free lock in memory costs.
+//! Random IDs for a client's claims, read from the system's random source in batches. One read of
+//! that source costs half as much as everything else in acquiring a free lock in memory.
 //!
-//! # Why no id is drawn twice
-//! Whoever draws an id takes it out of what was kept, under a mutex. What is left could be drawn a second
-//! time only where this memory is there twice:
-//! - *A fork.* What is kept belongs to one client, and a client draws only in the process that it was
-//!   made in: [`Core::draw`](super::core::Core::draw) looks which one this is, and nothing of anybody
-//!   else's runs between that look and the draw. A child makes a client of its own, which has drawn nothing.
-//! - *A machine that was copied while it ran* (a snapshot that is started twice). Nobody can tell the copies
-//!   that they are two, so what was kept is not all of an id: the nanosecond of the draw is mixed in. Of two copies
-//!   that go on, both would have to draw the same number in the same nanosecond. What is random stays so,
-//!   whatever it is combined with in this way.
+//! # Why no ID is drawn twice
+//! Drawing an ID removes it from the kept batch, under a mutex. A kept ID could be drawn a second
+//! time only if this memory exists twice:
+//!
+//! - *After a fork.* The batch belongs to one client, and a client draws only in the process that
+//!   created it. [`Core::draw`](super::core::Core::draw) checks the process, and no other code runs
+//!   between that check and the draw. A child process creates its own client, which has drawn
+//!   nothing.
+//! - *On a copy of a running machine* (a snapshot that is started twice). The copies cannot detect
+//!   each other. So a kept number is not the whole ID: the time of the draw in nanoseconds is mixed
+//!   in. Two copies would have to draw the same number in the same nanosecond. Mixing in the time
+//!   does not make a random number less random.
 
 use std::fmt;
 use std::sync::Mutex;
 
-use crate::base::clock::Moment;
-use crate::base::locked::locked;
-use crate::base::world;
-use crate::words::claim::{ClaimId, fill};
-use crate::words::error::Result;
+use crate::types::claim::{ClaimId, fill};
+use crate::types::error::Result;
+use crate::util::clock::Moment;
+use crate::util::locked::locked;
+use crate::util::world;
 
-/// How many are taken from the system at once: two lines of a page, which it makes in one go.
+/// The number of IDs that are read from the system at once: 512 bytes, which the system generates
+/// in one step.
 const MANY: usize = 32;
 
-/// Random ids that were not used yet.
+/// Random numbers that are not used yet.
 #[derive(Default)]
 pub(super) struct Ids {
     unused: Mutex<Vec<u128>>,
@@ -37,7 +40,7 @@ impl fmt::Debug for Ids {
 }
 
 impl Ids {
-    /// The next one.
+    /// Draws the next ID.
     pub(super) fn draw(&self, now: Moment) -> Result<ClaimId> {
         if let Some(drawn) = world::chance() {
             return Ok(ClaimId::from_u128(drawn));
@@ -65,8 +68,9 @@ mod tests {
 
     use super::*;
 
+    // S91
     #[test]
-    fn s91_no_id_is_drawn_twice() {
+    fn no_id_is_drawn_twice() {
         let (ids, others) = (Ids::default(), Ids::default());
         let now = Moment::from_nanos(7);
         let draw = |n: usize| if n.is_multiple_of(2) { ids.draw(now) } else { others.draw(now) };
@@ -77,9 +81,9 @@ mod tests {
         assert!(zeroes.abs_diff(bits / 2) < bits / 20, "{zeroes} of {bits} are 0");
     }
 
-    /// What a copy of a running machine has: the same memory, and another moment.
+    /// A copy of a running machine has the same memory, but draws at another time.
     #[test]
-    fn copies_of_what_was_kept_draw_other_ids() {
+    fn copy_of_an_id_batch_draws_different_ids() {
         let ids = Ids::default();
         ids.draw(Moment::from_nanos(1)).unwrap();
         let copy = Ids { unused: Mutex::new(locked(&ids.unused).clone()) };

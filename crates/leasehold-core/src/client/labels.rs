@@ -1,7 +1,8 @@
-//! The labels of a lock's metrics (feature `metrics`): what kind it is and, if people ask for it, its name.
+//! The labels of a lock's metrics (feature `metrics`): its kind and, if configured, its name.
 //!
-//! There is no end to names, and each is a series in somebody's database. So only as many as were asked for get
-//! a series of their own, those that are used first, and all others share one.
+//! The number of names is unlimited, and each is a time series in the metrics database. So only the
+//! configured number of names get series of their own, in the order of first use. All others share
+//! one.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -9,19 +10,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use metrics::{Label, SharedString};
 
-use crate::base::locked::locked;
-use crate::words::claim::Kind;
-use crate::words::name::Name;
+use crate::types::claim::Kind;
+use crate::types::name::Name;
+use crate::util::locked::locked;
 
-/// What those share that have no series of their own.
+/// The shared name label of locks without a series of their own.
 const OTHER: &str = "other";
 
-/// How many names have one.
+/// The maximum number of names with a series of their own.
 static MOST: AtomicUsize = AtomicUsize::new(0);
-/// Which, and of which kinds.
+/// The names with a series of their own, with their kinds.
 static NAMES: Mutex<Option<HashSet<(Kind, SharedString)>>> = Mutex::new(None);
 
-/// As many as this from now on. Those that have one keep it.
+/// Sets the maximum number of names. Names that have a series keep it.
 pub(super) fn most(names: usize) {
     MOST.store(names, Ordering::Relaxed);
 }
@@ -34,7 +35,7 @@ pub(super) fn kind_of(kind: Kind) -> &'static str {
     }
 }
 
-/// The labels of one lock's metrics, and whether nobody has been given these before.
+/// Returns the labels of one lock's metrics, and whether they are used for the first time.
 pub(super) fn of(kind: Kind, name: Option<&Name>) -> (Vec<Label>, bool) {
     let most = MOST.load(Ordering::Relaxed);
     let label = Label::from_static_parts("kind", kind_of(kind));

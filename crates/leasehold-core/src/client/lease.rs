@@ -8,10 +8,10 @@
 //! from when the reply arrives, because the reply may have been delayed for longer than the lease.)
 //!
 //! A loss is final. The deadline is one atomic whose value 0 means lost, and every change is a
-//! compare-and-swap. A renewal that is acknowledged after the deadline finds that it has passed,
-//! writes 0 and changes nothing else. Any reader that finds the deadline passed marks the lease as
-//! lost. So a process that was paused for an hour sees the loss immediately, before any of its
-//! threads has run.
+//! compare-and-swap, or a swap to 0. A renewal that is acknowledged after the deadline finds that
+//! the deadline has passed, writes 0 and changes nothing else. Any reader that finds that the
+//! deadline has passed marks the lease as lost. So a process that was paused for an hour sees the
+//! loss immediately, even before the client's thread has run.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -23,13 +23,13 @@ use tokio::sync::watch;
 use super::spans::Holding;
 use super::telemetry::{self, Gauged};
 use super::weight::Weight;
-use crate::base::clock::{Clock, Moment};
-use crate::base::world::process_id;
-use crate::words::claim::Claim;
-use crate::words::error::LostReason;
-use crate::words::limits::{MIN_LEASE, drift};
-use crate::words::sequencer::Side;
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::error::LostReason;
+use crate::types::limits::{MIN_LEASE, drift};
+use crate::types::sequencer::Side;
+use crate::types::token::{FencingToken, Token};
+use crate::util::clock::{Clock, Moment};
+use crate::util::world::process_id;
 
 /// The state of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the moment on the boot clock.
+    /// Returns the deadline as a moment on the boot clock.
     pub fn moment(&self) -> Moment {
         self.moment
     }
@@ -78,17 +78,17 @@ impl Deadline {
 
 const LOST: u64 = 0;
 
-/// When the last acknowledged grant or renewal was sent, and for how long it is good.
+/// The last acknowledged grant or renewal: when it was sent, and how long it is valid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
-    /// Before the request was sent.
+    /// The time just before the request was sent.
     pub(crate) sent: Moment,
-    /// As the store answered; `None`: no leases.
+    /// The validity that the store returned, or `None` if the store has no leases.
     pub(crate) remaining: Option<Duration>,
 }
 
 impl Granted {
-    /// Until when the grant is certain.
+    /// Returns the time until which the grant is certain.
     pub(crate) fn deadline(self) -> Moment {
         match self.remaining {
             Some(left) => self.sent.plus(left.saturating_sub(drift(left))),
@@ -101,36 +101,37 @@ impl Granted {
     }
 }
 
-/// One hold, as its guard and the keeper share it.
+/// One hold, shared by its guard and the renewer.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: Token,
-    /// What it weighs by now; the claim says what it weighed as it was taken.
+    /// The current weight. `claim.weight` is the weight with which the lock was acquired.
     pub(crate) weight: Weight,
-    /// Whether it is renewed.
+    /// Whether the lease is renewed automatically.
     pub(crate) renew: bool,
-    /// When `max_hold` is over.
+    /// The end of `max_hold`.
     pub(crate) ends: Moment,
-    /// Until when the lock is to stay taken even after a release.
+    /// The time until which the lock stays unavailable, even after a release (`min_hold`).
     pub(crate) keep_until: Moment,
     clock: Clock,
     pid: u32,
     deadline: AtomicU64,
     at_risk_from: AtomicU64,
-    /// From when the end of `max_hold` counts as near.
+    /// The time from which the end of `max_hold` counts as near.
     nears_end: Moment,
-    /// Whether a lease of full length was granted; a pushed grant is shorter until it is renewed.
+    /// Whether a lease of full length was granted. A pushed grant is shorter until it is renewed.
     full: AtomicBool,
     reason: OnceLock<LostReason>,
     released: AtomicBool,
     gauged: Gauged,
     pub(crate) holding: Holding,
-    /// Made when somebody first wants to be told: most holds end before anybody does.
+    /// The channel to subscribers. The first subscription creates it, because most holds end
+    /// without one.
     told: OnceLock<watch::Sender<State>>,
 }
 
-/// What is needed to make a [`Lease`] of a grant.
+/// The arguments of [`Lease::new`].
 pub(crate) struct NewLease {
     pub(crate) claim: Claim,
     pub(crate) token: Token,
@@ -179,28 +180,33 @@ impl Lease {
         self.at_risk_from.store(from.as_nanos(), Ordering::SeqCst);
     }
 
-    /// The caller has it: from here on its span is his.
+    /// Opens the span of the hold, in the task of the caller.
     pub(crate) fn begins(&self) {
         self.holding.begins(&self.claim, self.token);
     }
 
-    /// Nobody holds it any more.
+    /// Ends the gauge and the span of the hold.
     pub(crate) fn over(&self) {
         self.gauged.over();
         self.holding.ends();
     }
 
-    /// Whether this process is the one that took the lock, and not a fork of it.
+    /// Returns whether this process acquired the lock. A fork of that process did not.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == process_id()
     }
 
-    /// What kind of hold it is.
+    /// Returns the token, if no other client can hold the lock at the same time.
+    pub(crate) fn fencing_token(&self) -> Option<FencingToken> {
+        matches!(self.side(), Side::Mutex | Side::Write).then(|| FencingToken::of(self.token))
+    }
+
+    /// Returns the kind of the hold.
     pub(crate) fn side(&self) -> Side {
         Side::of(self.claim.kind, self.weight.now())
     }
 
-    /// The claim as it stands at the store, or should.
+    /// Returns the claim with its current weight, as the store has it or should have it.
     pub(crate) fn claim_now(&self) -> Cow<'_, Claim> {
         match self.weight.now() {
             same if same == self.claim.weight => Cow::Borrowed(&self.claim),
@@ -208,12 +214,12 @@ impl Lease {
         }
     }
 
-    /// Whether the lock is certainly held now.
+    /// Returns whether the lock is certainly held now.
     pub(crate) fn is_held(&self) -> bool {
         self.left().is_some()
     }
 
-    /// What is certainly left, or zero.
+    /// Returns how much longer the lock is certainly held, or zero.
     pub(crate) fn remaining(&self) -> Duration {
         self.left().unwrap_or_default()
     }
@@ -222,8 +228,8 @@ impl Lease {
         if self.is_ours() { self.left_at(self.clock.now()) } else { None }
     }
 
-    /// What is left, in the process that took the lock. (Asking which process we are is a system
-    /// call.)
+    /// Returns how much longer the lock is certainly held. For use in the process that acquired the
+    /// lock, because checking the process costs a system call.
     fn left_at(&self, now: Moment) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         if deadline == LOST || self.released.load(Ordering::SeqCst) {
@@ -236,17 +242,19 @@ impl Lease {
             return Some(Moment::from_nanos(deadline).since(now));
         }
         self.expire(now, deadline);
-        // Perhaps a renewal was acknowledged in between; then the new deadline counts.
+        // A renewal may have been acknowledged in the meantime. In that case, the new deadline
+        // applies.
         let deadline = Moment::from_nanos(self.deadline.load(Ordering::SeqCst));
         (deadline > now).then(|| deadline.since(now))
     }
 
-    /// Whether it was lost, or is by now. Tells nobody.
+    /// Returns whether the lease was lost, or has expired by `now`. Does not notify subscribers.
     pub(crate) fn has_ended(&self, now: Moment) -> bool {
         now.as_nanos() >= self.deadline.load(Ordering::SeqCst)
     }
 
-    /// Loses the lease because `deadline` has passed, unless it was moved meanwhile.
+    /// Marks the lease as lost because `deadline` has passed, unless a renewal has moved the
+    /// deadline.
     fn expire(&self, now: Moment, deadline: u64) {
         let reason = self.reason_at(now);
         let swap =
@@ -260,13 +268,16 @@ impl Lease {
         if now >= self.ends { LostReason::MaxHold } else { LostReason::Expired }
     }
 
-    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held; what
-    /// its owner released is not lost, though a renewal that came after the release says so.
+    /// Marks the lease as lost, for a reason from the store or the client. Returns whether it was
+    /// held.
+    ///
+    /// A lock that its owner released is not lost, even if a renewal after the release did not find
+    /// it.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         if self.released.load(Ordering::SeqCst) {
             return false;
         }
-        // Before the swap, so that nobody sees the loss without its reason.
+        // The reason is set before the swap, so no thread sees the loss without its reason.
         self.reason.get_or_init(|| reason);
         let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
         if was_held {
@@ -278,18 +289,18 @@ impl Lease {
     fn lost_because(&self, reason: LostReason) {
         let reason = *self.reason.get_or_init(|| reason);
         self.over();
-        self.tell(|state| {
+        self.publish_change(|state| {
             *state = State::Lost(reason);
             true
         });
         telemetry::lost(&self.claim, self.token, reason);
     }
 
-    /// The owner gives the lock back: nobody may believe in it from here on.
+    /// Marks the lock as released by its owner. From now on it does not count as held.
     pub(crate) fn mark_released(&self) {
         self.released.store(true, Ordering::SeqCst);
         self.gauged.over();
-        self.tell(|state| {
+        self.publish_change(|state| {
             let end = !matches!(state, State::Lost(_));
             if end {
                 *state = State::Released;
@@ -298,7 +309,8 @@ impl Lease {
         });
     }
 
-    /// A renewal was acknowledged. Never revives a lost lease. Tells whether it is held.
+    /// Applies an acknowledged renewal, and returns whether the lock is held. Never revives a lost
+    /// lease.
     pub(crate) fn acknowledge(&self, granted: Granted) -> bool {
         let new = granted.deadline().min(self.ends).as_nanos();
         let now = loop {
@@ -326,40 +338,43 @@ impl Lease {
         true
     }
 
-    /// Whether a renewal is wanted at all.
+    /// Returns whether the lease should be renewed.
     pub(crate) fn wants_renewal(&self) -> bool {
         self.renew || !self.is_full()
     }
 
-    /// Whether a lease of full length was ever acknowledged.
+    /// Returns whether a lease of full length was ever acknowledged.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::SeqCst)
     }
 
-    /// Whether more was granted than a pushed grant lasts. A store that could not renew just now may
-    /// answer what there is.
+    /// Returns whether the grant lasts longer than a pushed one. A store that could not extend the
+    /// lease just now may return only the time that is left.
     fn is_of_full_length(&self, granted: Granted) -> bool {
         let pushed = self.claim.waiter_lease;
         granted.remaining.is_none_or(|left| left > pushed || self.claim.lease <= pushed)
     }
 
-    /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.
+    /// Returns the lease to request with the next renewal. It is the full lease, or less if
+    /// `max_hold` ends earlier.
     pub(crate) fn next_lease(&self, now: Moment) -> Duration {
         match self.ends {
             Moment::NEVER => self.claim.lease,
             // The store's lease must cover our deadline, which is shortened by the drift.
             ends => {
-                // Until `at_least` is over, giving the lock back must find it there to keep it.
+                // The store must have the claim until `min_hold` is over. Only then can a release
+                // keep the lock unavailable.
                 let left = ends.max(self.keep_until).since(now);
                 self.claim.lease.min(left + drift(left) * 2)
             }
         }
     }
 
-    /// How long a renewal may make it that is only to ask: what it is.
+    /// Returns the lease to request if the renewal is only a poll. It covers the time that is left
+    /// of the lease.
     pub(crate) fn as_it_is(&self, now: Moment) -> Duration {
         match self.left_at(now) {
-            // No leases, so the number says nothing.
+            // The store has no leases, so it ignores the number.
             Some(Duration::MAX) => self.claim.lease,
             // The store's lease must cover our deadline, which is shortened by the drift.
             Some(left) => left + drift(left) * 2,
@@ -367,7 +382,7 @@ impl Lease {
         }
     }
 
-    /// The state by the clock, as it is now.
+    /// Returns the current state according to the clock.
     pub(crate) fn state(&self) -> State {
         if self.is_ours() {
             self.state_at(self.clock.now())
@@ -376,7 +391,7 @@ impl Lease {
         }
     }
 
-    /// The state, in the process that took the lock.
+    /// Returns the state. For use in the process that acquired the lock.
     pub(crate) fn state_at(&self, now: Moment) -> State {
         let left = self.left_at(now);
         if let Some(reason) = self.lost_reason() {
@@ -384,7 +399,8 @@ impl Lease {
         }
         match left {
             None if self.released.load(Ordering::SeqCst) => State::Released,
-            // Another thread is just finding the deadline passed, and will say the same.
+            // Another thread is just finding that the deadline has passed, and reports the same
+            // reason.
             None => State::Lost(self.reason_at(now)),
             Some(left) => match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {
                 true => State::AtRisk(Deadline { moment: now.plus(left), left }),
@@ -393,17 +409,18 @@ impl Lease {
         }
     }
 
-    /// Why it was lost, as far as anybody has noticed.
+    /// Returns why the lease was lost, if any thread has noticed it.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         self.reason.get().copied()
     }
 
-    /// Tells the subscribers what the clock says.
+    /// Publishes the current state to the subscribers.
     pub(crate) fn publish(&self) {
         self.show(self.state());
     }
 
-    /// As [`publish`](Self::publish), in the process that took the lock, and tells the caller as well.
+    /// Publishes like [`publish`](Self::publish), and returns the state. For use in the process
+    /// that acquired the lock.
     pub(crate) fn publish_at(&self, now: Moment) -> State {
         let state = self.state_at(now);
         self.show(state);
@@ -412,8 +429,8 @@ impl Lease {
 
     fn show(&self, now: State) {
         let kind = std::mem::discriminant::<State>;
-        self.tell(|shown| {
-            // `now` may be old by now: what is final stays.
+        self.publish_change(|shown| {
+            // `now` may be outdated. A final state is never replaced.
             let ended = matches!(shown, State::Lost(_) | State::Released);
             let news = kind(shown) != kind(&now) && !ended;
             if news {
@@ -423,7 +440,7 @@ impl Lease {
         });
     }
 
-    /// When [`publish`](Self::publish) has news if nothing else happens.
+    /// Returns when [`publish`](Self::publish) will have a new state if nothing else happens.
     pub(crate) fn next_change(&self, now: Moment) -> Moment {
         let at_risk = Moment::from_nanos(self.at_risk_from.load(Ordering::SeqCst));
         let deadline = Moment::from_nanos(self.deadline.load(Ordering::SeqCst));
@@ -432,16 +449,18 @@ impl Lease {
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
         let receiver = self.told.get_or_init(|| watch::Sender::new(self.state())).subscribe();
-        // What changed while there was nobody to be told.
+        // Publishes a change that happened before the channel existed.
         fence(Ordering::SeqCst);
         self.publish();
         receiver
     }
 
-    /// Changes what the subscribers see, if there ever was one; what `change` goes by must be
-    /// stored before. Of a change and a first subscription at the same time at least one sees the
-    /// other, by the two fences.
-    fn tell(&self, change: impl FnOnce(&mut State) -> bool) {
+    /// Changes the published state, if there has ever been a subscriber.
+    ///
+    /// The caller must store the state that `change` depends on before this call. If a change and
+    /// the first subscription happen at the same time, the two fences ensure that at least one sees
+    /// the other.
+    fn publish_change(&self, change: impl FnOnce(&mut State) -> bool) {
         fence(Ordering::SeqCst);
         if let Some(told) = self.told.get() {
             told.send_if_modified(change);
@@ -452,8 +471,8 @@ impl Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::claim::Kind;
-    use crate::words::name::Name;
+    use crate::types::claim::Kind;
+    use crate::types::name::Name;
 
     const LEASE: Duration = Duration::from_secs(15);
 
@@ -472,8 +491,9 @@ mod tests {
         })
     }
 
+    // S01
     #[test]
-    fn s01_the_deadline_counts_from_before_sending() {
+    fn the_deadline_counts_from_before_sending() {
         let clock = Clock::stepped();
         let sent = clock.now();
         clock.advance(LEASE * 9 / 10);
@@ -481,22 +501,24 @@ mod tests {
         assert!(granted.deadline().since(clock.now()) <= LEASE / 10 - drift(LEASE));
     }
 
+    // S01
     #[test]
-    fn s01_the_deadline_is_shortened_by_what_two_clocks_may_drift_apart() {
+    fn deadline_is_shortened_by_the_clock_drift() {
         let granted =
             Granted { sent: Moment::from_nanos(7), remaining: Some(Duration::from_secs(100)) };
-        // One in a hundred, and two milliseconds.
+        // The margin is one percent and two milliseconds.
         let certain = Duration::from_millis(100_000 - 1_000 - 2);
         assert_eq!(granted.deadline(), Moment::from_nanos(7).plus(certain));
-        // Of less than that nothing is certain.
+        // A validity that is not longer than the margin gives no certainty.
         let short = Granted { remaining: Some(Duration::from_millis(2)), ..granted };
         assert_eq!(short.deadline(), granted.sent);
         let endless = Granted { remaining: None, ..granted };
         assert_eq!(endless.deadline(), Moment::NEVER);
     }
 
+    // S02
     #[test]
-    fn s02_an_answer_after_the_deadline_revives_nothing() {
+    fn reply_after_the_deadline_does_not_revive_the_lease() {
         let clock = Clock::stepped();
         let lease = lease(&clock, Moment::NEVER);
         let sent = clock.now();
@@ -508,8 +530,9 @@ mod tests {
         assert!(!lease.is_held());
     }
 
+    // S10
     #[test]
-    fn s10_a_suspended_machine_loses_at_first_sight() {
+    fn lease_expires_while_the_machine_is_suspended() {
         let clock = Clock::stepped();
         let lease = lease(&clock, Moment::NEVER);
         assert!(lease.is_held());
@@ -519,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn at_risk_from_two_thirds_and_back_again() {
+    fn lease_is_at_risk_after_two_thirds_until_renewed() {
         let clock = Clock::stepped();
         let lease = lease(&clock, Moment::NEVER);
         let watch = lease.subscribe();
@@ -531,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_late_sees_what_came_before() {
+    fn late_watcher_sees_the_current_state() {
         let clock = Clock::stepped();
         let (lost, risky) = (lease(&clock, Moment::NEVER), lease(&clock, Moment::NEVER));
         let released = lease(&clock, Moment::NEVER);
@@ -559,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_answer_never_shortens_what_was_promised() {
+    fn shorter_reply_never_shortens_the_lease() {
         let clock = Clock::stepped();
         let lease = lease(&clock, Moment::NEVER);
         let before = lease.remaining();

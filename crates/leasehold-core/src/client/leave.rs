@@ -1,22 +1,25 @@
-//! Giving a claim back without a caller to wait for it.
+//! Releases a claim when no caller waits for the result.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{spans, telemetry};
-use crate::base::clock::{Clock, Moment};
-use crate::base::world;
 use crate::store::Store;
-use crate::words::claim::Claim;
-use crate::words::error::Error;
-use crate::words::limits::request_timeout;
+use crate::types::claim::Claim;
+use crate::types::error::Error;
+use crate::types::limits::request_timeout;
+use crate::util::clock::{Clock, Moment};
+use crate::util::world;
 
-/// The longest pause between two tries to give a claim back.
+/// The longest pause between two attempts to release a claim.
 const LEAVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Gives a claim back, again and again until the store answers or the claim can no longer live there.
-/// Claims without leases live as long as their client: then this goes on in a task that is owed to nobody,
-/// and ends with the client as they do.
+/// Releases a claim. Retries until the store answers, an error is permanent, or two leases have
+/// passed and the claim has certainly expired.
+///
+/// In a store without leases, a claim lives as long as its client. There, the retries continue in
+/// another task. The client does not wait for that task, and the task ends with the client, as the
+/// claim does.
 pub(crate) async fn leave_with_retry(
     store: Arc<dyn Store>,
     clock: Clock,
@@ -35,7 +38,8 @@ pub(crate) async fn leave_with_retry(
     });
 }
 
-/// Tells whether the store has answered before it was given up.
+/// Tries to release the claim until `give_up`, and returns whether the store has released it. A
+/// permanent error ends the attempts.
 async fn leave_until(
     give_up: Moment,
     store: &dyn Store,

@@ -1,25 +1,28 @@
-//! Since when the longest wait lasts, of all the clients of this process: a metric (feature `metrics`).
+//! The start of the longest current wait among all clients of this process, as a metric (feature
+//! `metrics`).
 //!
-//! As a point in time, and not as an age: it changes only when a wait begins or ends, and whoever asks at any
-//! moment gets the age by subtracting. All waits are kept in the order in which they began; who is first is told to
-//! the recorder while the order is locked, so that the last word is the right one.
+//! The metric is a point in time, not an age. So it changes only when a wait begins or ends, and a
+//! reader computes the age by subtraction. All waits are kept in the order in which they began. The
+//! first one is reported while the set is locked, so the last reported value is the correct one.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use crate::base::locked::locked;
-use crate::base::world::process_id;
-use crate::words::claim::Kind;
+use crate::types::claim::Kind;
+use crate::util::locked::locked;
+use crate::util::world::process_id;
 
-/// By this machine's clock, since 1970, and a number that tells those of one moment apart.
+/// The time since 1970 by this machine's clock, and a number that distinguishes waits that began at
+/// the same time.
 type Began = (Duration, u64);
 
 static WAITS: [Mutex<BTreeSet<Began>>; 3] = [const { Mutex::new(BTreeSet::new()) }; 3];
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// A wait, until it is dropped. One that a forked child has inherited is its parent's.
+/// A registered wait. Dropping this value ends the wait. In a forked child, an inherited wait still
+/// belongs to the parent.
 #[derive(Debug)]
 pub(super) struct Wait {
     kind: Kind,
@@ -29,7 +32,8 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// `tell` is told when the longest of its kind began, in seconds since 1970; 0 if there is none.
+    /// Registers a wait. `tell` is called with the start of the longest wait of this kind, in
+    /// seconds since 1970, or with 0 if there is none.
     pub(super) fn begin(kind: Kind, pid: u32, tell: fn(Kind, f64)) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let wait = Self { kind, began: (now, NEXT.fetch_add(1, Ordering::Relaxed)), pid, tell };
@@ -56,7 +60,7 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        // What a child has of its parent's threads may be locked for ever.
+        // In a forked child, the mutex may be locked forever by a thread of the parent.
         if self.pid == process_id() {
             self.note(|all| {
                 all.remove(&self.began);
@@ -71,9 +75,9 @@ mod tests {
 
     static TOLD: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 
-    /// No other test of this program has a metric's recorder, nor semaphores that wait.
+    /// No other test of this program installs a metrics recorder or waits for a semaphore.
     #[test]
-    fn the_first_of_those_that_last_is_told() {
+    fn oldest_current_wait_is_reported() {
         let began = || {
             Wait::begin(Kind::Semaphore, process_id(), |kind, since| {
                 assert_eq!(kind, Kind::Semaphore);
@@ -85,7 +89,7 @@ mod tests {
         let (one, three) = (at(&first), at(&third));
         drop(second);
         drop(first);
-        // Of a child, which has it by a fork.
+        // This wait has another process ID, like a wait that a forked child inherited.
         drop(Wait { kind: Kind::Semaphore, began: third.began, pid: 0, tell: third.tell });
         drop(third);
         assert_eq!(*locked(&TOLD), [one, three, 0.0]);

@@ -1,15 +1,19 @@
-//! When each claim of a client is next looked at, and when something is sent for it.
+//! Records when each claim of a client is next due, and when its next request is to be sent.
 //!
 //! # What is kept, and why it is cheap
-//! Two maps: every claim, by its id; and the ids that are due at one time, by that time. Times are on a
-//! grid, so there are few of them for however many claims, and who came one after the other is looked at
-//! one after the other: a hundred thousand holds are renewed in the order in which memory has them.
+//! There are two maps. The first has every claim by ID. The second has, for each time, the IDs that
+//! are due at that time. The times of regular requests are on a grid, so there are only a few,
+//! however many claims there are. Claims that were added one after another are also processed one
+//! after another, so 100,000 holds are renewed in their order in memory.
 //!
-//! Most holds end before they are due. So a claim that is forgotten is taken out of the first map alone, and
-//! its id stays in the second, as that of a claim whose time was changed: what the second says counts only
-//! if the first says so now. As soon as the second has twice as many ids as there are claims, and some, it is made anew
-//! of those that count; so it is never large for long, and each [`put`](Schedule::put) pays for one claim's
-//! part in the next making. An id that stands there twice is looked at twice, and the second look finds nothing to do.
+//! Most holds end before they are due. So a forgotten claim is removed from the first map only. Its
+//! ID stays in the second map, as does the old entry of a claim whose time has changed. An entry of
+//! the second map counts only if the first map confirms it.
+//!
+//! When the second map has more than twice as many IDs as there are claims (plus [`STALE`]), it is
+//! rebuilt from the entries that count. So it never stays large, and the cost of a rebuild is
+//! spread over the calls of [`put`](Schedule::put). A claim whose ID is in the second map twice
+//! with the same time is processed twice. The second time, its request has already been sent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +21,8 @@ use std::time::Duration;
 
 use super::lease::Lease;
 use super::waiting::Waiting;
-use crate::base::clock::Moment;
-use crate::words::claim::{Claim, ClaimId, IdMap};
+use crate::types::claim::{Claim, ClaimId, IdMap};
+use crate::util::clock::Moment;
 
 #[derive(Clone, Debug)]
 pub(super) enum Tracked {
@@ -34,7 +38,7 @@ impl Tracked {
         }
     }
 
-    /// The claim as it stands at the store.
+    /// Returns the claim as the store has it.
     pub(super) fn claim_now(&self) -> Claim {
         match self {
             Self::Lease(lease) => lease.claim_now().into_owned(),
@@ -42,7 +46,7 @@ impl Tracked {
         }
     }
 
-    /// The lease whose rhythm it follows.
+    /// Returns the lease that determines how often requests are sent.
     pub(super) fn period(&self) -> Duration {
         match self {
             Self::Lease(lease) => lease.claim.lease,
@@ -50,7 +54,7 @@ impl Tracked {
         }
     }
 
-    /// Whether it is asked about again and again.
+    /// Returns whether requests are sent regularly.
     pub(super) fn wants_renewal(&self) -> bool {
         match self {
             Self::Lease(lease) => lease.wants_renewal(),
@@ -58,15 +62,16 @@ impl Tracked {
         }
     }
 
-    /// When it is to be looked at, if its next request is to be sent at `send`.
-    pub(super) fn next_look(&self, send: Moment, now: Moment) -> Moment {
+    /// Returns when the claim is next due, if its next request is to be sent at `send`.
+    pub(super) fn next_due(&self, send: Moment, now: Moment) -> Moment {
         match self {
             Self::Lease(lease) => send.min(lease.next_change(now)),
             Self::Waiting(_) => send,
         }
     }
 
-    /// Whether both are the same wait or the same hold, and not the wait and the hold of one claim.
+    /// Returns whether both are the same wait or the same hold. The wait and the hold of one claim
+    /// are different.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Lease(a), Self::Lease(b)) => Arc::ptr_eq(a, b),
@@ -80,9 +85,10 @@ impl Tracked {
 pub(super) struct Entry {
     pub(super) kept: Tracked,
     pub(super) due: Moment,
-    /// When the next request is to be sent; [`Moment::NEVER`] while one is under way.
+    /// The time of the next request, or [`Moment::NEVER`] while a request is in flight.
     pub(super) send: Moment,
-    /// It is to be asked about at once, also where a request is under way that may have come too early.
+    /// Whether the claim is to be polled immediately. A request that is already in flight does not
+    /// count, because it may have been sent too early.
     pub(super) hurried: bool,
 }
 
@@ -92,17 +98,17 @@ impl Entry {
     }
 }
 
-/// How many ids that do not count are kept at least.
+/// The minimum number of outdated IDs before a rebuild.
 const STALE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     entries: IdMap<Entry>,
-    /// Every entry at its `due`, and others.
+    /// Every entry at its `due`, and outdated IDs.
     due: BTreeMap<Moment, Vec<ClaimId>>,
-    /// How many ids are in `due`.
+    /// The number of IDs in `due`.
     noted: usize,
-    /// When the task looks next.
+    /// The time of the renewer's next round, if it is planned.
     pub(super) planned: Option<Moment>,
 }
 
@@ -122,7 +128,7 @@ impl Schedule {
         self.note(id, due);
     }
 
-    /// Notes when an entry is due.
+    /// Records in `due` when an entry is due.
     fn note(&mut self, id: ClaimId, due: Moment) {
         if self.noted > 2 * self.entries.len() + STALE {
             self.sweep();
@@ -132,7 +138,7 @@ impl Schedule {
         }
     }
 
-    /// Notes all anew.
+    /// Rebuilds `due` from the current entries.
     fn sweep(&mut self) {
         self.due.clear();
         for (id, entry) in &self.entries {
@@ -149,33 +155,33 @@ impl Schedule {
         self.entries.remove(&id)
     }
 
-    /// As [`take`](Self::take), but only what an answer is about: while a waiter's heartbeat was
-    /// under way, its claim may have become a hold.
+    /// Removes an entry like [`take`](Self::take), but only if it is still the same wait or hold.
+    /// While a waiter's heartbeat was in flight, its claim may have become a hold.
     pub(super) fn take_same(&mut self, kept: &Tracked) -> Option<Entry> {
         let id = kept.claim().id;
         if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
     }
 
-    /// Sends at `send`, and looks at `due`, or both now if it is [hurried](Self::hurry); `false` if it is not
-    /// kept any more.
+    /// Sets when the next request for this claim is sent and when the claim is next due, or both to
+    /// now if the claim is [hurried](Self::hurry). Returns `false` if the claim was removed.
     pub(super) fn plan(&mut self, kept: &Tracked, send: Moment, due: Moment, now: Moment) -> bool {
         let id = kept.claim().id;
         let Some(entry) = self.entries.get_mut(&id).filter(|e| e.kept.is(kept)) else {
             return false;
         };
-        // Somebody wants to know of what came after the request that is answered now.
+        // The claim was hurried after the answered request had been sent, so it is polled again.
         let (send, due) = if entry.hurried { (now.min(send), now.min(due)) } else { (send, due) };
         (entry.send, entry.due) = (send, due);
         self.note(id, due);
         true
     }
 
-    /// Has this claim asked about now, or as soon as the request is answered that is under way.
-    /// Tells whether there is something to look at now.
+    /// Makes a request for this claim due now, or as soon as the request in flight is answered.
+    /// Returns whether it is due now.
     pub(super) fn hurry(&mut self, id: ClaimId, now: Moment) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
         entry.hurried = true;
-        // Where none is ever sent, none is under way.
+        // `NEVER` means a request in flight, except for a claim for which no request is ever sent.
         if entry.send == Moment::NEVER && entry.kept.wants_renewal() {
             return false;
         }
@@ -184,7 +190,7 @@ impl Schedule {
         true
     }
 
-    /// When the first is due.
+    /// Returns the first time at which a claim is due.
     pub(super) fn first_due(&mut self) -> Option<Moment> {
         loop {
             let mut first = self.due.first_entry()?;
@@ -203,19 +209,19 @@ impl Schedule {
         }
     }
 
-    /// Looks at one that is due by now. `look` says when it is due again, or `None` to keep it no longer.
-    /// Tells whether there was one.
-    pub(super) fn look(
+    /// Processes one claim that is due by now, and returns whether there was one. `check` returns
+    /// when the claim is due again, or `None` to remove it.
+    pub(super) fn check_next(
         &mut self,
         now: Moment,
-        look: impl FnOnce(&mut Entry) -> Option<Moment>,
+        check: impl FnOnce(&mut Entry) -> Option<Moment>,
     ) -> bool {
         let due = self.first_due().filter(|due| *due <= now);
         let Some(ids) = due.and_then(|due| self.due.get_mut(&due)) else { return false };
         let Some(id) = ids.pop() else { return false };
         self.noted -= 1;
         let again = self.entries.get_mut(&id).and_then(|entry| {
-            let due = look(entry)?;
+            let due = check(entry)?;
             entry.due = due;
             Some(due)
         });
@@ -226,7 +232,7 @@ impl Schedule {
         true
     }
 
-    /// Takes all, by their ids.
+    /// Removes all entries, and returns them sorted by ID.
     pub(super) fn take_all(&mut self) -> Vec<Entry> {
         self.due.clear();
         self.noted = 0;
@@ -243,9 +249,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::words::answer::Place;
-    use crate::words::claim::Kind;
-    use crate::words::name::Name;
+    use crate::types::answer::Place;
+    use crate::types::claim::Kind;
+    use crate::types::name::Name;
 
     fn entry(id: u128, due: u64) -> Entry {
         let name = Name::new("a").unwrap();
@@ -258,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_leaves_nothing_behind() {
+    fn removed_claims_do_not_accumulate() {
         let mut schedule = Schedule::default();
         schedule.put(entry(0, 5));
         let id = ClaimId::from_u128;
@@ -267,7 +273,7 @@ mod tests {
             schedule.take(id(n)).unwrap();
         }
         let noted = |schedule: &Schedule| schedule.due.values().map(Vec::len).sum::<usize>();
-        assert!(noted(&schedule) <= STALE + 5, "{} times of one claim", noted(&schedule));
+        assert!(noted(&schedule) <= STALE + 5, "{} times are kept for one claim", noted(&schedule));
         assert_eq!(schedule.first_due(), Some(Moment::from_nanos(5)));
         (1..5_000).for_each(|n| schedule.put(entry(n, 7)));
         (1..5_000).for_each(|n| drop(schedule.take(id(n))));
@@ -281,16 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hurried_while_it_is_asked_about_is_asked_about_again() {
+    fn claim_hurried_during_a_request_is_requested_again() {
         let (id, at) = (ClaimId::from_u128(1), Moment::from_nanos);
         let mut schedule = Schedule::default();
         schedule.put(entry(1, 9));
-        assert!(!schedule.hurry(ClaimId::from_u128(2), at(3)), "nobody's");
+        assert!(!schedule.hurry(ClaimId::from_u128(2), at(3)), "an unknown claim was hurried");
         assert!(schedule.hurry(id, at(3)));
         assert_eq!(schedule.first_due(), Some(at(3)));
         let kept = schedule.entries[&id].kept.clone();
-        // It is sent, and hurried again before it is answered.
-        assert!(schedule.look(at(3), |entry| {
+        // A request is sent, and the claim is hurried again before the result.
+        assert!(schedule.check_next(at(3), |entry| {
             (entry.send, entry.hurried) = (Moment::NEVER, false);
             Some(at(50))
         }));
@@ -302,9 +308,9 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
-        /// As it would be if all were looked through each time.
+        /// The model searches all entries in each step.
         #[test]
-        fn what_is_due_is_looked_at_in_order_of_time_and_nothing_else(
+        fn only_due_claims_are_visited_in_time_order(
             steps in prop::collection::vec((0_u8..5, 0_u128..5, 0_u64..9), 1..300),
         ) {
             let (mut schedule, mut plain) = (Schedule::default(), BTreeMap::new());
@@ -329,11 +335,11 @@ mod tests {
                         let first = plain.values().copied().min().filter(|due| *due <= time);
                         let mut seen = None;
                         let again = |due: Moment| due.as_nanos().is_multiple_of(2);
-                        let looked = schedule.look(moment, |entry| {
+                        let checked = schedule.check_next(moment, |entry| {
                             seen = Some((entry.kept.claim().id.as_u128(), entry.due));
                             again(entry.due).then_some(moment)
                         });
-                        prop_assert_eq!(looked, first.is_some());
+                        prop_assert_eq!(checked, first.is_some());
                         prop_assert_eq!(seen.map(|(_, due)| due.as_nanos()), first);
                         if let Some((id, due)) = seen {
                             let kept = plain.remove(&id);

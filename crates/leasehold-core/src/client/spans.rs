@@ -1,23 +1,24 @@
-//! Spans of [`tracing`](https://docs.rs/tracing) (feature `tracing`): how long a wait and a hold last, and the
-//! store's calls in them. Without the feature everything here compiles to nothing.
+//! Spans of [`tracing`](https://docs.rs/tracing) (feature `tracing`) for waits, holds and calls of
+//! the store. Without the feature, everything here compiles to nothing.
 //!
-//! A wait is a scope of code, the future that asks for the lock, and its span is as any other. A hold is none:
-//! a guard moves between tasks and threads. So nobody is ever *in* its span; it is opened where the lock was
-//! taken, beside the wait, and closed when the lock is released or lost, and only the store's calls for it are under
-//! it. A batch of renewals is for many holds, and its span stands alone.
+//! A wait is a scope of code (the future that acquires the lock), and its span is an ordinary one.
+//! A hold is not a scope, because a guard moves between tasks and threads. So no code ever runs
+//! *inside* its span. The span is opened where the lock was acquired, as a sibling of the wait. It
+//! is closed when the lock is released or lost. It contains only the store's calls for this hold. A
+//! batch of renewals is for many holds, and has a separate span.
 
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use crate::words::claim::Claim;
-use crate::words::name::Name;
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::name::Name;
+use crate::types::token::Token;
 
 #[cfg(feature = "tracing")]
 use super::telemetry::TARGET;
 #[cfg(feature = "tracing")]
 use tracing::{Instrument, Span};
 
-/// Asking for a lock, with or without patience.
+/// Wraps an acquisition in a span, whether or not it waits.
 #[cfg(feature = "tracing")]
 pub(crate) fn wait<F: Future>(
     operation: &'static str,
@@ -40,7 +41,7 @@ pub(crate) fn wait<F: Future>(
     asking
 }
 
-/// A call of the store, within whatever the caller is in.
+/// Wraps a call of the store in a span, inside the caller's current span.
 #[cfg(feature = "tracing")]
 pub(crate) fn call<F: Future>(what: &'static str, call: F) -> impl Future<Output = F::Output> {
     call.instrument(tracing::trace_span!(target: TARGET, "call", what))
@@ -59,30 +60,30 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// The lock is taken, and its caller is where its span belongs.
+    /// Opens the span. Call it where the lock was acquired, in the caller's span.
     pub(crate) fn begins(&self, claim: &Claim, token: Token) {
         #[cfg(feature = "tracing")]
         {
             let (name, kind) = (&claim.name, claim.kind);
             let span = tracing::debug_span!(target: TARGET, "hold", %name, %kind, %token);
-            crate::base::locked::locked(&self.span).get_or_insert(span);
+            crate::util::locked::locked(&self.span).get_or_insert(span);
         }
     }
 
-    /// It is released or lost; the second time, nothing.
+    /// Closes the span when the lock is released or lost. Closing it twice has no effect.
     pub(crate) fn ends(&self) {
         #[cfg(feature = "tracing")]
-        drop(crate::base::locked::locked(&self.span).take());
+        drop(crate::util::locked::locked(&self.span).take());
     }
 
-    /// A call of the store for it.
+    /// Wraps a store call for this hold in a span.
     #[cfg(feature = "tracing")]
     pub(crate) fn call<F: Future>(
         &self,
         what: &'static str,
         call: F,
     ) -> impl Future<Output = F::Output> {
-        let hold = crate::base::locked::locked(&self.span).clone();
+        let hold = crate::util::locked::locked(&self.span).clone();
         let span = match hold {
             Some(hold) => tracing::trace_span!(target: TARGET, parent: &hold, "call", what),
             None => tracing::trace_span!(target: TARGET, "call", what),

@@ -2,12 +2,10 @@
 //!
 //! With the feature `metrics`, metrics go to the [`metrics`](https://docs.rs/metrics) facade. With
 //! the feature `tracing`, events and spans go to [`tracing`](https://docs.rs/tracing). Install a
-//! recorder and a subscriber of your choice. Without the features, everything here compiles to
-//! nothing.
+//! recorder and a subscriber of your choice.
 //!
 //! # Metrics
-//! Each metric is described to the recorder when a client connects, and starts at zero then, so
-//! that rates and alerts see the first event.
+//! Each metric starts at zero when a client connects, so rates and alerts see the first event.
 //!
 //! | metric | kind | labels | meaning |
 //! |---|---|---|---|
@@ -18,7 +16,7 @@
 //! | `leasehold_acquire_seconds` | histogram | `kind` | time from requesting a lock to holding it |
 //! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not acquire a lock |
 //! | `leasehold_released_total` | counter | `kind` | locks released, by `release` or by drop |
-//! | `leasehold_releases_owed_total` | counter | `kind` | releases that the store did not confirm in time ([`Released::Owed`](crate::Released::Owed)) |
+//! | `leasehold_releases_owed_total` | counter | `kind` | releases that the store did not confirm in time ([`Released::Pending`](crate::Released::Pending)) |
 //! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without a release: **alert on any increase** |
 //! | `leasehold_renewals_total` | counter | | claims renewed, including heartbeats of waiters |
 //! | `leasehold_renewal_failures_total` | counter | | failed renewals, counted per claim |
@@ -27,13 +25,13 @@
 //!
 //! `kind` is `mutex`, `rwlock` or `semaphore`. For a lock that was not acquired, `reason` is
 //! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …). For
-//! a lost lock it is [`LostReason::as_str`](crate::LostReason::as_str) (`expired`, `gone`,
+//! a lost lock, `reason` is [`LostReason::as_str`](crate::LostReason::as_str) (`expired`, `gone`,
 //! `max_hold`, `closed`). Lock names are not labels, because their number is unlimited.
 //! [`label_names`] adds them for a limited number of names.
 //!
 //! # Events and spans
-//! The field `name` has the lock's name, quoted. The secret IDs of claims are in no field. Errors
-//! are in the field `error`, in one line.
+//! The field `name` contains the quoted name of the lock. The field `error` contains the error on
+//! one line. No field contains the secret ID of a claim.
 //!
 //! | level | event |
 //! |---|---|
@@ -43,13 +41,12 @@
 //!
 //! | level | span | fields | from, to |
 //! |---|---|---|---|
-//! | `DEBUG` | `wait` | `operation`, `name` | the request of a lock, by any method; the result |
+//! | `DEBUG` | `wait` | `operation`, `name` | the request for a lock, by any method; the result |
 //! | `DEBUG` | `hold` | `name`, `kind`, `token` | the grant; the release or the loss |
 //! | `TRACE` | `call` | `what`: `join`, `renew`, `leave` | each request to the store |
 //!
-//! A hold moves between tasks and threads, so its span is not a scope of code. The span is opened
-//! where the lock was acquired, as a sibling of the wait. Only calls for this hold alone are inside
-//! it. Batched renewals and releases by drop are calls of their own.
+//! The span of a hold is a sibling of the span of its wait, and contains only calls for this hold alone.
+//! Batched renewals and releases by drop have spans of their own.
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 
@@ -58,13 +55,13 @@ use std::time::Duration;
 #[cfg(feature = "metrics")]
 use super::labels::{self, kind_of};
 
-use crate::words::claim::{Claim, Kind};
+use crate::types::claim::{Claim, Kind};
 #[cfg(feature = "metrics")]
-use crate::words::error::ErrorKind;
-use crate::words::error::{Error, LostReason};
-use crate::words::token::Token;
+use crate::types::error::ErrorKind;
+use crate::types::error::{Error, LostReason};
+use crate::types::token::{FencingToken, Token};
 
-/// Where events come from, whichever package tells them: filters name it.
+/// The target of all events, whichever package emits them. Filters use it.
 #[cfg(feature = "tracing")]
 pub(super) const TARGET: &str = "leasehold::telemetry";
 
@@ -75,7 +72,8 @@ pub(super) const TARGET: &str = "leasehold::telemetry";
 /// each is a time series in your database. (Values that were counted before a lock is named, and
 /// the initial zeros, do not have the label.)
 ///
-/// It applies to all clients of the process. Call it before the first one connects.
+/// The limit applies to all clients of the process. Call this function before the first one
+/// connects.
 ///
 /// ```
 /// leasehold::telemetry::label_names(50);
@@ -86,7 +84,7 @@ pub fn label_names(most: usize) {
     labels::most(most);
 }
 
-/// The labels of a lock's metrics.
+/// Returns the labels of a lock's metrics.
 #[cfg(feature = "metrics")]
 fn labels_of(kind: Kind, name: Option<&crate::Name>) -> Vec<metrics::Label> {
     let (labels, is_new) = labels::of(kind, name);
@@ -101,7 +99,7 @@ fn labels(claim: &Claim) -> Vec<metrics::Label> {
     labels_of(claim.kind, Some(&claim.name))
 }
 
-/// The same, with a reason.
+/// Adds a reason to the labels.
 #[cfg(feature = "metrics")]
 fn because(mut labels: Vec<metrics::Label>, reason: &'static str) -> Vec<metrics::Label> {
     labels.push(metrics::Label::from_static_parts("reason", reason));
@@ -115,7 +113,7 @@ const WAITING: &str = "leasehold_waiting";
 #[cfg(feature = "metrics")]
 const OLDEST_WAIT: &str = "leasehold_oldest_wait_timestamp_seconds";
 
-/// One in a gauge, until that is over: by what ends it, or at the latest when it is dropped.
+/// Counts one lock or call in a gauge until it ends, or until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Gauged {
     #[cfg(feature = "metrics")]
@@ -127,7 +125,7 @@ pub(crate) struct Gauged {
 }
 
 impl Gauged {
-    /// A lock that is held.
+    /// Counts a lock that is held.
     pub(crate) fn held(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
         return Self::counted(HELD, claim, None);
@@ -135,7 +133,7 @@ impl Gauged {
         Self {}
     }
 
-    /// A call that stands in a queue.
+    /// Counts a call that waits in a queue.
     pub(crate) fn waiting(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
         return Self::counted(WAITING, claim, Some(Self::wait(claim)));
@@ -157,7 +155,7 @@ impl Gauged {
         })
     }
 
-    /// It is over; the second time, nothing.
+    /// Ends the count. A second call has no effect.
     pub(crate) fn over(&self) {
         #[cfg(feature = "metrics")]
         if !self.over.swap(true, std::sync::atomic::Ordering::Relaxed) {
@@ -172,7 +170,7 @@ impl Drop for Gauged {
     }
 }
 
-/// Tells the recorder what the metrics are.
+/// Describes the metrics to the recorder, and starts them at zero.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
@@ -200,7 +198,7 @@ pub(crate) fn describe() {
     }
 }
 
-/// What is counted with labels that are known beforehand, and is worth an alert.
+/// Starts the metrics that are worth an alert at zero, as far as their labels are known in advance.
 #[cfg(feature = "metrics")]
 fn begin_at_zero() {
     for kind in [Kind::Mutex, Kind::RwLock, Kind::Semaphore].map(kind_of) {
@@ -278,7 +276,7 @@ pub(crate) fn lost(claim: &Claim, token: Token, reason: LostReason) {
     tracing::warn!(target: TARGET, name = %claim.name, %token, %reason, "lock lost");
 }
 
-/// The full error, in one line.
+/// Returns the full error in one line.
 #[cfg(feature = "tracing")]
 fn one_line(error: &Error) -> impl std::fmt::Display + '_ {
     std::fmt::from_fn(move |f| write!(f, "{error:#}"))
@@ -303,7 +301,8 @@ pub(crate) fn renewal_failed(claims: usize, error: &Error) {
     );
 }
 
-/// For a waiter's lease by now: a task that holds it would wait for itself for ever.
+/// Warns that a client has waited as long as a waiter's lease for a lock that it holds itself. If
+/// the same task holds the lock and waits for it, it waits forever.
 pub(crate) fn waits_behind_itself(claim: &Claim) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -314,7 +313,7 @@ pub(crate) fn waits_behind_itself(claim: &Claim) {
     );
 }
 
-/// The caller was told that the release is owed.
+/// Reports a pending release. The caller of the release got `Released::Pending`.
 pub(crate) fn release_owed(claim: &Claim, token: Token, error: &Error) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_releases_owed_total", labels(claim)).increment(1);
@@ -334,7 +333,7 @@ pub(crate) fn leave_failed(claim: &Claim, error: &Error) {
 }
 
 /// Reports that a fence rejected a stale token.
-pub fn fence_refused(resource: &crate::Name, seen: Token, offered: Token) {
+pub fn fence_refused(resource: &crate::Name, seen: FencingToken, offered: FencingToken) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_fence_refused_total").increment(1);
     #[cfg(feature = "tracing")]
@@ -361,7 +360,7 @@ pub fn evicting(policy: &str) {
     tracing::warn!(target: TARGET, policy, "the Redis server may evict keys, including locks: set maxmemory-policy to noeviction");
 }
 
-/// Reports that the database file with the locks contains tables of others.
+/// Reports that the database file with the locks contains tables that are not leasehold's.
 pub fn shared_file(store: &str, table: &str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(

@@ -1,4 +1,4 @@
-//! A claim that stands in the queue, as its caller and the keeper share it.
+//! A claim that waits in the queue, shared by its caller and the renewer.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use tokio::sync::Notify;
 
 use super::lease::Granted;
 use super::telemetry::Gauged;
-use crate::base::clock::Moment;
-use crate::base::locked::locked;
-use crate::words::answer::{Place, Renewal};
-use crate::words::claim::Claim;
-use crate::words::error::Error;
-use crate::words::token::Token;
+use crate::types::answer::{Place, Renewal};
+use crate::types::claim::Claim;
+use crate::types::error::Error;
+use crate::types::token::Token;
+use crate::util::clock::Moment;
+use crate::util::locked::locked;
 
-/// A claim that stands in the queue, as its caller and the keeper share it.
+/// A claim that waits in the queue, shared by its caller and the renewer.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) claim: Claim,
@@ -25,16 +25,17 @@ pub(crate) struct Waiting {
 
 #[derive(Debug)]
 struct WaitingState {
-    /// When the last request that was answered "waiting" was sent.
+    /// When the last request was sent that was answered with "waiting".
     last_answer: Moment,
     place: Place,
     outcome: Option<Outcome>,
     place_is_news: bool,
-    /// Since when, until it was looked at who holds the lock.
+    /// The time at which the wait began, or `None` once [`is_long`](Waiting::is_long) has returned
+    /// `true`.
     unquestioned: Option<Moment>,
 }
 
-/// What a heartbeat found out.
+/// The result of a heartbeat that ends the wait.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Holding { token: Token, granted: Granted },
@@ -42,7 +43,7 @@ pub(crate) enum Outcome {
     Failed(Error),
 }
 
-/// What wakes a waiting caller.
+/// The event that wakes a waiting caller.
 #[derive(Debug)]
 pub(crate) enum WaiterEvent {
     Place(Place),
@@ -66,17 +67,18 @@ impl Waiting {
         locked(&self.state)
     }
 
-    /// A pushed grant cannot be older than this.
+    /// Returns when the last request was sent that was answered with "waiting". A pushed grant
+    /// cannot be older.
     pub(crate) fn last_answer(&self) -> Moment {
         self.lock().last_answer
     }
 
-    /// Whether a grant of this token is a grant of the place that last answered.
+    /// Returns whether a grant with this token belongs to the queue position in the last answer.
     pub(crate) fn stands_under(&self, token: Token) -> bool {
         self.lock().place.token == Some(token)
     }
 
-    /// Waits for news. May be dropped and called again.
+    /// Waits for the next event. May be dropped and called again.
     pub(crate) async fn news(&self) -> WaiterEvent {
         loop {
             {
@@ -92,16 +94,16 @@ impl Waiting {
         }
     }
 
-    /// Takes in what the store answered to a request sent at `sent`.
+    /// Applies the result of a request that was sent at `sent`.
     pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
         let mut state = self.lock();
         if matches!(state.outcome, Some(Outcome::Failed(_))) {
-            // Somebody asked meanwhile, and there was more to say.
+            // Another request has failed in the meantime, and its error has more details.
             return;
         }
         match renewal {
-            // The place that was ours is gone: a late duplicate of the join has made another, of
-            // which we know neither since when it stands nor what was pushed to it.
+            // Our position has expired, and a late duplicate of the join has created another one.
+            // We do not know when that one was last extended or what was pushed to it.
             Renewal::Waiting(place) if place.token != state.place.token => {
                 state.outcome = Some(Outcome::Gone);
             }
@@ -118,12 +120,12 @@ impl Waiting {
                 state.outcome = Some(Outcome::Holding { token, granted });
             }
             Renewal::Lost => state.outcome = Some(Outcome::Gone),
-            // It moves nothing; whoever asks takes it for the error that it is.
+            // Nothing changes. The renewer treats an unknown result as an error.
             Renewal::Unknown { .. } => {}
         }
         let news = state.outcome.is_some() || state.place_is_news;
         drop(state);
-        // Of a place that is as it was nobody needs to hear: thousands may wait.
+        // An unchanged position is not published, because there may be thousands of waiters.
         if news {
             self.news.notify_one();
         }
@@ -134,16 +136,17 @@ impl Waiting {
         self.news.notify_one();
     }
 
-    /// Takes in an error after which asking again would not help. A grant that came meanwhile stands.
+    /// Applies an error that a retry would not fix. A grant that arrived in the meantime stays.
     pub(crate) fn refused(&self, error: &Error) {
         if matches!(self.lock().outcome, Some(Outcome::Holding { .. })) {
             return;
         }
         let what = "the store returned an error while this call was waiting";
-        self.fail(Error::new(error.kind(), what).hinted_by(error).because(error.reason()));
+        self.fail(Error::new(error.kind(), what).hinted_by(error).with_source(error.reason()));
     }
 
-    /// Whether it has waited so long that one should look who holds the lock; once.
+    /// Returns `true` once: when the call has waited long enough to check for a deadlock with a
+    /// hold of its own client.
     pub(super) fn is_long(&self, now: Moment) -> bool {
         let long = self.claim.waiter_lease;
         self.lock().unquestioned.take_if(|since| now.since(*since) >= long).is_some()
@@ -153,23 +156,24 @@ impl Waiting {
         self.lock().outcome.is_some()
     }
 
-    /// When to ask next: at the heartbeat, or when the lease ends that blocks the head.
+    /// Returns when to send the next request. This is at the next heartbeat or, for the first
+    /// waiter, when a lease that blocks it expires.
     pub(super) fn next_beat(&self, now: Moment) -> Moment {
         let state = self.lock();
         let lease = self.claim.waiter_lease;
         let beat = aligned(state.last_answer.plus(lease / 3), lease);
         match state.place.head_remaining {
-            // A lease end that has just passed must not make us ask in a tight loop.
+            // If that lease has just expired, the client must not poll in a tight loop.
             Some(left) => beat.min(state.last_answer.plus(left)).max(now.plus(ASK_PAUSE)),
             None => beat.max(now.plus(ASK_PAUSE)),
         }
     }
 }
 
-/// The least time between two heartbeats of one waiter.
+/// The shortest pause between two heartbeats of one waiter.
 const ASK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Rounds up to the grid on which claims with this lease meet.
+/// Rounds `moment` up to the grid on which claims with this lease are batched.
 pub(super) fn aligned(moment: Moment, lease: Duration) -> Moment {
     let grid = u64::try_from((lease / 30).as_nanos()).unwrap_or(u64::MAX).max(1);
     Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
@@ -178,12 +182,13 @@ pub(super) fn aligned(moment: Moment, lease: Duration) -> Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::claim::Kind;
-    use crate::words::name::Name;
+    use crate::types::claim::Kind;
+    use crate::types::name::Name;
 
-    /// A late duplicate of the join made a second place after the first had expired.
+    // P8
+    /// A late duplicate of the join creates a second position after the first one has expired.
     #[test]
-    fn p8_another_place_of_the_same_claim_is_not_taken_for_ours() {
+    fn duplicate_queue_position_of_a_claim_is_not_accepted() {
         let claim = Claim::new(Name::new("q").unwrap(), Kind::Mutex, 1, 1).unwrap();
         let token = |n| Token::new(n).unwrap();
         let place = |n| Place { ahead: 1, head_remaining: None, token: Some(token(n)) };
@@ -193,7 +198,7 @@ mod tests {
         let outcome = |waiting: Arc<Waiting>| waiting.lock().outcome.take();
 
         assert!(stand().stands_under(token(7)));
-        assert!(!stand().stands_under(token(6)), "a push for the earlier place");
+        assert!(!stand().stands_under(token(6)), "a push for an earlier claim was accepted");
 
         let ours = stand();
         ours.answered(sent, Renewal::Waiting(place(7)));

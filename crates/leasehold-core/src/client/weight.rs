@@ -1,30 +1,32 @@
-//! How much a hold weighs: a writer may become a reader, and a reader that is alone a writer.
+//! The weight of a hold: a writer can become a reader, and a single reader can become a writer.
 //!
 //! # The argument
-//! The holder must never believe in more than the store has; that the store has more is no harm but to those who
-//! wait, and ends with the hold.
-//! - *Lighter* is believed before the request is sent. Whether the store does it soon, late or never, it has at
-//!   least as much.
-//! - *Heavier* is believed as it is answered. What could make that wrong is a request to make it lighter that comes
-//!   late. So a hold that was ever to become lighter is never made heavier again: no such request is
-//!   under way.
-//! - *A lost reply*: the same is asked again, and the store finds it done. *A dropped future*: it is a reader, and
-//!   the store may have it as a writer until it is asked again or released.
+//! The holder must never assume a larger weight than the store has. A larger weight in the store
+//! only delays waiters, and ends with the hold.
+//! - *Decreasing.* The holder assumes the lower weight before the request is sent. Whether the
+//!   store applies the request soon, late or never, the store's weight is never lower than the one
+//!   that the holder assumes.
+//! - *Increasing.* The holder assumes the higher weight only after the result. A late request to
+//!   decrease the weight could make that assumption wrong. So a hold is never increased after a
+//!   decrease was requested, and no such request can be in flight.
+//! - *A lost reply.* The client repeats the request, and the store finds that it is done.
+//! - *A dropped future.* The holder counts as a reader. The store may still treat it as a writer
+//!   until the request is repeated or the lock is released.
 
 use std::sync::Mutex;
 
-use crate::base::locked::locked;
+use crate::util::locked::locked;
 
-/// What a hold weighs, as its holder may believe.
+/// The weight that the holder may assume.
 #[derive(Debug)]
 pub(crate) struct Weight(Mutex<Weighing>);
 
 #[derive(Clone, Copy, Debug)]
 struct Weighing {
     now: u32,
-    /// It was to become lighter.
+    /// Whether a decrease was ever requested.
     lightened: bool,
-    /// It was to become heavier.
+    /// Whether an increase was ever requested.
     asked_more: bool,
 }
 
@@ -37,7 +39,7 @@ impl Weight {
         locked(&self.0).now
     }
 
-    /// It is to weigh this much and no more from now on. Whether the store need be told.
+    /// Decreases the weight to at most `to`. Returns whether a request to the store is necessary.
     pub(crate) fn lighten(&self, to: u32) -> bool {
         let mut weighing = locked(&self.0);
         if weighing.now <= to && !weighing.asked_more && !weighing.lightened {
@@ -48,14 +50,15 @@ impl Weight {
         true
     }
 
-    /// It is to become heavier. Whether it still may.
+    /// Records that an increase is being requested. Returns `false` if the hold was ever
+    /// downgraded.
     pub(crate) fn ask_more(&self) -> bool {
         let mut weighing = locked(&self.0);
         weighing.asked_more |= !weighing.lightened;
         !weighing.lightened
     }
 
-    /// The store has it as heavy as this. Whether it may be believed.
+    /// Applies a weight that the store has confirmed. Returns whether the holder may assume it.
     pub(crate) fn answered(&self, more: u32) -> bool {
         let mut weighing = locked(&self.0);
         if !weighing.lightened {
@@ -70,25 +73,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_is_not_told_to_be_one_and_a_writer_always_is() {
+    fn downgrade_request_is_sent_only_by_a_possible_writer() {
         let reader = Weight::new(1);
         assert!(!reader.lighten(1));
         assert!(reader.ask_more());
-        assert!(reader.lighten(1), "the store may have it as a writer");
+        assert!(reader.lighten(1), "the store may still list it as a writer");
         let writer = Weight::new(8);
-        assert!(writer.lighten(1) && writer.lighten(1), "the first time may have gone unheard");
+        assert!(writer.lighten(1) && writer.lighten(1), "the first request may have been lost");
         assert_eq!(writer.now(), 1);
     }
 
     #[test]
-    fn what_was_to_become_lighter_is_never_heavier_again() {
+    fn late_upgrade_reply_does_not_undo_a_downgrade() {
         let weight = Weight::new(1);
         assert!(weight.ask_more() && weight.answered(8));
         assert_eq!(weight.now(), 8);
         let weight = Weight::new(1);
         assert!(weight.ask_more());
         assert!(weight.lighten(1));
-        assert!(!weight.answered(8), "an answer from before");
+        assert!(!weight.answered(8), "a late answer was accepted");
         assert!(!weight.ask_more());
         assert_eq!(weight.now(), 1);
     }

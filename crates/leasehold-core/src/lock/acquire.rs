@@ -1,57 +1,62 @@
-//! Taking a lock: joins, waits its turn, gives up; safe to drop at every await.
+//! Acquires locks: joins the queue, waits for the grant, or gives up. Futures may be dropped at
+//! every await.
 //!
 //! # The argument
-//! - *What is atomic*: joining is one call that either grants or queues, by the claim's id. That
-//!   id is random and chosen before anything is sent.
-//! - *A reply is lost*: the same claim is sent again; the store answers for the claim that is
-//!   already there. After the time in which a grant could have come *and* expired unseen, the id is
-//!   given up for a new one, so that one claim never gets two grants (P8). While it waits, a claim
-//!   only ever renews, which never joins.
-//! - *The future is dropped, or we give up*: [`Attempt`] exists before the first byte is sent, and
-//!   its drop owes the store a `leave`, which the background thread pays with retries for as long
-//!   as the claim could live. If a delayed `join` arrives even after that `leave`, nobody renews
-//!   what it made, and it is gone within a lease (scenario 5).
-//! - *We die*: our place ends with the waiter's lease, our grant with the lease.
-//! - *A wake-up is lost*: the keeper's heartbeat asks every third of the waiter's lease (P6).
-//! - *We have just dropped a guard of this lock*: its release is on its way from another thread, and is
-//!   waited for, or we would stand behind ourselves ([`leaving`](crate::client::leaving)).
-//! - *A grant comes late*: its deadline counts from the last request sent before it could have
-//!   been made. A grant that is already at risk is renewed before anybody gets to see it. While the
-//!   store is silent or too slow for that, who waits goes on waiting: for as long as for any other
-//!   answer. A renewal never joins, so the store's own word ends it: still ours, or a new claim.
+//! - *What is atomic*: joining is one call that either grants the lock or adds the claim to the
+//!   queue. The store identifies the claim by an ID, which is random and is chosen before anything
+//!   is sent.
+//! - *A reply is lost*: the client sends the same claim again, and the store answers for the claim
+//!   that is already there. Once an earlier grant may have been made *and* have expired unnoticed,
+//!   the client uses a new ID instead. So one claim never gets two grants. While a claim waits, the
+//!   client only renews it, and a renewal never joins.
+//! - *The future is dropped, or the call gives up*: [`Attempt`] exists before the first byte is
+//!   sent. Dropping it sends a `leave` in the background, which is retried for as long as the claim
+//!   could exist. A delayed `join` may arrive even after that `leave`. No client renews the claim
+//!   that such a `join` creates, so that claim expires within a lease.
+//! - *The process crashes*: its queue position expires with the waiter lease, and its grant expires
+//!   with the lease.
+//! - *A notification is lost*: the renewer's heartbeat polls every third of the waiter lease.
+//! - *A guard of this lock was just dropped*: another thread is still sending its release. The call
+//!   waits for the answer, because otherwise the claim would queue after a hold of its own client
+//!   ([`pending_releases`](crate::client::pending_releases)).
+//! - *A grant arrives late*: its deadline is counted from the last request that was sent before the
+//!   grant could have been made. A grant that is already at risk is renewed before the caller gets
+//!   it. If the store is unreachable or too slow for that renewal, a waiting call retries for as
+//!   long as it does after any other outage. A renewal never joins the queue, so its answer is
+//!   final. Either the grant is still valid, or the client makes a new claim.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::Moment;
-use crate::base::duration::short;
 use crate::client::ask::{outage_timeout, renew_one};
 use crate::client::core::Core;
 use crate::client::lease::{Granted, Lease, NewLease};
 use crate::client::waiting::{Outcome, WaiterEvent, Waiting};
 use crate::client::{spans, telemetry};
-use crate::lock::guard::{Guard, Hold};
-use crate::lock::owner::{Asked, Owner};
+use crate::lock::hold::{Hold, OwnedClaim};
+use crate::lock::owner::{HoldRequest, Owner};
 use crate::lock::wait::Wait;
-use crate::words::answer::{
+use crate::types::answer::{
     Joined, LockInfo, Mode, Place, Renewal, Signal, foreigner_of, holders_of,
 };
-use crate::words::claim::{Claim, Kind};
-use crate::words::error::{CHECK_THE_STORE, Error, ErrorKind, Result, shown_holders};
-use crate::words::holder::Holder;
-use crate::words::limits::{drift, request_timeout, waiter_lease};
-use crate::words::name::Name;
-use crate::words::options::LockOptions;
-use crate::words::token::Token;
+use crate::types::claim::{Claim, Kind};
+use crate::types::error::{CHECK_THE_STORE, Error, ErrorKind, Result, shown_holders};
+use crate::types::holder::Holder;
+use crate::types::limits::{drift, request_timeout, waiter_lease};
+use crate::types::name::Name;
+use crate::types::options::LockOptions;
+use crate::types::token::Token;
+use crate::util::clock::Moment;
+use crate::util::duration::short;
 
 pub(crate) type OnWaiting = Arc<dyn Fn(Place) + Send + Sync>;
 
-/// Everything that one lock's handle knows.
+/// The state of a lock handle, whatever the kind of lock.
 #[derive(Clone)]
 pub(crate) struct LockHandle {
     pub(crate) core: Arc<Core>,
-    /// Checked, or what was given instead of a name.
+    /// The valid name, or the given text if it is not a valid name.
     pub(crate) name: Result<Name, String>,
     pub(crate) kind: Kind,
     pub(crate) capacity: u32,
@@ -87,13 +92,13 @@ impl LockHandle {
         }
     }
 
-    /// Takes the lock: the one way in, whatever the kind and the patience.
+    /// Acquires the lock. Used for all kinds of locks, with any limit for the wait.
     pub(crate) async fn acquire(
         &self,
         operation: &'static str,
         weight: u32,
         wait: Wait,
-    ) -> Result<Guard> {
+    ) -> Result<Hold> {
         let taken = pin!(spans::wait(operation, &self.name, self.take(weight, wait)));
         let taken = self.core.background.with_runtime(taken).await;
         match taken {
@@ -105,17 +110,19 @@ impl LockHandle {
         }
     }
 
-    /// The same, as one of several, if it is free. That it is not is no event: it is waited for then, or
-    /// tried once more.
-    pub(crate) async fn take_if_free(&self, operation: &'static str, weight: u32) -> Result<Guard> {
+    /// Acquires the lock if it is free, as one of several locks.
+    ///
+    /// A lock that is not free is not reported in telemetry, because the caller then waits for it
+    /// or tries once more.
+    pub(crate) async fn take_if_free(&self, operation: &'static str, weight: u32) -> Result<Hold> {
         let taken = pin!(spans::wait(operation, &self.name, self.take(weight, Wait::Try)));
         let taken = self.core.background.with_runtime(taken).await;
         taken
             .inspect(|guard| guard.lease().begins())
-            .map_err(|e| e.during(operation).at(self.core.store.url()))
+            .map_err(|e| e.with_operation(operation).with_store(self.core.store.url()))
     }
 
-    /// Who holds and who waits.
+    /// Returns the holders and the waiters.
     pub(crate) async fn read(&self) -> Result<Option<LockInfo>> {
         self.show(true).await
     }
@@ -133,27 +140,27 @@ impl LockHandle {
                 true => store.read(&name).await,
                 false => store.holders(&name, None).await,
             };
-            read.map_err(|e| e.on(&name))
+            read.map_err(|e| e.with_lock(&name))
         };
         let read = self.core.background.with_runtime(pin!(read)).await;
-        read.map_err(|e| e.during("show").at(self.core.store.url()))
+        read.map_err(|e| e.with_operation("show").with_store(self.core.store.url()))
     }
 
     #[cold]
     fn not_acquired(&self, operation: &'static str, error: Error) -> Error {
         let core = &self.core;
-        let mut error = error.during(operation).at(core.store.url());
+        let mut error = error.with_operation(operation).with_store(core.store.url());
         let busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
-        if busy && error.name().is_some_and(|name| core.keeper.holds(name)) {
+        if busy && error.name().is_some_and(|name| core.renewer.holds(name)) {
             error = error.by_this_client();
         }
         telemetry::not_acquired(self.kind, &error);
         error
     }
 
-    async fn take(&self, weight: u32, wait: Wait) -> Result<Guard> {
-        // A local store answers at once: without this, a task that takes lock after lock would never let
-        // the others of its runtime have their turn.
+    async fn take(&self, weight: u32, wait: Wait) -> Result<Hold> {
+        // A local store answers immediately. Without this line, a task that acquires one lock after
+        // another would never yield to the other tasks of its runtime.
         tokio::task::coop::consume_budget().await;
         let name = match &self.name {
             Ok(name) => name,
@@ -166,24 +173,25 @@ impl LockHandle {
             },
             Err(error) => Err(error),
         };
-        taken.map_err(|e| e.on(name))
+        taken.map_err(|e| e.with_lock(name))
     }
 
-    async fn take_for(&self, owner: &Owner, name: &Name, weight: u32, wait: Wait) -> Result<Guard> {
-        // A forked child must not wait for a mutex of the owner's.
+    async fn take_for(&self, owner: &Owner, name: &Name, weight: u32, wait: Wait) -> Result<Hold> {
+        // A forked child must not lock the owner's mutexes, because a thread that exists only in
+        // the parent may have held them at the fork.
         self.core.check_ours()?;
         let take = |wait| acquire_once(self, name, weight, wait);
-        owner.acquire(&self.asked(name, weight), wait, take).await
+        owner.acquire(&self.hold_request(name, weight), wait, take).await
     }
 
-    /// Refuses what could never work, before anything is sent.
+    /// Returns an error for a request that can never succeed, before anything is sent.
     fn check(&self, name: &Name, weight: u32) -> Result<()> {
         self.core.check_open()?;
         self.options.check(self.lease())?;
         let unsupported = |what: String, hint: &str| {
-            Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint).on(name))
+            Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint).with_lock(name))
         };
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what).on(name));
+        let refused = |what: String| Err(Error::new(ErrorKind::Config, what).with_lock(name));
         let promises = self.core.store.guarantees();
         if !promises.keeps(self.kind) {
             let what = format!("this store does not support locks of the kind {}", self.kind);
@@ -194,10 +202,10 @@ impl LockHandle {
                 "this store does not support lock_delay: it keeps no record of a crashed holder";
             return unsupported(what.into(), "remove lock_delay, or use another store");
         }
-        if !self.options.at_least.is_zero() && !promises.at_least {
+        if !self.options.min_hold.is_zero() && !promises.min_hold {
             let what =
-                "this store does not support at_least: it cannot keep a released lock unavailable";
-            return unsupported(what.into(), "remove at_least, or use another store");
+                "this store does not support min_hold: it cannot keep a released lock unavailable";
+            return unsupported(what.into(), "remove min_hold, or use another store");
         }
         if self.capacity == 0 || (self.kind == Kind::Semaphore && self.capacity > MAX_PERMITS) {
             return refused(format!(
@@ -214,13 +222,14 @@ impl LockHandle {
         Ok(())
     }
 
-    /// What was asked for, or as much of it as the store can vouch for.
+    /// Returns the requested lease, or the longest one that the store can guarantee if that is
+    /// shorter.
     fn lease(&self) -> Duration {
         self.options.lease.min(self.core.store.longest_lease())
     }
 
-    fn asked<'a>(&'a self, name: &'a Name, weight: u32) -> Asked<'a> {
-        Asked {
+    fn hold_request<'a>(&'a self, name: &'a Name, weight: u32) -> HoldRequest<'a> {
+        HoldRequest {
             core: &self.core,
             name,
             kind: self.kind,
@@ -230,7 +239,7 @@ impl LockHandle {
         }
     }
 
-    /// A new claim, for which nothing was sent yet. Only in the process that connected.
+    /// Creates a new claim, for which nothing has been sent yet. Fails in a forked child process.
     fn claim(&self, name: &Name, weight: u32, now: Moment) -> Result<Claim> {
         let lease = self.lease();
         let holder = match self.options.label == self.core.options.label {
@@ -252,19 +261,19 @@ impl LockHandle {
     }
 }
 
-/// How often a grant that came late is renewed by one who would not wait, before it is given up.
+/// The maximum number of renewals of a late grant in a call that does not wait.
 const RENEWALS_BEFORE_HOLDING: u32 = 3;
 
-/// The most permits that a semaphore has.
+/// The maximum number of permits of a semaphore.
 const MAX_PERMITS: u32 = i32::MAX as u32;
 
-/// Takes the lock with as many claims as it needs: a new one each time that a place was lost.
+/// Acquires the lock, and makes a new claim each time that the previous one has been lost.
 pub(crate) async fn acquire_once(
     handle: &LockHandle,
     name: &Name,
     weight: u32,
     wait: Wait,
-) -> Result<Guard> {
+) -> Result<Hold> {
     let core = &handle.core;
     let started = core.clock.now();
     let give_up = match wait {
@@ -272,8 +281,8 @@ pub(crate) async fn acquire_once(
         Wait::Try | Wait::Forever => Moment::NEVER,
     };
     let (mut began, mut heard) = (started, started);
-    if core.is_leaving() {
-        Box::pin(core.nothing_leaves(name, give_up)).await?;
+    if core.has_pending_releases() {
+        Box::pin(core.earlier_releases_done(name, give_up)).await?;
         (began, heard) = (core.clock.now(), core.clock.now());
     }
     loop {
@@ -295,49 +304,55 @@ pub(crate) async fn acquire_once(
             );
             return Err(Error::new(ErrorKind::Lost, what).with_hint("retry, or use a longer lease"));
         }
-        // Places that are lost as soon as they are taken must not keep a processor busy.
+        // This pause prevents a busy loop if each claim is lost as soon as it has joined.
         let pause = LISTEN_AGAIN.min(give_up.since(core.clock.now()));
         Box::pin(core.background.sleep(pause)).await;
         began = core.clock.now();
     }
 }
 
-/// One claim on its way. Dropped while armed, it is taken back.
+/// One claim that is being acquired. Dropping it while it is armed removes the claim from the store
+/// in the background.
 struct Attempt<'a> {
     handle: &'a LockHandle,
     claim: Claim,
     wait: Wait,
-    /// When the caller asked for the lock.
+    /// The start of the call.
     started: Moment,
-    /// When this claim was made, before anything was sent for it.
+    /// The time at which this claim was made, before anything was sent for it.
     began: Moment,
     give_up: Moment,
-    /// When the store last answered one of our claims: patience counts from here.
+    /// The time of the store's last answer to this call. The limit for an outage is counted from
+    /// this time.
     heard: &'a mut Moment,
     armed: bool,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        // A forked child must not even wait for a mutex that its parent's threads may hold.
+        // A forked child must not lock the renewer's mutex, because a thread that exists only in
+        // the parent may have held it at the fork.
         if self.armed && self.core().holder_is_us() {
-            self.core().keeper.forget(self.claim.id);
+            self.core().renewer.forget(self.claim.id);
             self.core().leave_in_background(&self.claim, Moment::from_nanos(0));
         }
     }
 }
 
-/// How often in a row a store may call us to ask without anything having changed, before we
-/// pause: a store that calls all the time must not keep a processor busy.
+/// The maximum number of consecutive polls that the store may request although the queue position
+/// does not change.
+///
+/// After that, the call pauses before it listens again, so a store that notifies all the time does
+/// not cause a busy loop.
 const ASKED_IN_VAIN: u32 = 8;
-/// How long after listening failed it begins anew, at first.
+/// The initial pause before the call listens for notifications again after a failure.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
 
-/// What [`Attempt::join`] came to.
+/// The result of [`Attempt::join`].
 enum Step {
     Holding(Token, Granted),
     Waiting(Moment, Place),
-    /// The claim may have been granted and have expired unseen.
+    /// The claim was lost, or it may have been granted and have expired unnoticed.
     Stale,
 }
 
@@ -350,9 +365,12 @@ impl Attempt<'_> {
         self.core().clock.now()
     }
 
-    /// `None`: this claim came to nothing, and another one may try. What only those need who wait is
-    /// in boxes: most locks are free, and every future that is made is moved, with all its room.
-    async fn run(&mut self) -> Result<Option<Guard>> {
+    /// Acquires the lock with this claim. Returns `None` if the claim was lost. The caller then
+    /// tries again with a new claim.
+    ///
+    /// Futures that are needed only for waiting are boxed. Most locks are free, and each move of a
+    /// future copies all the space that it reserves.
+    async fn run(&mut self) -> Result<Option<Hold>> {
         match self.join().await? {
             Step::Holding(token, granted) => {
                 let (enough, now) = (self.claim.lease / 3, *self.heard);
@@ -363,7 +381,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Sends the claim until it is answered.
+    /// Sends the claim, and retries until the store answers or the call gives up.
     async fn join(&mut self) -> Result<Step> {
         let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
         let first_sent = self.began;
@@ -391,21 +409,21 @@ impl Attempt<'_> {
                 None => None,
             };
             let now = self.now();
-            let says_when = error.as_ref().and_then(Error::succeeds_not_before);
+            let says_when = error.as_ref().and_then(Error::retry_after);
             if says_when.is_some() {
-                // Who says when is not silent.
+                // A store that announces when to retry is reachable.
                 *self.heard = now;
             }
             if now >= self.give_up {
                 let late = Box::pin(self.out_of_time(*self.heard)).await;
                 return Err(match error {
-                    Some(error) => late.because(error.reason()),
+                    Some(error) => late.with_source(error.reason()),
                     None => late,
                 });
             }
             let silent = now.since(*self.heard);
             let (patient, in_vain) = match self.wait {
-                // Waiting for what it says would be waiting for the lock.
+                // Waiting until the announced time would be waiting for the lock.
                 Wait::Try => {
                     (request_timeout(self.claim.lease), says_when.is_some_and(|time| time >= pause))
                 }
@@ -420,7 +438,8 @@ impl Attempt<'_> {
             if now.since(first_sent) >= certain {
                 return Ok(Step::Stale);
             }
-            // What was sent may still arrive after whatever the next answer is.
+            // The request may still arrive after the next one has been answered. So a rejection of
+            // a later request does not prove that the store has no record of this claim.
             only = false;
             let pause_now = pause.min(self.give_up.since(now));
             Box::pin(self.core().background.sleep(pause_now)).await;
@@ -436,7 +455,8 @@ impl Attempt<'_> {
                 Ok(Step::Holding(token, Granted { sent, remaining }))
             }
             Joined::Waiting(place) => Ok(Step::Waiting(sent, place)),
-            // Only a place of ours that outlived its holder is busy to one who would wait.
+            // A waiting claim gets this result only if its earlier position or grant has ended, for
+            // example if its expired grant is in a cooldown. A new claim can join.
             Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
             Joined::Busy { holders } => {
                 self.armed = !only;
@@ -445,12 +465,12 @@ impl Attempt<'_> {
         }
     }
 
-    /// Stands in the queue until granted.
-    async fn wait_for_grant(&mut self, sent: Moment, place: Place) -> Result<Option<Guard>> {
+    /// Waits in the queue until the claim is granted.
+    async fn wait_for_grant(&mut self, sent: Moment, place: Place) -> Result<Option<Hold>> {
         let core = self.core().clone();
         let waiting = Waiting::new(self.claim.clone(), sent, place);
-        core.keeper.wait(waiting.clone());
-        // A close() between the first check and here has found nothing of ours to give up.
+        core.renewer.add_waiter(waiting.clone());
+        // A close() that ran before the renewer had this claim did not stop this wait.
         core.check_open()?;
         self.tell_place(place);
         let mut deaf = Duration::ZERO;
@@ -470,7 +490,7 @@ impl Attempt<'_> {
                         self.tell_place(place);
                     }
                     WaiterEvent::Outcome(Outcome::Holding { token, granted }) => {
-                        core.keeper.forget(self.claim.id);
+                        core.renewer.forget(self.claim.id);
                         let enough = self.claim.lease / 3;
                         let now = self.now();
                         return self.finish(token, granted, true, enough, now).await;
@@ -482,7 +502,8 @@ impl Attempt<'_> {
                     WaiterEvent::Outcome(Outcome::Failed(error)) => return Err(error),
                 },
                 signal = changed => match signal {
-                    // A push for another place of this claim says nothing of ours.
+                    // A grant of another position of this claim is not a grant of the current one,
+                    // so the call polls.
                     Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
                         Box::pin(self.ask(&waiting)).await;
                         deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
@@ -490,7 +511,7 @@ impl Attempt<'_> {
                     Ok(Signal::Granted(token)) => {
                         let granted = self.pushed(waiting.last_answer());
                         let full = granted.remaining.is_none();
-                        core.keeper.forget(self.claim.id);
+                        core.renewer.forget(self.claim.id);
                         let enough = self.claim.waiter_lease / 3;
                         let now = self.now();
                         return self.finish(token, granted, full, enough, now).await;
@@ -499,7 +520,7 @@ impl Attempt<'_> {
                         asked += 1;
                         deaf = Duration::ZERO;
                     }
-                    // The heartbeat goes on; listening begins anew after a pause.
+                    // The heartbeats continue. The call listens again after a pause.
                     Ok(Signal::Ask) | Err(_) => {
                         asked = 0;
                         deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
@@ -512,13 +533,15 @@ impl Attempt<'_> {
         }
     }
 
-    /// What a pushed grant is worth: a waiter's lease from the last heartbeat before it.
+    /// Returns the validity of a pushed grant: one waiter lease from when the last answered
+    /// heartbeat was sent.
     fn pushed(&self, last_answer: Moment) -> Granted {
         let leased = self.core().store.guarantees().has_leases();
         Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }
     }
 
-    /// Asks out of turn; tells whether the store answered. A refusal is an answer.
+    /// Polls immediately, outside the renewer's schedule. Returns whether the store answered. A
+    /// permanent error is an answer too.
     async fn ask(&self, waiting: &Waiting) -> bool {
         let core = self.core();
         let sent = self.now();
@@ -538,8 +561,9 @@ impl Attempt<'_> {
         }
     }
 
-    /// Makes a guard of a grant, if enough is left of it; else renews it first. The keeper does not
-    /// know of it by now: two would renew it.
+    /// Creates a hold from a grant, and renews the grant first if not enough of it is left.
+    ///
+    /// The renewer must not keep the claim during this call, because both would renew it.
     async fn finish(
         &mut self,
         token: Token,
@@ -547,7 +571,7 @@ impl Attempt<'_> {
         full: bool,
         enough: Duration,
         now: Moment,
-    ) -> Result<Option<Guard>> {
+    ) -> Result<Option<Hold>> {
         *self.heard = now;
         if granted.deadline().since(now) >= enough.max(self.handle.options.min_validity) {
             return self.hold(token, granted, full, now).map(Some);
@@ -561,7 +585,7 @@ impl Attempt<'_> {
         mut granted: Granted,
         mut full: bool,
         enough: Duration,
-    ) -> Result<Option<Guard>> {
+    ) -> Result<Option<Hold>> {
         let core = self.core().clone();
         let mut enough = enough.max(self.handle.options.min_validity);
         let mut tries = 0;
@@ -596,7 +620,7 @@ impl Attempt<'_> {
                     return Ok(None);
                 }
                 Some(Err(error)) if !error.is_transient() => return Err(error),
-                // Refused at once: the store may be back in a moment.
+                // The request failed immediately, and the store may be reachable again soon.
                 Some(Err(_)) => core.background.sleep(limit / 4).await,
                 None => {}
             }
@@ -605,7 +629,8 @@ impl Attempt<'_> {
         self.hold(token, granted, full, now).map(Some)
     }
 
-    /// A grant of which not enough was left, however often it was renewed. Our drop gives it back.
+    /// Returns the error for a grant that had too little time left in spite of the renewals.
+    /// Dropping this attempt releases the grant.
     fn too_slow(&self, began: Moment, enough: Duration) -> Error {
         let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
         if *self.heard == began || silent >= request_timeout(lease) {
@@ -625,7 +650,7 @@ impl Attempt<'_> {
             .with_hint("use a longer lease or a shorter min_validity")
     }
 
-    fn hold(&mut self, token: Token, granted: Granted, full: bool, now: Moment) -> Result<Guard> {
+    fn hold(&mut self, token: Token, granted: Granted, full: bool, now: Moment) -> Result<Hold> {
         let core = &self.handle.core;
         let options = &self.handle.options;
         let leased = core.store.guarantees().has_leases();
@@ -634,43 +659,46 @@ impl Attempt<'_> {
             token,
             granted,
             full,
-            // Where nothing expires, renewing is only asking whether somebody evicted us.
+            // In a store without leases, a renewal only checks whether the hold was evicted.
             renew: options.renew || !leased,
             ends: options.max_hold.map_or(Moment::NEVER, |d| now.plus(d)),
-            keep_until: match options.at_least.is_zero() {
+            keep_until: match options.min_hold.is_zero() {
                 true => Moment::from_nanos(0),
-                false => now.plus(options.at_least),
+                false => now.plus(options.min_hold),
             },
             clock: core.clock.clone(),
         }));
         core.saw(token);
-        core.keeper.hold(lease.clone(), granted.sent, now);
+        core.renewer.add_hold(lease.clone(), granted.sent, now);
         self.armed = false;
         let started = self.started;
         telemetry::acquired(&self.claim, token, || now.since(started));
-        let guard = Guard::new(Hold::new(core.clone(), lease));
-        // A close() that came before the keeper knew of us did not release us: then we do.
+        let guard = Hold::new(Arc::new(OwnedClaim::new(core.clone(), lease)));
+        // A close() that ran before the renewer had this hold did not release it. In that case,
+        // dropping the guard here releases it.
         core.check_open()?;
         Ok(guard)
     }
 
-    /// The caller's time is over; says who holds the lock if the store tells quickly, or that the
-    /// store is silent. `last`: when it answered last, or the beginning.
+    /// Returns the error for a call whose time limit has passed. It names the holders if the store
+    /// returns them quickly, or reports that the store does not answer.
+    ///
+    /// `last` is the time of the store's last answer, or of the start of the call.
     async fn out_of_time(&self, last: Moment) -> Error {
         let silent = self.now().since(last);
         let Wait::For(limit) = self.wait else { return Error::no_reply(silent) };
-        // Slow to tell is not silent.
+        // A store that answered recently is reachable, even if it returns the holders slowly.
         let was_heard = last > self.started && silent < self.claim.waiter_lease / 2;
         self.handle.out_of_time(&self.claim.name, limit, silent, was_heard).await
     }
 }
 
 impl LockHandle {
-    /// The error of one who was not answered at all in the time that it had.
+    /// Returns the error for a call that got no answer within its time limit.
     pub(crate) async fn not_answered(&self, operation: &'static str, limit: Duration) -> Error {
         let error = async {
             match self.name.as_ref().map_or_else(Name::new, |name| Ok(name.clone())) {
-                Ok(name) => self.out_of_time(&name, limit, limit, false).await.on(&name),
+                Ok(name) => self.out_of_time(&name, limit, limit, false).await.with_lock(&name),
                 Err(error) => error,
             }
         };
@@ -678,7 +706,8 @@ impl LockHandle {
         self.not_acquired(operation, error)
     }
 
-    /// The error of one who waited for so long, and had the last answer this time ago.
+    /// Returns the error for a call that waited for `limit`. `silent` is the time since the last
+    /// answer, and `was_heard` is whether the store counts as reachable if it does not answer now.
     async fn out_of_time(
         &self,
         name: &Name,
@@ -700,7 +729,7 @@ impl LockHandle {
                 "did not acquire {name} within {limit}: no answer from the store for the last {}",
                 short(silent)
             );
-            return Error::new(ErrorKind::Timeout, what).with_hint(CHECK_THE_STORE).in_silence();
+            return Error::new(ErrorKind::Unreachable, what).with_hint(CHECK_THE_STORE);
         }
         let info = match read {
             Some(Ok(info)) => info,
@@ -726,7 +755,7 @@ async fn sleep_until(core: &Core, moment: Moment) {
     }
 }
 
-/// Errors after which the store certainly keeps nothing of the claim.
+/// Returns whether the store certainly has no record of the claim after this error.
 fn was_refused(error: &Error) -> bool {
     use ErrorKind::{Closed, Config, Contended, Denied, InvalidName, Mismatch, Unsupported};
     matches!(

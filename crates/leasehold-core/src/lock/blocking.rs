@@ -8,39 +8,44 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! A thread cannot be stopped from outside. Work that is [run](Guard::run) under a lock must check its guard
-//! between its steps, with [`is_held`](crate::Guard::is_held) or [`ensure`](crate::Guard::ensure). If the lock
-//! was lost, the call returns an error when the work is done.
+//! A thread cannot be stopped from outside. Work that is [run](Guard::run) under a lock must check
+//! its guard between its steps, with [`is_held`](Hold::is_held) or [`ensure`](Hold::ensure). If the
+//! lock was lost, the call returns an error when the work is done.
 //!
-//! Leases are renewed in the background while your thread works or blocks. In async code, use the async
-//! types: a blocked executor thread runs nothing else.
+//! Leases are renewed in the background while your thread works or blocks. In async code, use the
+//! async types, because a blocked executor thread runs nothing else.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::{ControlFlow, Deref};
 use std::time::Duration;
 
-use crate::base::park;
 use crate::client::background::Background;
 use crate::client::lease::State;
-use crate::lock::changes::Change;
-use crate::lock::guard::Released;
-use crate::lock::leasehold::IntoWanted;
+use crate::lock::client::IntoLockRequest;
+use crate::lock::events::LockEvent;
+use crate::lock::fence::{Fence, shown};
+use crate::lock::guard::{ConvertError, mode};
+use crate::lock::hold::Released;
 use crate::lock::once_per::OncePer;
-use crate::words::answer::{ClaimInfo, Evict, LockInfo};
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, LostReason, Result};
-use crate::words::name::Name;
-use crate::words::sequencer::Sequencer;
-use crate::words::token::Token;
+use crate::lock::several::first_lost;
+use crate::types::answer::{ClaimInfo, Evict, LockInfo};
+use crate::types::claim::Kind;
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, LostReason, Result};
+use crate::types::name::Name;
+use crate::types::sequencer::Sequencer;
+use crate::types::token::{FencingToken, Token};
+use crate::util::park;
 
-/// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
-/// block, could answer nothing.
+/// Blocks until `work` is done, in the context of the background runtime. A runtime of the caller
+/// could not deliver answers, because this call blocks its thread.
 pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>) -> T {
     let _context = background.handle().enter();
     park::block_on(work)
 }
 
-/// A client of one store. The blocking form of [`crate::Leasehold`].
+/// A client of one store. The blocking form of [`crate::Client`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,10 +68,10 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 ///
 /// // What operators see and do.
 /// let guard = locks.mutex("order:42").lock()?;
-/// assert_eq!(locks.check(&guard.sequencer())?.token, Some(guard.token()));
-/// assert_eq!(locks.read("order:42")?.expect("it is held").claims.len(), 1);
+/// assert_eq!(locks.check(&guard.sequencer())?.token, Some(guard.grant()));
+/// assert_eq!(locks.inspect("order:42")?.expect("it is held").claims.len(), 1);
 /// assert_eq!(locks.list("order:")?.len(), 1);
-/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.token())); // then the changes
+/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.grant())); // then the changes
 /// assert_eq!(locks.watch_all("order:").next()?.name.as_str(), "order:42");
 /// assert_eq!(locks.evict("order:42", Evict::Holders)?, 1);
 /// for finding in locks.diagnose()? {
@@ -77,40 +82,41 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Leasehold(crate::Leasehold);
+pub struct Client(crate::Client);
 
-impl Leasehold {
-    /// Creates a mutex; see [`crate::Leasehold::mutex`].
+impl Client {
+    /// Creates a mutex; see [`crate::Client::mutex`].
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex(self.0.mutex(name))
     }
 
-    /// Creates a read-write lock; see [`crate::Leasehold::rwlock`].
+    /// Creates a read-write lock; see [`crate::Client::rwlock`].
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock(self.0.rwlock(name))
     }
 
-    /// Creates a semaphore; see [`crate::Leasehold::semaphore`].
+    /// Creates a semaphore; see [`crate::Client::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore(self.0.semaphore(name, permits))
     }
 
-    /// Creates an election; see [`crate::Leasehold::election`].
+    /// Creates an election; see [`crate::Client::election`].
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election(self.0.election(name))
     }
 
-    /// Watches one queue; see [`crate::Leasehold::watch`].
-    pub fn watch(&self, name: impl AsRef<str>) -> Changes {
-        Changes(self.0.watch(name))
+    /// Watches one queue; see [`crate::Client::watch`].
+    pub fn watch(&self, name: impl AsRef<str>) -> LockEvents {
+        LockEvents(self.0.watch(name))
     }
 
-    /// Watches all queues whose names begin with `prefix`; see [`crate::Leasehold::watch_all`].
-    pub fn watch_all(&self, prefix: impl AsRef<str>) -> Changes {
-        Changes(self.0.watch_all(prefix))
+    /// Watches all queues whose names begin with `prefix`; see [`crate::Client::watch_all`].
+    pub fn watch_all(&self, prefix: impl AsRef<str>) -> LockEvents {
+        LockEvents(self.0.watch_all(prefix))
     }
 
-    /// Acquires several locks, and blocks until it holds all of them; see [`crate::Leasehold::lock_all`].
+    /// Acquires several locks, and blocks until it holds all of them; see
+    /// [`crate::Client::lock_all`].
     ///
     /// ```
     /// let locks = leasehold::blocking::connect("memory:")?;
@@ -121,133 +127,141 @@ impl Leasehold {
     /// ```
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::lock_all`].
-    pub fn lock_all(&self, wanted: impl IntoIterator<Item = impl IntoWanted>) -> Result<Guards> {
-        block_on(self.0.background(), self.0.lock_all(wanted)).map(Guards)
+    /// The same as [`crate::Client::lock_all`].
+    pub fn lock_all(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoLockRequest>,
+    ) -> Result<MultiGuard> {
+        block_on(self.0.background(), self.0.lock_all(wanted)).map(MultiGuard::new)
     }
 
-    /// Acquires several locks if all of them are free; see [`crate::Leasehold::try_lock_all`].
+    /// Acquires several locks if all of them are free; see [`crate::Client::try_lock_all`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::try_lock_all`].
+    /// The same as [`crate::Client::try_lock_all`].
     pub fn try_lock_all(
         &self,
-        wanted: impl IntoIterator<Item = impl IntoWanted>,
-    ) -> Result<Guards> {
-        block_on(self.0.background(), self.0.try_lock_all(wanted)).map(Guards)
+        wanted: impl IntoIterator<Item = impl IntoLockRequest>,
+    ) -> Result<MultiGuard> {
+        block_on(self.0.background(), self.0.try_lock_all(wanted)).map(MultiGuard::new)
     }
 
-    /// Acquires several locks, and blocks for at most `limit`; see [`crate::Leasehold::lock_all_timeout`].
+    /// Acquires several locks, and blocks for at most `limit`; see
+    /// [`crate::Client::lock_all_timeout`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::lock_all_timeout`].
+    /// The same as [`crate::Client::lock_all_timeout`].
     pub fn lock_all_timeout(
         &self,
-        wanted: impl IntoIterator<Item = impl IntoWanted>,
+        wanted: impl IntoIterator<Item = impl IntoLockRequest>,
         limit: Duration,
-    ) -> Result<Guards> {
-        block_on(self.0.background(), self.0.lock_all_timeout(wanted, limit)).map(Guards)
+    ) -> Result<MultiGuard> {
+        block_on(self.0.background(), self.0.lock_all_timeout(wanted, limit)).map(MultiGuard::new)
     }
 
-    /// Returns the holders and waiters of one lock; see [`crate::Leasehold::read`].
+    /// Returns the holders and waiters of one lock; see [`crate::Client::inspect`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::read`].
-    pub fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
-        block_on(self.0.background(), self.0.read(name))
+    /// The same as [`crate::Client::inspect`].
+    pub fn inspect(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        block_on(self.0.background(), self.0.inspect(name))
     }
 
-    /// Returns the first holders of one lock; see [`crate::Leasehold::holders`].
+    /// Returns the first holders of one lock; see [`crate::Client::holders`].
     ///
     /// ```
     /// let locks = leasehold::blocking::connect("memory:")?;
     /// let guard = locks.mutex("order:42").lock()?;
     /// let lock = locks.holders("order:42")?.expect("it is held");
-    /// assert_eq!(lock.holders().next().unwrap().token, Some(guard.token()));
+    /// assert_eq!(lock.holders().next().unwrap().token, Some(guard.grant()));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::holders`].
+    /// The same as [`crate::Client::holders`].
     pub fn holders(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         block_on(self.0.background(), self.0.holders(name))
     }
 
-    /// Returns all locks in use whose names begin with `prefix`; see [`crate::Leasehold::list`].
+    /// Returns all locks in use whose names begin with `prefix`; see [`crate::Client::list`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::list`].
+    /// The same as [`crate::Client::list`].
     pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         block_on(self.0.background(), self.0.list(prefix))
     }
 
-    /// Evicts holders of a lock, and returns how many holds ended; see [`crate::Leasehold::evict`].
+    /// Evicts holders of a lock, and returns how many holds ended; see [`crate::Client::evict`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::evict`].
+    /// The same as [`crate::Client::evict`].
     pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         block_on(self.0.background(), self.0.evict(name, which))
     }
 
-    /// Checks at the store that the hold of this sequencer is still held; see [`crate::Leasehold::check`].
+    /// Checks at the store that the hold of this sequencer still exists; see
+    /// [`crate::Client::check`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::check`].
+    /// The same as [`crate::Client::check`].
     pub fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
         block_on(self.0.background(), self.0.check(sequencer))
     }
 
-    /// Checks how the store is set up; see [`crate::Leasehold::diagnose`].
+    /// Checks the configuration of the store; see [`crate::Client::diagnose`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::diagnose`].
+    /// The same as [`crate::Client::diagnose`].
     pub fn diagnose(&self) -> Result<Vec<Finding>> {
         block_on(self.0.background(), self.0.diagnose())
     }
 
-    /// Checks that the store answers within `limit`; see [`crate::Leasehold::ping`].
+    /// Checks that the store answers within `limit`; see [`crate::Client::ping`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::ping`].
+    /// The same as [`crate::Client::ping`].
     pub fn ping(&self, limit: Duration) -> Result<()> {
         block_on(self.0.background(), self.0.ping(limit))
     }
 
-    /// Releases all locks of this client, and disconnects; see [`crate::Leasehold::close`].
+    /// Releases all locks of this client, and disconnects; see [`crate::Client::close`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::close`].
+    /// The same as [`crate::Client::close`].
     pub fn close(self) -> Result<()> {
         let locks = self.0.clone();
         block_on(locks.background(), self.0.close())
     }
 
-    /// Closes the client, and returns after `limit` at the latest; see [`crate::Leasehold::close_timeout`].
+    /// Closes the client, waiting at most `limit`; see [`crate::Client::close_timeout`].
     ///
     /// # Errors
-    /// The same as [`crate::Leasehold::close_timeout`].
+    /// The same as [`crate::Client::close_timeout`].
     pub fn close_timeout(self, limit: Duration) -> Result<()> {
         let locks = self.0.clone();
         block_on(locks.background(), self.0.close_timeout(limit))
     }
 }
 
-impl From<crate::Leasehold> for Leasehold {
-    fn from(locks: crate::Leasehold) -> Self {
+impl From<crate::Client> for Client {
+    fn from(locks: crate::Client) -> Self {
+        locks.background().allow_blocking();
         Self(locks)
     }
 }
 
-/// Under a lock that is lost already no work begins.
-fn begin(guard: &crate::Guard) -> Result<()> {
+/// Returns an error if the lock is already lost, so that no work begins.
+fn begin(guard: &Hold) -> Result<()> {
     match guard.state() {
-        State::Lost(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
+        State::Lost(reason) => {
+            Err(Error::lost(reason).with_operation("run").with_lock(guard.name()))
+        }
         _ => Ok(()),
     }
 }
 
-/// What a release says of work that is done: of a loss. An unheard release undoes nothing: the background
-/// thread goes on with it.
+/// Returns the error of a release only if the lock was lost. All other errors are ignored, because
+/// the work is done and the background thread retries the release.
 fn end(released: Result<Released>) -> Result<()> {
     match released {
         Err(error) if error.lost_reason().is_some() => Err(error),
@@ -255,14 +269,30 @@ fn end(released: Result<Released>) -> Result<()> {
     }
 }
 
-/// A held lock. It has all methods of [`crate::Guard`], and those that wait block the thread.
+/// Declares methods that do not block, and that call the methods of the async type.
+macro_rules! same_as {
+    ($type:literal: $($call:ident($($arg:ident: $of:ty),*) -> $returns:ty),+ $(,)?) => {
+        $(
+            #[doc = concat!("See [`", $type, "::", stringify!($call), "`](crate::", $type, "::",
+                stringify!($call), "). No I/O.")]
+            ///
+            /// # Errors
+            /// The errors of the async method, if it returns a `Result`.
+            pub fn $call(&self, $($arg: $of),*) -> $returns {
+                self.0.$call($($arg),*)
+            }
+        )+
+    };
+}
+
+/// A held lock of any kind. The blocking form of [`crate::Hold`].
 ///
 /// ```
 /// # use std::time::Duration;
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// use leasehold::store::Evict;
 /// let guard = locks.mutex("order:42").lock()?;
-/// println!("held, token {}", guard.token()); // a method of the async guard
+/// println!("{} is held, token {}", guard.name(), guard.token());
 /// assert!(guard.renew()? > Duration::ZERO); // between steps, with `no_renewal`
 /// let watch = guard.watch();
 /// guard.release()?;
@@ -274,17 +304,103 @@ fn end(released: Result<Released>) -> Result<()> {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
-#[must_use = "the lock is released when the guard is dropped"]
-pub struct Guard(crate::Guard);
+#[must_use = "the lock is released when the hold is dropped"]
+pub struct Hold(crate::Hold);
 
-impl Guard {
-    /// Releases the lock, and blocks until the store has answered; see [`crate::Guard::release`].
+impl Hold {
+    same_as!("Hold":
+        name() -> &Name,
+        kind() -> Kind,
+        permits() -> u32,
+        grant() -> Token,
+        fencing_token() -> Option<FencingToken>,
+        sequencer() -> Sequencer,
+        replicas() -> Option<u32>,
+        is_held() -> bool,
+        remaining() -> Duration,
+        state() -> State,
+        ensure(min: Duration) -> Result<()>,
+    );
+
+    /// Renews the lease now; see [`crate::Hold::renew`].
     ///
     /// # Errors
-    /// The same as [`crate::Guard::release`].
+    /// The same as [`crate::Hold::renew`].
+    pub fn renew(&self) -> Result<Duration> {
+        block_on(&self.0.core().background, self.0.renew())
+    }
+
+    /// Blocks until the lock is lost; see [`crate::Hold::lost`].
+    pub fn lost(&self) -> LostReason {
+        park::block_on(self.0.lost())
+    }
+
+    /// Returns a handle that reports the state of this hold; see [`crate::Hold::watch`].
+    pub fn watch(&self) -> Watch {
+        Watch(self.0.watch())
+    }
+
+    /// Releases the lock, and blocks until the store has answered; see [`crate::Hold::release`].
+    ///
+    /// # Errors
+    /// The same as [`crate::Hold::release`].
     pub fn release(self) -> Result<Released> {
         let core = self.0.core();
         block_on(&core.background, self.0.release())
+    }
+}
+
+/// A held mutex, or one term of an election. The blocking form of [`crate::MutexGuard`].
+pub type MutexGuard = Guard<mode::Mutex>;
+
+/// A read-write lock that is held for reading. The blocking form of [`crate::ReadGuard`].
+pub type ReadGuard = Guard<mode::Read>;
+
+/// A read-write lock that is held for writing. The blocking form of [`crate::WriteGuard`].
+pub type WriteGuard = Guard<mode::Write>;
+
+/// Held permits of a semaphore. The blocking form of [`crate::Permit`].
+pub type Permit = Guard<mode::Permit>;
+
+/// A held lock. The blocking form of [`crate::Guard`].
+///
+/// The guard dereferences to [`Hold`]. None of the guard's methods returns a future.
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let guard = locks.mutex("order:42").lock()?;
+/// println!("held, token {}", guard.token());
+/// guard.release()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: leasehold::blocking::Client) -> leasehold::Result<()> {
+/// locks.mutex("order:42").lock()?.lost().await; // it blocks: there is nothing to await
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard<M> {
+    hold: Hold,
+    mode: PhantomData<fn() -> M>,
+}
+
+impl<M> Guard<M> {
+    fn new(guard: crate::Guard<M>) -> Self {
+        Self { hold: Hold(guard.into()), mode: PhantomData }
+    }
+
+    fn into_async(self) -> crate::Guard<M> {
+        crate::Guard::new(self.hold.0)
+    }
+
+    /// Releases the lock; see [`Hold::release`].
+    ///
+    /// # Errors
+    /// The same as [`crate::Hold::release`].
+    pub fn release(self) -> Result<Released> {
+        self.hold.release()
     }
 
     /// Runs `work` under this hold, then releases the lock; see [`crate::Guard::run`].
@@ -326,132 +442,181 @@ impl Guard {
     ) -> Result<T, E> {
         self.run(work)?
     }
+}
 
-    /// Renews the lease now; see [`crate::Guard::renew`].
-    ///
-    /// # Errors
-    /// The same as [`crate::Guard::renew`].
-    pub fn renew(&self) -> Result<Duration> {
-        let core = self.0.core();
-        block_on(&core.background, self.0.renew())
+impl<M: mode::Exclusive> Guard<M> {
+    /// Returns the fencing token; see [`crate::MutexGuard::token`].
+    pub fn token(&self) -> FencingToken {
+        FencingToken::of(self.grant())
     }
+}
 
-    /// Turns a write hold into a read hold; see [`crate::Guard::downgrade`].
+impl<M: mode::Exclusive> Fence for Guard<M> {
+    fn fence(&self) -> Result<FencingToken> {
+        shown(self.hold.0.lease())
+    }
+}
+
+impl WriteGuard {
+    /// Turns a write hold into a read hold; see [`crate::WriteGuard::downgrade`].
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
-    /// let guard = locks.rwlock("config").write()?;
+    /// let writer = locks.rwlock("config").write()?;
     /// // … write it …
-    /// guard.downgrade()?;
+    /// let reader = writer.downgrade()?;
     /// let other = locks.rwlock("config").read()?; // and no other client has written since
-    /// # drop(other);
+    /// # drop((reader, other));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The same as [`crate::Guard::downgrade`].
-    pub fn downgrade(&self) -> Result<()> {
-        let core = self.0.core();
-        block_on(&core.background, self.0.downgrade())
+    /// The same as [`crate::WriteGuard::downgrade`].
+    pub fn downgrade(self) -> Result<ReadGuard, ConvertError<Self>> {
+        let core = self.hold.0.core();
+        convert(block_on(&core.background, self.into_async().downgrade()))
     }
+}
 
-    /// Turns a read hold into a write hold if there is no other holder; see [`crate::Guard::try_upgrade`].
+impl ReadGuard {
+    /// Turns a read hold into a write hold if there is no other holder; see
+    /// [`crate::ReadGuard::try_upgrade`].
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
-    /// let guard = locks.rwlock("config").read()?;
-    /// guard.try_upgrade()?; // there is no other reader
+    /// let reader = locks.rwlock("config").read()?;
+    /// let writer = reader.try_upgrade()?; // there is no other reader
     /// assert!(locks.rwlock("config").try_read().is_err());
+    /// # drop(writer);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The same as [`crate::Guard::try_upgrade`].
-    pub fn try_upgrade(&self) -> Result<()> {
-        let core = self.0.core();
-        block_on(&core.background, self.0.try_upgrade())
-    }
-
-    /// Blocks until the lock is lost; see [`crate::Guard::lost`].
-    pub fn lost(&self) -> LostReason {
-        park::block_on(self.0.lost())
-    }
-
-    /// Returns a handle that reports the state of this hold; see [`crate::Guard::watch`].
-    pub fn watch(&self) -> Watch {
-        Watch(self.0.watch())
+    /// The same as [`crate::ReadGuard::try_upgrade`].
+    pub fn try_upgrade(self) -> Result<WriteGuard, ConvertError<Self>> {
+        let core = self.hold.0.core();
+        convert(block_on(&core.background, self.into_async().try_upgrade()))
     }
 }
 
-impl Deref for Guard {
-    type Target = crate::Guard;
+fn convert<M, N>(
+    done: Result<crate::Guard<N>, ConvertError<crate::Guard<M>>>,
+) -> Result<Guard<N>, ConvertError<Guard<M>>> {
+    done.map(Guard::new).map_err(|failed| failed.map(Guard::new))
+}
 
-    fn deref(&self) -> &crate::Guard {
-        &self.0
+impl<M> Deref for Guard<M> {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.hold
     }
 }
 
-/// Several held locks. It has all methods of [`crate::Guards`], and those that wait block the thread.
+impl<M> From<Guard<M>> for Hold {
+    fn from(guard: Guard<M>) -> Self {
+        guard.hold
+    }
+}
+
+/// Several held locks. The blocking form of [`crate::MultiGuard`].
 ///
 /// ```
+/// # use std::time::Duration;
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// use leasehold::store::Evict;
 /// let both = locks.lock_all(["stock:a", "stock:b"])?;
 /// locks.evict("stock:b", Evict::Holders)?;
 /// let (name, _reason) = both.lost(); // blocks until one is lost
 /// assert_eq!(name.as_str(), "stock:b");
+/// assert!(!both.is_held() && both.remaining() == Duration::ZERO);
+/// assert!(both.ensure(Duration::ZERO).is_err());
+/// assert!(both.get("stock:a").is_some_and(|hold| hold.is_held()));
+/// assert_eq!(both.iter().count(), 2);
 /// assert!(both.release().is_err()); // this reports it too
+///
+/// type Error = Box<dyn std::error::Error + Send + Sync>;
+/// let both = locks.lock_all(["stock:a", "stock:b"])?;
+/// let moved: Result<u64, Error> = both.try_run(|_both| Ok("42".parse()?));
+/// assert_eq!(moved.unwrap(), 42);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
-pub struct Guards(crate::Guards);
+pub struct MultiGuard {
+    /// The holds, in the order in which their locks were acquired.
+    holds: Vec<Hold>,
+}
 
-impl Guards {
-    /// Releases all locks; see [`crate::Guards::release`].
-    ///
-    /// # Errors
-    /// The same as [`crate::Guards::release`].
-    pub fn release(self) -> Result<Released> {
-        match self.0.core() {
-            Some(core) => block_on(&core.background, self.0.release()),
-            None => Ok(Released::Now),
-        }
+impl MultiGuard {
+    fn new(all: crate::MultiGuard) -> Self {
+        Self { holds: all.into_iter().map(Hold).collect() }
     }
 
-    /// Runs `work` while all locks are held, then releases them; see [`crate::Guards::run`].
+    /// Returns the hold of the lock with this name.
+    pub fn get(&self, name: impl AsRef<str>) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.name().as_str() == name.as_ref())
+    }
+
+    /// Returns an iterator over the holds, in the order in which they were acquired.
+    pub fn iter(&self) -> std::slice::Iter<'_, Hold> {
+        self.holds.iter()
+    }
+
+    /// Returns whether all locks are certainly held now; see [`crate::MultiGuard::is_held`].
+    pub fn is_held(&self) -> bool {
+        self.holds.iter().all(Hold::is_held)
+    }
+
+    /// Returns how much longer all locks are certainly held; see [`crate::MultiGuard::remaining`].
+    pub fn remaining(&self) -> Duration {
+        self.holds.iter().map(Hold::remaining).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Checks that each lock is certainly held for at least `min`; see
+    /// [`crate::MultiGuard::ensure`].
+    ///
+    /// # Errors
+    /// The same as [`crate::MultiGuard::ensure`].
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        self.holds.iter().try_for_each(|hold| hold.ensure(min))
+    }
+
+    /// Releases all locks; see [`crate::MultiGuard::release`].
+    ///
+    /// # Errors
+    /// The same as [`crate::MultiGuard::release`].
+    pub fn release(self) -> Result<Released> {
+        let Some(core) = self.holds.first().map(|hold| hold.0.core()) else {
+            return Ok(Released::Now);
+        };
+        let all = self.holds.into_iter().map(|hold| hold.0).collect();
+        block_on(&core.background, crate::MultiGuard::new(all).release())
+    }
+
+    /// Runs `work` while all locks are held, then releases them; see [`crate::MultiGuard::run`].
     ///
     /// The work is not stopped when a lock is lost. It must check the guards between its steps.
     ///
     /// ```
-    /// # let locks = leasehold::blocking::connect("memory:")?;
-    /// let both = locks.lock_all(["account:1", "account:2"])?;
-    /// let moved = both.run(|both| both.is_held())?;
+    /// let locks = leasehold::blocking::connect("memory:")?;
+    /// let moved = locks.lock_all(["account:1", "account:2"])?.run(|_both| 42)?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The same as [`crate::Guards::run`]. If a lock is already lost, `work` is not called.
+    /// The same as [`crate::MultiGuard::run`]. If a lock is already lost, `work` is not called.
     pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
-        self.0.iter().try_for_each(begin)?;
+        self.holds.iter().try_for_each(begin)?;
         let done = work(&self);
         end(self.release()).map(|()| done)
     }
 
     /// Runs `work`, which returns a `Result`, while all locks are held, then releases them; see
-    /// [`crate::Guards::try_run`].
-    ///
-    /// ```
-    /// # let locks = leasehold::blocking::connect("memory:")?;
-    /// type Error = Box<dyn std::error::Error + Send + Sync>;
-    /// let both = locks.lock_all(["account:1", "account:2"])?;
-    /// let moved: Result<u64, Error> = both.try_run(|_| Ok("42".parse()?));
-    /// assert_eq!(moved.unwrap(), 42);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
+    /// [`crate::MultiGuard::try_run`].
     ///
     /// # Errors
-    /// The same as [`crate::Guards::try_run`].
+    /// The same as [`crate::MultiGuard::try_run`].
     pub fn try_run<T, E: From<Error>>(
         self,
         work: impl FnOnce(&Self) -> Result<T, E>,
@@ -459,21 +624,32 @@ impl Guards {
         self.run(work)?
     }
 
-    /// Blocks until one of the locks is lost; see [`crate::Guards::lost`].
+    /// Blocks until one of the locks is lost; see [`crate::MultiGuard::lost`].
     pub fn lost(&self) -> (Name, LostReason) {
-        park::block_on(self.0.lost())
+        park::block_on(first_lost(self.holds.iter().map(|hold| &hold.0)))
     }
 }
 
-impl Deref for Guards {
-    type Target = crate::Guards;
+impl<'a> IntoIterator for &'a MultiGuard {
+    type Item = &'a Hold;
+    type IntoIter = std::slice::Iter<'a, Hold>;
 
-    fn deref(&self) -> &crate::Guards {
-        &self.0
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 
-/// Reports the state of one hold. It has all methods of [`crate::Watch`], and
+/// Iterates over the holds, each of which releases its lock independently.
+impl IntoIterator for MultiGuard {
+    type Item = Hold;
+    type IntoIter = std::vec::IntoIter<Hold>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.holds.into_iter()
+    }
+}
+
+/// Reports the state of one hold. The blocking form of [`crate::Watch`]:
 /// [`wait_until_held`](Self::wait_until_held) blocks the thread.
 ///
 /// ```
@@ -485,6 +661,7 @@ impl Deref for Guards {
 ///     println!("step {step}");
 /// }
 /// guard.release()?;
+/// assert_eq!(watch.changed(), leasehold::State::Released);
 /// assert!(watch.wait_until_held().is_err());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -492,6 +669,15 @@ impl Deref for Guards {
 pub struct Watch(crate::Watch);
 
 impl Watch {
+    same_as!("Watch":
+        name() -> &Name,
+        grant() -> Token,
+        fencing_token() -> Option<FencingToken>,
+        state() -> State,
+        remaining() -> Duration,
+        ensure(min: Duration) -> Result<()>,
+    );
+
     /// Blocks while the hold is at risk; see [`crate::Watch::wait_until_held`].
     ///
     /// # Errors
@@ -499,19 +685,15 @@ impl Watch {
     pub fn wait_until_held(&mut self) -> Result<()> {
         park::block_on(self.0.wait_until_held())
     }
-}
 
-impl Deref for Watch {
-    type Target = crate::Watch;
-
-    fn deref(&self) -> &crate::Watch {
-        &self.0
+    /// Blocks until the state differs from the last one seen; see [`crate::Watch::changed`].
+    pub fn changed(&mut self) -> State {
+        park::block_on(self.0.changed())
     }
 }
 
-/// One lock type of the blocking face: the options of the async one, and its calls, blocking.
 macro_rules! blocking {
-    ($name:ident: $($call:ident($($arg:ident: $type:ty),*)),+) => {
+    ($name:ident: $($call:ident($($arg:ident: $type:ty),*) -> $guard:ident),+ $(,)?) => {
         #[doc = concat!("A lock for blocking code. The blocking form of [`crate::", stringify!($name), "`].")]
         #[derive(Clone, Debug)]
         #[must_use = "a lock does nothing until it is acquired"]
@@ -541,18 +723,18 @@ macro_rules! blocking {
                     "The same as [`", stringify!($call), "`](crate::", stringify!($name), "::",
                     stringify!($call), ")."
                 )]
-                pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
+                pub fn $call(&self, $($arg: $type),*) -> Result<$guard> {
                     let background = &self.0.core().background;
-                    block_on(background, self.0.$call($($arg),*)).map(Guard)
+                    block_on(background, self.0.$call($($arg),*)).map(Guard::new)
                 }
             )+
         }
     };
 }
 
-/// The calls that run work under a lock, and give it back.
+/// Declares the methods that run work under a lock and then release it.
 macro_rules! runs {
-    ($name:ident: $($run:ident, $try_run:ident: $take:ident),+) => {
+    ($name:ident: $($run:ident, $try_run:ident: $take:ident -> $guard:ident),+) => {
         impl $name {
             $(
                 #[doc = concat!(
@@ -560,15 +742,15 @@ macro_rules! runs {
                     "`](crate::", stringify!($name), "::", stringify!($run), ")."
                 )]
                 ///
-                /// The work is not stopped when the lock is lost. It must check its guard between its
-                /// steps.
+                /// The work is not stopped when the lock is lost. It must check its guard between
+                /// its steps.
                 ///
                 /// # Errors
                 #[doc = concat!(
                     "The same as [`", stringify!($run), "`](crate::", stringify!($name), "::",
                     stringify!($run), ")."
                 )]
-                pub fn $run<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+                pub fn $run<T>(&self, work: impl FnOnce(&$guard) -> T) -> Result<T> {
                     self.$take()?.run(work)
                 }
 
@@ -585,7 +767,7 @@ macro_rules! runs {
                 )]
                 pub fn $try_run<T, E: From<Error>>(
                     &self,
-                    work: impl FnOnce(&Guard) -> Result<T, E>,
+                    work: impl FnOnce(&$guard) -> Result<T, E>,
                 ) -> Result<T, E> {
                     self.$take()?.try_run(work)
                 }
@@ -595,7 +777,8 @@ macro_rules! runs {
 }
 
 impl Mutex {
-    /// Acquires the lock if no client has acquired it in the last `period`; see [`crate::Mutex::once_per`].
+    /// Acquires the lock if no client has acquired it in the last `period`; see
+    /// [`crate::Mutex::once_per`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -610,8 +793,8 @@ impl Mutex {
     ///
     /// # Errors
     /// The same as [`crate::Mutex::once_per`].
-    pub fn once_per(&self, period: Duration) -> Result<OncePer<Guard>> {
-        block_on(&self.0.core().background, self.0.once_per(period)).map(|ran| ran.map(Guard))
+    pub fn once_per(&self, period: Duration) -> Result<OncePer<MutexGuard>> {
+        block_on(&self.0.core().background, self.0.once_per(period)).map(|ran| ran.map(Guard::new))
     }
 }
 
@@ -626,7 +809,7 @@ impl Mutex {
 /// assert!(observer.changed()?.is_none()); // the first call returns the current state
 /// election.lead(|guard| {
 ///     let leader = election.leader().unwrap().expect("we lead");
-///     assert_eq!(leader.token, Some(guard.token()));
+///     assert_eq!(leader.token, Some(guard.grant()));
 ///     assert_eq!(election.leads(), Some(guard.token()));
 ///     ControlFlow::Break(())
 /// })?;
@@ -642,11 +825,11 @@ impl Election {
         Self(options(self.0))
     }
 
-    /// Waits for leadership, runs `work` in this thread while it leads, and waits again when leadership is
-    /// lost; see [`crate::Election::lead`].
+    /// Waits for leadership, runs `work` in this thread while this candidate leads, and waits again
+    /// when leadership is lost; see [`crate::Election::lead`].
     ///
-    /// A thread cannot be stopped from outside. So `work` must check its guard between its steps, with
-    /// [`is_held`](crate::Guard::is_held) or [`ensure`](crate::Guard::ensure), and return
+    /// A thread cannot be stopped from outside. So `work` must check its guard between its steps,
+    /// with [`is_held`](Hold::is_held) or [`ensure`](Hold::ensure), and return
     /// [`Continue`](ControlFlow::Continue) when leadership is lost.
     ///
     /// ```
@@ -664,10 +847,11 @@ impl Election {
     ///
     /// # Errors
     /// The same as [`crate::Election::lead`].
-    pub fn lead<T>(&self, work: impl FnMut(Guard) -> ControlFlow<T>) -> Result<T> {
+    pub fn lead<T>(&self, work: impl FnMut(MutexGuard) -> ControlFlow<T>) -> Result<T> {
         let work = RefCell::new(work);
-        // It works when it is polled, and not before: what it says then counts, whatever became of its term.
-        let term = |guard| async { (work.borrow_mut())(Guard(guard)) };
+        // The work runs inside one poll of this future. So its result is returned even if the term
+        // ends while the work runs.
+        let term = |guard| async { (work.borrow_mut())(Guard::new(guard)) };
         block_on(self.0.background(), self.0.lead(term))
     }
 
@@ -680,7 +864,7 @@ impl Election {
     }
 
     /// Returns the term in which this candidate leads now; see [`crate::Election::leads`].
-    pub fn leads(&self) -> Option<Token> {
+    pub fn leads(&self) -> Option<FencingToken> {
         self.0.leads()
     }
 
@@ -717,7 +901,7 @@ impl Observer {
     }
 }
 
-/// Reports changes in queues. The blocking form of [`crate::Changes`].
+/// Reports changes in queues. The blocking form of [`crate::LockEvents`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -731,34 +915,47 @@ impl Observer {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Changes(crate::Changes);
+pub struct LockEvents(crate::LockEvents);
 
-impl Changes {
-    /// Sets the longest pause between two polls; see [`crate::Changes::every`].
+impl LockEvents {
+    /// Sets the longest pause between two polls; see [`crate::LockEvents::every`].
     #[must_use]
     pub fn every(self, pause: Duration) -> Self {
         Self(self.0.every(pause))
     }
 
-    /// Blocks until something changes; see [`crate::Changes::next`].
+    /// Blocks until something changes; see [`crate::LockEvents::next`].
     ///
     /// # Errors
-    /// The same as [`crate::Changes::next`].
+    /// The same as [`crate::LockEvents::next`].
     #[allow(clippy::should_implement_trait, reason = "it has no end, and an error does not end it")]
-    pub fn next(&mut self) -> Result<Change> {
+    pub fn next(&mut self) -> Result<LockEvent> {
         let core = self.0.core().clone();
         block_on(&core.background, self.0.next())
     }
 }
 
-blocking!(Mutex: lock(), try_lock(), lock_timeout(limit: Duration));
+blocking!(Mutex:
+    lock() -> MutexGuard,
+    try_lock() -> MutexGuard,
+    lock_timeout(limit: Duration) -> MutexGuard,
+);
 blocking!(RwLock:
-    read(), try_read(), read_timeout(limit: Duration),
-    write(), try_write(), write_timeout(limit: Duration));
+    read() -> ReadGuard,
+    try_read() -> ReadGuard,
+    read_timeout(limit: Duration) -> ReadGuard,
+    write() -> WriteGuard,
+    try_write() -> WriteGuard,
+    write_timeout(limit: Duration) -> WriteGuard,
+);
 blocking!(Semaphore:
-    acquire(), try_acquire(), acquire_timeout(limit: Duration),
-    acquire_many(permits: u32), try_acquire_many(permits: u32),
-    acquire_many_timeout(permits: u32, limit: Duration));
-runs!(Mutex: run, try_run: lock);
-runs!(RwLock: run_read, try_run_read: read, run_write, try_run_write: write);
-runs!(Semaphore: run, try_run: acquire);
+    acquire() -> Permit,
+    try_acquire() -> Permit,
+    acquire_timeout(limit: Duration) -> Permit,
+    acquire_many(permits: u32) -> Permit,
+    try_acquire_many(permits: u32) -> Permit,
+    acquire_many_timeout(permits: u32, limit: Duration) -> Permit,
+);
+runs!(Mutex: run, try_run: lock -> MutexGuard);
+runs!(RwLock: run_read, try_run_read: read -> ReadGuard, run_write, try_run_write: write -> WriteGuard);
+runs!(Semaphore: run, try_run: acquire -> Permit);

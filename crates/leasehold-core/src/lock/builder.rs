@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::blocking;
-use super::leasehold::Leasehold;
-use crate::base::clock::Clock;
+use super::client::Client;
 use crate::client::background::Background;
 use crate::client::core::Core;
 use crate::client::telemetry;
@@ -17,14 +16,15 @@ use crate::store::namespaced::namespaced;
 use crate::store::open::open;
 use crate::store::registry::{Opening, Registry};
 use crate::store::{Guarantee, Store};
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::options::LockOptions;
-use crate::words::sequencer::MAX_IDENTITY_BYTES;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::options::LockOptions;
+use crate::types::sequencer::MAX_IDENTITY_BYTES;
+use crate::util::clock::Clock;
 
-/// How long it is waited before a store is connected to again, at first and at most.
+/// The initial and the maximum pause before the next attempt to connect.
 const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
-/// One try to connect.
+/// One attempt to connect.
 type Trying<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send + 'a>>;
 
 /// Connects to a store with options.
@@ -113,7 +113,8 @@ impl Builder {
     /// Sets the identity of the store, which sequencers contain.
     ///
     /// Use it if clients reach one store by different addresses, and set the same identity in all
-    /// of them. It has 1 to 1024 bytes without control characters, and is not secret.
+    /// of them. Together with the [namespace](Self::namespace), the identity has 1 to 1024 bytes
+    /// and no control characters. It is not secret.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -128,12 +129,13 @@ impl Builder {
         self
     }
 
-    /// Adds this number to all tokens of the store.
+    /// Adds `offset` to all tokens of the store.
     ///
-    /// Use it when a lock moves here from a store with larger tokens: the resource's fence has seen
-    /// those, and would reject all new holders. Set it to at least the largest of them, in all
-    /// clients, permanently. In a URL it is the parameter `token_offset` (not for `file:` and
-    /// `memory:`). `docs/fencing.md` describes the steps.
+    /// Use an offset when a lock moves here from a store with larger tokens. The resource's fence
+    /// has seen those tokens, and would otherwise reject all new holders. Set the offset to at
+    /// least the largest of those tokens, in all clients, permanently. In a URL, the parameter is
+    /// `token_offset` (not for `file:` and `memory:`). `docs/guide/moving-and-upgrading.md`
+    /// describes the steps.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -168,20 +170,20 @@ impl Builder {
     }
 
     /// Sets a prefix for the names of all locks of this client, such as `"acme/"`. The client
-    /// itself does not see it.
+    /// itself does not see the prefix.
     ///
     /// Several applications or environments can share one store this way without using each other's
-    /// locks. The prefix has at most 256 bytes without control characters, and the longest lock
-    /// name is shorter by that length. It is a convention between clients, not an access control.
-    /// Use the permissions of the server for that.
+    /// locks. The prefix has at most 256 bytes and no control characters. The maximum length of a
+    /// lock name is reduced by the length of the prefix. The prefix is a convention between
+    /// clients, not an access control. Use the permissions of the server for that.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// let acme = leasehold::builder().namespace("acme/").connect("memory:of-many").await?;
     /// let all = leasehold::connect("memory:of-many").await?;
     /// let _guard = acme.mutex("order:42").lock().await?;
-    /// assert!(all.read("order:42").await?.is_none());
-    /// assert!(all.read("acme/order:42").await?.is_some());
+    /// assert!(all.inspect("order:42").await?.is_none());
+    /// assert!(all.inspect("acme/order:42").await?.is_some());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     #[must_use]
@@ -225,7 +227,7 @@ impl Builder {
     ///   [required](Self::require) guarantee.
     /// - [`Unreachable`](ErrorKind::Unreachable), [`Denied`](ErrorKind::Denied) and other errors of
     ///   the store.
-    pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<Client> {
         let background = Background::start()?;
         let url = url.as_ref();
         let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
@@ -233,10 +235,10 @@ impl Builder {
         self.start(store, background)
     }
 
-    /// Connects to a store that `open` opens. For stores without a URL.
+    /// Connects to the store that `open` returns. For stores without a URL.
     ///
-    /// `open` gets the runtime of the client, on which the store's background tasks must run. For a
-    /// store that is already open, use [`store`](Self::store).
+    /// `open` receives a handle to the client's runtime, on which the store's background tasks must
+    /// run. For a store that is already open, use [`store`](Self::store).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -254,7 +256,7 @@ impl Builder {
     /// # Errors
     /// - The errors of `open`, which is called again if a [retry](Self::connect_retry) may help.
     /// - All others as for [`connect`](Self::connect).
-    pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Leasehold> {
+    pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Client> {
         let background = Background::start()?;
         let open = || open(background.handle().clone()) as Trying<'_>;
         let store = background.with_runtime(pin!(self.opened(open, &background))).await?;
@@ -272,7 +274,7 @@ impl Builder {
     ///
     /// # Errors
     /// The same as [`connect`](Self::connect).
-    pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
+    pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Client> {
         let background = Background::start()?;
         let url = url.as_ref();
         let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
@@ -311,7 +313,7 @@ impl Builder {
     ///
     /// # Errors
     /// The same as [`connect`](Self::connect).
-    pub fn store(self, store: Arc<dyn Store>) -> Result<Leasehold> {
+    pub fn store(self, store: Arc<dyn Store>) -> Result<Client> {
         self.start(store, Background::start()?)
     }
 
@@ -321,27 +323,28 @@ impl Builder {
     /// The same as [`store`](Self::store).
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
-    pub fn simulated(self, store: Arc<dyn Store>, world: &crate::World) -> Result<Leasehold> {
+    pub fn simulated(self, store: Arc<dyn Store>, world: &crate::World) -> Result<Client> {
         self.start(store, Background::inside(world.clone()))
     }
 
-    fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
+    fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Client> {
         telemetry::describe();
         let url = store.url().to_owned();
-        // Its sequencers are of a store of its own, whatever that is called.
+        // The namespace is added to the identity, even to one that the caller has set. So
+        // sequencers of one namespace are rejected in all others.
         let namespace = match &*self.namespace {
             "" => String::new(),
             prefix => format!("#{prefix}"),
         };
         let store = above(store, self.token_offset).and_then(|s| namespaced(s, self.namespace));
-        let store = store.map_err(|e| e.during("connect").at(&url))?;
+        let store = store.map_err(|e| e.with_operation("connect").with_store(&url))?;
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
                 let what = format!("this store does not guarantee {wanted}");
                 return Err(Error::new(ErrorKind::Unsupported, what)
                     .with_hint("use another store, or do not require it")
-                    .during("connect")
-                    .at(store.url()));
+                    .with_operation("connect")
+                    .with_store(store.url()));
             }
         }
         let identity = self.identity.unwrap_or_else(|| store.identity().to_owned());
@@ -351,29 +354,29 @@ impl Builder {
             let shown: String = identity.chars().take(40).collect();
             let what = format!("invalid store identity {shown:?} ({} bytes)", identity.len());
             let hint = format!(
-                "set one of 1 to {MAX_IDENTITY_BYTES} bytes without control characters with \
-                 Builder::identity"
+                "set one with Builder::identity that has 1 to {MAX_IDENTITY_BYTES} bytes, and no \
+                 control characters"
             );
             let error = Error::new(ErrorKind::Config, what).with_hint(hint);
-            return Err(error.during("connect").at(store.url()));
+            return Err(error.with_operation("connect").with_store(store.url()));
         }
         let mut options = self.options;
         if options.label.is_empty() {
             options.label = self.label;
         }
         let core = Core::new(store, background, self.clock, options, identity);
-        Ok(Leasehold::new(core))
+        Ok(Client::new(core))
     }
 }
 
-impl Leasehold {
+impl Client {
     /// Creates a client of this store with default options; see [`Builder::store`].
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::sync::Arc;
     /// use leasehold::store::MemoryStore; // or a store of your own
-    /// let locks = leasehold::Leasehold::with_store(Arc::new(MemoryStore::new()))?;
+    /// let locks = leasehold::Client::with_store(Arc::new(MemoryStore::new()))?;
     /// locks.mutex("order:42").lock().await?.release().await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -389,15 +392,15 @@ impl Leasehold {
 mod tests {
     use super::*;
     use crate::store::{Evict, MemoryStore};
-    use crate::words::name::MAX_NAME_BYTES;
+    use crate::types::name::MAX_NAME_BYTES;
 
     const LONGEST: usize = MAX_NAME_BYTES / 2;
 
-    fn locks(store: &Arc<MemoryStore>, namespace: &str) -> Result<Leasehold> {
+    fn locks(store: &Arc<MemoryStore>, namespace: &str) -> Result<Client> {
         Builder::default().namespace(namespace).store(store.clone())
     }
 
-    async fn names(locks: &Leasehold) -> Vec<String> {
+    async fn names(locks: &Client) -> Vec<String> {
         locks.list("").await.unwrap().iter().map(|lock| lock.name.as_str().into()).collect()
     }
 
@@ -410,18 +413,18 @@ mod tests {
         let theirs = other.mutex("job").try_lock().await.unwrap();
         assert_eq!(ours.name().as_str(), "job");
         assert_eq!((names(&acme).await, names(&all).await.len()), (vec!["job".into()], 2));
-        // What another namespace begins with is a name like any other.
+        // "acme/job" begins with "ac" too, so it is listed as "me/job".
         assert_eq!(names(&other).await, ["job", "me/job"]);
-        assert!(all.read("job").await.unwrap().is_none());
-        assert_eq!(all.read("acme/job").await.unwrap().unwrap().name.as_str(), "acme/job");
+        assert!(all.inspect("job").await.unwrap().is_none());
+        assert_eq!(all.inspect("acme/job").await.unwrap().unwrap().name.as_str(), "acme/job");
         let error = acme.mutex("job").try_lock().await.unwrap_err();
         assert_eq!(error.name().unwrap().as_str(), "job");
         acme.check(&ours.sequencer()).await.unwrap();
         assert_eq!(other.check(&ours.sequencer()).await.unwrap_err().kind(), ErrorKind::Mismatch);
-        // Who waits is told, and its place is kept meanwhile.
+        // A waiter keeps its position and is notified.
         let (other, waited) = (other.mutex("job"), Duration::from_secs(60));
         let waiting = tokio::spawn(async move { other.lock_timeout(waited).await });
-        while all.read("acjob").await.unwrap().map_or(0, |lock| lock.claims.len()) < 2 {
+        while all.inspect("acjob").await.unwrap().map_or(0, |lock| lock.claims.len()) < 2 {
             tokio::task::yield_now().await;
         }
         theirs.release().await.unwrap();
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_starts_late_is_waited_for_and_a_mistake_is_not() {
+    async fn connect_retries_only_while_the_store_is_unreachable() {
         use std::sync::atomic::{AtomicUsize, Ordering};
         static TRIES: AtomicUsize = AtomicUsize::new(0);
         let registry = || {

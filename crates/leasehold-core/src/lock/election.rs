@@ -1,14 +1,15 @@
-//! Leader election: one of many candidates leads, and another one takes over when it is gone.
+//! Leader election: one of many candidates leads, and another one takes over when the leader is
+//! gone.
 //!
 //! # The argument
-//! A term is a hold of a mutex, and its number is the token of the hold. So it is larger than that
-//! of every earlier term. The candidates are the queue of the mutex.
+//! A term is a hold of a mutex, and its number is the token of the hold. So each term has a larger
+//! number than all earlier terms. The candidates form the queue of the mutex.
 //! - *A candidate that loses leadership stops.* The work is a future that is dropped as soon as the
 //!   hold is lost, and the clock is checked before each of its steps. Requests that were already
-//!   sent are not stopped. So two candidates may lead for a moment, and receivers must obey the
-//!   later term.
+//!   sent are not stopped. So two candidates may lead for a moment, and receivers must reject
+//!   requests of the earlier term.
 //! - *Candidates survive outages of any length.* After a retryable error, the candidate tries
-//!   again, with growing pauses and without limit. It does so after a lost term too, and the pause
+//!   again, with growing pauses and without limit. It also does so after a lost term, and the pause
 //!   grows while terms are lost as soon as they begin.
 //! - *If the future is dropped*, the work is dropped first, then the hold is released or the queue
 //!   position given up, as with any lock.
@@ -21,32 +22,34 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::base::clock::Moment;
-use crate::base::locked::locked;
 use crate::client::background::Background;
 use crate::client::lease::State;
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::{Guard, Watch};
-use crate::lock::looks::Looks;
+use crate::lock::guard::MutexGuard;
+use crate::lock::hold::Hold;
 use crate::lock::options::option_methods;
-use crate::lock::stream::Asked;
+use crate::lock::poll_schedule::PollSchedule;
+use crate::lock::stream::RequestStream;
 use crate::lock::wait::Wait;
+use crate::lock::watch::Watch;
 use crate::store::Queues;
-use crate::words::answer::ClaimInfo;
-use crate::words::error::{Error, LostReason, Result};
-use crate::words::token::Token;
+use crate::types::answer::ClaimInfo;
+use crate::types::error::{Error, LostReason, Result};
+use crate::types::token::{FencingToken, Token};
+use crate::util::clock::Moment;
+use crate::util::locked::locked;
 
-/// How long a candidate pauses before it stands again, at first and at most.
+/// The initial and the maximum pause before a candidate waits for leadership again.
 const PAUSE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
-/// How often an observer asks where nobody tells it when to.
-const LOOK: Duration = Duration::from_secs(1);
+/// The pause between two polls of an observer if the store does not report changes.
+const POLL_PAUSE: Duration = Duration::from_secs(1);
 
 type OnPause = Arc<dyn Fn(&Error, Duration) + Send + Sync>;
 
-/// A leader election, in which one of many candidates leads. Created by [`Leasehold::election`](crate::Leasehold::election),
-/// with the options of a mutex.
+/// A leader election, in which one of many candidates leads.
 ///
-/// Cheap to clone. No request is sent until [`lead`](Self::lead) is called.
+/// An election is created by [`Client::election`](crate::Client::election), and has the options of
+/// a mutex. Cheap to clone. No request is sent until [`lead`](Self::lead) is called.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -68,7 +71,8 @@ pub struct Election {
     handle: LockHandle,
     prudent: bool,
     on_pause: Option<OnPause>,
-    /// The term whose work goes on now: the greatest, where clones of one candidate lead.
+    /// The term that is currently running. If several clones of this candidate are leading, the
+    /// latest of their terms.
     term: Arc<Mutex<Option<Watch>>>,
 }
 
@@ -87,8 +91,8 @@ impl Election {
 
     /// Ends a term as soon as the hold is [at risk](State::AtRisk), not only when it is lost.
     ///
-    /// Use it for work that must stop while leadership is uncertain. It ends some terms that a late
-    /// renewal would have saved.
+    /// Use it for work that must stop while leadership is uncertain. This ends some terms that a
+    /// late renewal would have saved.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -105,7 +109,8 @@ impl Election {
     /// wait.
     ///
     /// [`Lost`](crate::ErrorKind::Lost): leadership was lost. [`AtRisk`](crate::ErrorKind::AtRisk):
-    /// the term was ended because the hold was at risk. Other kinds: the store is unreachable.
+    /// the term was ended because the hold was at risk. Other kinds: the candidate could not wait
+    /// for leadership, for example because the store is unreachable.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -120,8 +125,8 @@ impl Election {
         self
     }
 
-    /// Waits for leadership, runs `work` while it leads, and waits again when leadership is lost.
-    /// It returns when `work` returns [`Break`](ControlFlow::Break).
+    /// Waits for leadership, runs `work` while this candidate leads, and waits again when
+    /// leadership is lost. The call returns once `work` returns [`Break`](ControlFlow::Break).
     ///
     /// `work` is called once per term, with the hold. The token of the hold is the term number.
     /// When leadership is lost, the future of `work` is dropped at its next await. When `work`
@@ -140,7 +145,7 @@ impl Election {
     /// - [`Denied`](crate::ErrorKind::Denied): the store rejects the candidate.
     /// - [`Config`](crate::ErrorKind::Config): an option is invalid.
     /// - [`Closed`](crate::ErrorKind::Closed): the client was closed.
-    pub async fn lead<T, F>(&self, mut work: impl FnMut(Guard) -> F) -> Result<T>
+    pub async fn lead<T, F>(&self, mut work: impl FnMut(MutexGuard) -> F) -> Result<T>
     where
         F: Future<Output = ControlFlow<T>>,
     {
@@ -168,7 +173,7 @@ impl Election {
         }
     }
 
-    /// Whether a term in this state has ended from outside.
+    /// Returns whether a hold in this state ends the term, although the work is not done.
     fn is_over(&self, state: State) -> bool {
         match state {
             State::Lost(_) | State::Released => true,
@@ -177,29 +182,32 @@ impl Election {
         }
     }
 
-    /// Works for one term, until that is over. An error: from outside.
+    /// Runs the work of one term, until the work is done or the term is over. In the second case,
+    /// it returns an error.
     async fn term<F: Future>(
         &self,
-        guard: Guard,
-        work: impl FnOnce(Guard) -> F,
+        hold: Hold,
+        work: impl FnOnce(MutexGuard) -> F,
     ) -> Result<F::Output> {
         let is_over = |state| self.is_over(state);
         let done = {
-            let _leads = Leads::begin(&self.term, guard.watch());
-            let mut work = pin!(work(Guard::share(guard.hold().clone())));
-            let mut watch = guard.watch();
+            let _leads = Leads::begin(&self.term, hold.watch());
+            let mut work = pin!(work(MutexGuard::new(hold.share())));
+            let mut watch = hold.watch();
             let mut over = pin!(async { while !is_over(watch.changed().await) {} });
             std::future::poll_fn(|cx| {
-                // The clock is looked at before each step: who was stopped for long takes none.
-                if is_over(guard.state()) || over.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Err(guard.ensure(Duration::MAX)));
+                // The clock is checked before each step, so a process that was paused for longer
+                // than its lease takes no further step.
+                if is_over(hold.state()) || over.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Err(hold.ensure(Duration::MAX)));
                 }
                 work.as_mut().poll(cx).map(Ok)
             })
             .await
         };
-        // Whatever is not told now is told in the background; and what was done is done.
-        let _ = guard.release().await;
+        // The result is ignored, because the work is done. A release that fails here is retried in
+        // the background.
+        let _ = hold.release().await;
         done.map_err(|why| why.err().unwrap_or_else(|| Error::lost(LostReason::Gone)))
     }
 
@@ -227,9 +235,9 @@ impl Election {
     /// assert_eq!(election.leads(), None);
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn leads(&self) -> Option<Token> {
+    pub fn leads(&self) -> Option<FencingToken> {
         let term = locked(&self.term);
-        term.as_ref().filter(|term| !self.is_over(term.state())).map(Watch::token)
+        term.as_ref().filter(|term| !self.is_over(term.state())).and_then(Watch::fencing_token)
     }
 
     pub(crate) fn background(&self) -> &Background {
@@ -254,7 +262,7 @@ impl Election {
     /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// The same as [`Leasehold::read`](crate::Leasehold::read).
+    /// The same as [`Client::inspect`](crate::Client::inspect).
     pub async fn leader(&self) -> Result<Option<ClaimInfo>> {
         let lock = self.handle.holders().await?;
         Ok(lock.and_then(|lock| lock.holders().next().cloned()))
@@ -274,7 +282,7 @@ impl Election {
     ///         let mut observer = observer.clone();
     ///         async move {
     ///             let leader = observer.changed().await.unwrap().expect("a leader");
-    ///             assert_eq!(leader.token, Some(guard.token()));
+    ///             assert_eq!(leader.token, Some(guard.grant()));
     ///             ControlFlow::Break(())
     ///         }
     ///     })
@@ -283,23 +291,25 @@ impl Election {
     /// ```
     pub fn observe(&self) -> Observer {
         let queue = self.handle.name.as_ref().ok().cloned().map(Queues::Of);
-        let looks = Looks::new(&self.handle.core, queue, LOOK);
-        Observer { election: self.clone(), looks, seen: None }
+        let schedule = PollSchedule::new(&self.handle.core, queue, POLL_PAUSE);
+        Observer { election: self.clone(), schedule, seen: None }
     }
 }
 
-/// One term, until it is dropped.
+/// The registration of a running term. Dropping this value removes the registration.
 struct Leads<'a> {
     now: &'a Mutex<Option<Watch>>,
     term: Token,
 }
 
 impl<'a> Leads<'a> {
-    /// A clone of the candidate may lead a later term by now, or an earlier one that it has lost and not left.
+    /// Registers a term, unless a clone of the candidate already leads a later one.
+    ///
+    /// A registered earlier term is replaced. It has been lost, but its work has not ended yet.
     fn begin(now: &'a Mutex<Option<Watch>>, begins: Watch) -> Self {
-        let term = begins.token();
+        let term = begins.grant();
         let mut led = locked(now);
-        if led.as_ref().is_none_or(|led| led.token() < term) {
+        if led.as_ref().is_none_or(|led| led.grant() < term) {
             *led = Some(begins);
         }
         Self { now, term }
@@ -309,7 +319,7 @@ impl<'a> Leads<'a> {
 impl Drop for Leads<'_> {
     fn drop(&mut self) {
         let mut led = locked(self.now);
-        led.take_if(|led| led.token() == self.term);
+        led.take_if(|led| led.grant() == self.term);
     }
 }
 
@@ -329,8 +339,8 @@ impl Drop for Leads<'_> {
 #[derive(Clone, Debug)]
 pub struct Observer {
     election: Election,
-    looks: Looks,
-    /// The term that was told last.
+    schedule: PollSchedule,
+    /// The term that was returned last, or `None` before the first call.
     seen: Option<Option<Token>>,
 }
 
@@ -338,19 +348,20 @@ impl Observer {
     /// Waits until the leader changes, and returns the new leader, or `None` if there is none. The
     /// first call returns immediately.
     ///
-    /// It polls when the store [reports a change](crate::store::Guarantees::followed), or once per
-    /// second if the store cannot. So shorter terms may be missed.
+    /// The observer polls when the store [reports a change](crate::store::Guarantees::followed), or
+    /// once per second if the store cannot report changes. So short terms may be missed.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropping the future changes nothing. No change is missed.
+    /// Cancel safe: dropping the future changes nothing. The next call returns the change
+    /// that this one did not return.
     ///
     /// # Errors
-    /// The same as [`Leasehold::read`](crate::Leasehold::read). Call it again after an error.
+    /// The same as [`Client::inspect`](crate::Client::inspect). Call it again after an error.
     pub async fn changed(&mut self) -> Result<Option<ClaimInfo>> {
         loop {
-            self.looks.time().await;
+            self.schedule.until_due().await;
             let leader = self.election.leader().await;
-            self.looks.looked(leader.is_ok());
+            self.schedule.polled(leader.is_ok());
             let leader = leader?;
             let term = leader.as_ref().and_then(|leader| leader.token);
             if self.seen != Some(term) {
@@ -373,7 +384,7 @@ impl Observer {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn stream(self) -> impl Stream<Item = Result<Option<ClaimInfo>>> + Send + Unpin + 'static {
-        Asked::of(self, |mut observer| async move {
+        RequestStream::of(self, |mut observer| async move {
             let changed = observer.changed().await;
             (observer, changed)
         })

@@ -2,49 +2,52 @@
 //!
 //! A lock alone cannot stop a holder that was paused: its lease expires, another client acquires
 //! the lock, and then the first client resumes and writes. Only the resource can reject that write.
-//! It stores the highest token seen and rejects smaller ones, in the same atomic step as the write.
-//! `leasehold::fence` lists what a fence needs, and has fences for SQL, Redis and HTTP.
+//! The resource stores the highest token seen and rejects smaller tokens, in the same atomic step
+//! as the write. `leasehold::fence` lists what a fence needs, and provides fences for SQL, Redis,
+//! HTTP and others.
 
 use crate::client::lease::{Lease, State};
-use crate::lock::guard::{Guard, Watch};
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::sequencer::Side;
-use crate::words::token::Token;
+use crate::lock::guard::{Guard, mode};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::sequencer::Side;
+use crate::types::token::FencingToken;
 
 /// A source of a fencing token.
 ///
-/// It is implemented for [`Token`], for [`Guard`] and for [`Watch`]. A guard or a watch returns an
-/// error unless its hold is exclusive and neither lost nor released. With a plain [`Token`], the
-/// caller guarantees that it comes from an exclusive hold.
+/// This trait is implemented for [`FencingToken`], for [`MutexGuard`](crate::MutexGuard) and for
+/// [`WriteGuard`](crate::WriteGuard). A guard returns an error if its lock was lost or released.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: leasehold::Client) -> leasehold::Result<()> {
+/// use leasehold::fence::Fence;
+/// fn write(fence: impl Fence) {}
+/// write(locks.rwlock("config").read().await?); // a reader has no fencing token
+/// # Ok(()) }
+/// ```
 pub trait Fence {
     /// Returns the token.
     ///
     /// # Errors
-    /// - [`Unsupported`](ErrorKind::Unsupported): the hold is shared (a reader or a permit).
+    /// - [`Unsupported`](ErrorKind::Unsupported): the write hold was downgraded through another
+    ///   guard.
     /// - [`Lost`](ErrorKind::Lost): the lock was lost.
     /// - [`Closed`](ErrorKind::Closed): the lock was released.
-    fn fence(&self) -> Result<Token>;
+    fn fence(&self) -> Result<FencingToken>;
 }
 
-impl Fence for Token {
-    fn fence(&self) -> Result<Token> {
+impl Fence for FencingToken {
+    fn fence(&self) -> Result<FencingToken> {
         Ok(*self)
     }
 }
 
-impl Fence for Guard {
-    fn fence(&self) -> Result<Token> {
+impl<M: mode::Exclusive> Fence for Guard<M> {
+    fn fence(&self) -> Result<FencingToken> {
         shown(self.lease())
     }
 }
 
-impl Fence for Watch {
-    fn fence(&self) -> Result<Token> {
-        shown(self.lease())
-    }
-}
-
-/// Refuses holds beside which there are others.
+/// Rejects a hold if other clients can hold the lock at the same time.
 pub(crate) fn exclusive(lease: &Lease) -> Result<()> {
     match lease.side() {
         Side::Mutex | Side::Write => Ok(()),
@@ -56,19 +59,21 @@ pub(crate) fn exclusive(lease: &Lease) -> Result<()> {
     }
 }
 
-/// The token of a hold that may be shown.
-fn shown(lease: &Lease) -> Result<Token> {
+/// Returns the token of a hold that is exclusive and not lost.
+pub(crate) fn shown(lease: &Lease) -> Result<FencingToken> {
     let error = match (exclusive(lease), lease.state()) {
         (Err(error), _) => error,
         (_, State::Lost(reason)) => Error::lost(reason),
         (_, State::Released) => Error::new(ErrorKind::Closed, "the lock was released"),
-        (Ok(()), State::Held | State::AtRisk(_)) => return Ok(lease.token),
+        (Ok(()), State::Held | State::AtRisk(_)) => {
+            return Ok(FencingToken::of(lease.token));
+        }
     };
-    Err(error.during("fence").on(&lease.claim.name))
+    Err(error.with_operation("fence").with_lock(&lease.claim.name))
 }
 
 impl<F: Fence + ?Sized> Fence for &F {
-    fn fence(&self) -> Result<Token> {
+    fn fence(&self) -> Result<FencingToken> {
         (**self).fence()
     }
 }

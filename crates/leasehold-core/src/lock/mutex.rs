@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::Guard;
+use crate::lock::guard::MutexGuard;
 use crate::lock::once_per::{OncePer, once_per};
 use crate::lock::options::option_methods;
-use crate::lock::run::{run, try_run};
+use crate::lock::request::LockRequest;
 use crate::lock::wait::Wait;
-use crate::lock::wanted::Wanted;
-use crate::words::error::{Error, Result};
+use crate::types::error::{Error, Result};
 
-/// A lock with one holder at a time, created by [`Leasehold::mutex`](crate::Leasehold::mutex).
+/// A lock with one holder at a time, created by [`Client::mutex`](crate::Client::mutex).
 ///
 /// Cheap to clone. No request is sent to the store until the lock is acquired.
 #[derive(Clone, Debug)]
@@ -36,8 +35,8 @@ impl Mutex {
     /// Acquires the lock, and waits in the queue while it is held. One round trip if it is free.
     ///
     /// **Locking the same name twice in one task is a deadlock**, unless both locks have the same
-    /// [`owner`](Self::owner). If a call waits for 6 s behind a hold of its own client, the client
-    /// emits a `tracing` event. See also
+    /// [`owner`](Self::owner). If a call has waited for 6 s (or for its lease, if that is shorter)
+    /// for a lock that its own client holds, the client emits a `tracing` event. See also
     /// [`held_by_this_client`](crate::Error::held_by_this_client).
     ///
     /// ```
@@ -58,15 +57,15 @@ impl Mutex {
     ///   for 15 s if the lease is shorter (long enough for a fail-over).
     /// - [`InvalidName`](crate::ErrorKind::InvalidName), [`Config`](crate::ErrorKind::Config),
     ///   [`Unsupported`](crate::ErrorKind::Unsupported), [`Mismatch`](crate::ErrorKind::Mismatch):
-    ///   the name or an option is invalid here.
+    ///   the name, the kind of lock or an option is not valid for this lock or this store.
     /// - [`Denied`](crate::ErrorKind::Denied), [`Corrupt`](crate::ErrorKind::Corrupt),
     ///   [`Full`](crate::ErrorKind::Full): the store rejects the request.
     /// - [`Closed`](crate::ErrorKind::Closed): the client was closed.
     ///
     /// To survive longer outages, retry with back-off while
     /// [`is_retryable`](crate::Error::is_retryable) is `true`.
-    pub async fn lock(&self) -> Result<Guard> {
-        self.handle.acquire("lock", 1, Wait::Forever).await
+    pub async fn lock(&self) -> Result<MutexGuard> {
+        self.handle.acquire("lock", 1, Wait::Forever).await.map(MutexGuard::new)
     }
 
     /// Acquires the lock if it is free, and does not wait. One round trip.
@@ -90,11 +89,11 @@ impl Mutex {
     /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// - [`Contended`](crate::ErrorKind::Contended): another client holds the lock;
+    /// - [`Contended`](crate::ErrorKind::Contended): another client holds the lock.
     ///   [`holders`](crate::Error::holders) lists it.
     /// - All others as for [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Guard> {
-        self.handle.acquire("try_lock", 1, Wait::Try).await
+    pub async fn try_lock(&self) -> Result<MutexGuard> {
+        self.handle.acquire("try_lock", 1, Wait::Try).await.map(MutexGuard::new)
     }
 
     /// Acquires the lock, and waits in the queue for at most `limit`. One round trip if it is free.
@@ -105,7 +104,7 @@ impl Mutex {
     /// # let locks = leasehold::connect("memory:").await?;
     /// # let _held = locks.mutex("order:42").lock().await?;
     /// let error = locks.mutex("order:42").lock_timeout(Duration::from_millis(10)).await.unwrap_err();
-    /// assert!(error.store_answered()); // the lock is held, and the store works
+    /// assert_eq!(error.kind(), leasehold::ErrorKind::Timeout); // the lock was held all the time
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
@@ -114,17 +113,18 @@ impl Mutex {
     /// queue position.
     ///
     /// # Errors
-    /// - [`Timeout`](crate::ErrorKind::Timeout): the time is over. Either the lock is held, or the
-    ///   store did not answer and [`store_answered`](crate::Error::store_answered) is `false`.
+    /// - [`Timeout`](crate::ErrorKind::Timeout): the lock was not available within `limit`.
+    /// - [`Unreachable`](crate::ErrorKind::Unreachable): the store was not answering when `limit`
+    ///   had passed.
     /// - All others as for [`lock`](Self::lock).
-    pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.handle.acquire("lock", 1, Wait::For(limit)).await
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard> {
+        self.handle.acquire("lock", 1, Wait::For(limit)).await.map(MutexGuard::new)
     }
 
     /// Acquires the lock, runs `work`, and releases the lock. The recommended way to use a lock.
     ///
-    /// If the lock is lost while `work` runs, its future is dropped at its next await, and the call
-    /// returns [`Lost`](crate::ErrorKind::Lost).
+    /// If the lock is lost while `work` runs, the future of `work` is dropped at its next await,
+    /// and the call returns [`Lost`](crate::ErrorKind::Lost).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -140,8 +140,11 @@ impl Mutex {
     /// # Errors
     /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done.
     /// - All others as for [`lock`](Self::lock).
-    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
-        run(self.lock().await?, work).await
+    pub async fn run<T, F: Future<Output = T>>(
+        &self,
+        work: impl FnOnce(MutexGuard) -> F,
+    ) -> Result<T> {
+        self.lock().await?.run(work).await
     }
 
     /// Acquires the lock, runs `work`, which returns a `Result`, and releases the lock in either
@@ -167,18 +170,18 @@ impl Mutex {
     /// # Errors
     /// - The errors of `work`.
     /// - All others as for [`run`](Self::run).
-    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(MutexGuard) -> F) -> Result<T, E>
     where
         E: From<Error>,
         F: Future<Output = Result<T, E>>,
     {
-        try_run(self.lock().await?, work).await
+        self.lock().await?.try_run(work).await
     }
 
     /// Acquires the lock if no client has acquired it in the last `period`. For jobs that run once
     /// per period, on any number of machines.
     ///
-    /// It never waits: if the job is running or was done in this period, it returns
+    /// The call never waits: if the job is running or was done in this period, the call returns
     /// [`Running`](OncePer::Running) or [`Done`](OncePer::Done).
     ///
     /// The period begins when the lock is acquired. A hold that is lost does not count, so another
@@ -195,7 +198,7 @@ impl Mutex {
     ///     OncePer::Ran(guard) => println!("running, token {}", guard.token()),
     ///     OncePer::Running(holder) => println!("{} is running it", holder.holder),
     ///     OncePer::Done { next } => println!("done; next run in {next:?}"),
-    ///     # _ => {}
+    ///     _ => {}
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -205,14 +208,14 @@ impl Mutex {
     ///
     /// # Errors
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot keep a released lock
-    ///   unavailable ([`at_least`](Self::at_least)).
+    ///   unavailable ([`min_hold`](Self::min_hold)).
     /// - All others as for [`try_lock`](Self::try_lock), except `Contended`.
     pub async fn once_per(&self, period: Duration) -> Result<OncePer> {
         once_per(&self.handle, period).await
     }
 }
 
-impl From<Mutex> for Wanted {
+impl From<Mutex> for LockRequest {
     fn from(mutex: Mutex) -> Self {
         Self::new(mutex.handle, 1)
     }

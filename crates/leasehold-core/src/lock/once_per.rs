@@ -3,20 +3,21 @@
 use std::time::Duration;
 
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::Guard;
+use crate::lock::guard::MutexGuard;
 use crate::lock::wait::Wait;
-use crate::words::answer::{ClaimInfo, Standing};
-use crate::words::error::{ErrorKind, Result};
+use crate::types::answer::{ClaimInfo, Standing};
+use crate::types::error::{ErrorKind, Result};
 
 /// The result of [`Mutex::once_per`](crate::Mutex::once_per).
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock, and the job does not run again in this period"]
-pub enum OncePer<G = Guard> {
-    /// The lock is held: run the job now, while the guard lives.
+#[non_exhaustive]
+pub enum OncePer<G = MutexGuard> {
+    /// The lock is held: run the job now, and keep the guard until it is done.
     Ran(G),
     /// Another client is running the job.
     Running(Box<ClaimInfo>),
-    /// The job was done in this period.
+    /// The job has already been done in this period.
     Done {
         /// The time until the job can run again.
         next: Duration,
@@ -56,9 +57,9 @@ impl<G> OncePer<G> {
 
 pub(crate) async fn once_per(lock: &LockHandle, period: Duration) -> Result<OncePer> {
     let mut lock = lock.clone();
-    lock.options.at_least = period;
+    lock.options.min_hold = period;
     match lock.acquire("once_per", 1, Wait::Try).await {
-        Ok(guard) => return Ok(OncePer::Ran(guard)),
+        Ok(hold) => return Ok(OncePer::Ran(MutexGuard::new(hold))),
         Err(error) if error.kind() == ErrorKind::Contended => {}
         Err(error) => return Err(error),
     }
@@ -67,7 +68,7 @@ pub(crate) async fn once_per(lock: &LockHandle, period: Duration) -> Result<Once
     Ok(match (kept, claims.first()) {
         (Some(kept), _) => OncePer::Done { next: kept.remaining.unwrap_or_default() },
         (None, Some(first)) => OncePer::Running(Box::new(first.clone())),
-        // It came to an end between the two looks.
+        // The hold ended between the two requests.
         (None, None) => OncePer::Done { next: Duration::ZERO },
     })
 }

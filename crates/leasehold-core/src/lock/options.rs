@@ -23,11 +23,11 @@ macro_rules! option_methods {
 
         /// Sets the lease: how long a grant lasts without a renewal. Default 15 s, minimum 50 ms.
         ///
-        /// If a holder crashes, its lock is free after this time. A store without leases (`file:`)
-        /// only records it.
+        /// If a holder crashes, its lock is free when the lease ends. A store without leases
+        /// (`file:`) only records the lease.
         ///
-        /// A lock that is handed over to a waiter has a lease of at most 6 s first, and is renewed
-        /// to the full lease within moments. To wait for that renewal, set
+        /// A lock that is handed over to a waiter has a lease of at most 6 s at first, and is soon
+        /// renewed to the full lease. To wait for that renewal, set
         /// [`min_validity`](Self::min_validity).
         ///
         /// ```
@@ -42,7 +42,7 @@ macro_rules! option_methods {
         }
 
         /// Turns automatic renewal off. The hold ends when its lease expires, unless the holder
-        /// calls [`renew`](crate::Guard::renew).
+        /// calls [`renew`](crate::Hold::renew).
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -55,8 +55,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Sets the longest time that the lock is held. After it, the lock is released and the
-        /// guard is lost, even if the holder is still working.
+        /// Sets the longest time that the lock is held. When it is over, the lock is released and
+        /// the guard is lost, even if the holder is still working.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -69,7 +69,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Sets the least remaining validity that a newly acquired lock has when the call returns.
+        /// Sets the minimum remaining validity that a newly acquired lock has when the call
+        /// returns.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -85,11 +86,11 @@ macro_rules! option_methods {
         }
 
         /// Sets a cooldown after an *unclean* end of the hold, such as a crash. The lock stays
-        /// unavailable for this long.
+        /// unavailable during the cooldown.
         ///
-        /// Use it for resources that cannot check tokens. (It is Chubby's lock-delay, whose default
-        /// is one minute.) Acquiring the lock returns `Unsupported` if the store keeps no record of
-        /// a crashed holder.
+        /// Use a cooldown for resources that cannot check tokens. (Chubby calls this a lock-delay,
+        /// with a default of one minute.) Acquiring the lock returns `Unsupported` if the store
+        /// keeps no record of a crashed holder.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -102,21 +103,21 @@ macro_rules! option_methods {
             self
         }
 
-        /// Sets the least time that the lock stays unavailable after it was acquired, even if it is
-        /// released earlier.
+        /// Sets the minimum time that the lock stays unavailable after it was acquired, even if it
+        /// is released earlier.
         ///
         /// Use it to run a job at most once per period, on any number of machines.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
         /// # let locks = leasehold::connect("memory:").await?;
-        /// let hourly = locks.mutex("hourly").at_least(std::time::Duration::from_secs(3600));
+        /// let hourly = locks.mutex("hourly").min_hold(std::time::Duration::from_secs(3600));
         /// hourly.lock().await?.release().await?;
         /// assert!(hourly.try_lock().await.is_err()); // in a cooldown for this hour
         /// # Ok::<(), leasehold::Error>(()) }).unwrap();
         /// ```
-        pub fn at_least(mut self, period: std::time::Duration) -> Self {
-            self.handle.options.at_least = period;
+        pub fn min_hold(mut self, period: std::time::Duration) -> Self {
+            self.handle.options.min_hold = period;
             self
         }
 
@@ -144,7 +145,7 @@ macro_rules! option_methods {
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
         /// # let locks = leasehold::connect("memory:").await?;
         /// let _guard = locks.mutex("a").label("nightly report").lock().await?;
-        /// let lock = locks.read("a").await?.expect("in use");
+        /// let lock = locks.inspect("a").await?.expect("in use");
         /// assert_eq!(lock.holders().next().unwrap().holder.label, "nightly report");
         /// # Ok::<(), leasehold::Error>(()) }).unwrap();
         /// ```

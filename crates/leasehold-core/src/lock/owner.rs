@@ -1,4 +1,4 @@
-//! Re-entrancy, by an explicit owner.
+//! Re-entrancy, with an explicit owner.
 //!
 //! Threads and tasks cannot identify an owner in async code: a task moves between threads, and
 //! several tasks may do one job. So the owner is a value. A lock that the owner already holds is
@@ -9,22 +9,22 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::guard::{Guard, Hold};
+use super::hold::{Hold, OwnedClaim};
 use super::wait::Wait;
-use crate::base::locked::locked;
 use crate::client::core::Core;
-use crate::words::answer::mismatch;
-use crate::words::claim::{Claim, Kind};
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::name::Name;
+use crate::types::answer::mismatch;
+use crate::types::claim::{Claim, Kind};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::name::Name;
+use crate::util::locked::locked;
 
-/// An owner that can re-acquire a lock that it already holds. Clones are the same owner.
+/// An owner that can re-acquire a lock that it already holds. Clones represent the same owner.
 ///
 /// Pass it to [`Mutex::owner`](crate::Mutex::owner). Without an owner, a task that locks the same
 /// name twice deadlocks.
 ///
 /// ```
-/// # use leasehold::{Leasehold, Owner};
+/// # use leasehold::{Client, Owner};
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let locks = leasehold::connect("memory:").await?;
 /// let me = Owner::new();
@@ -38,8 +38,8 @@ pub struct Owner {
     slots: Arc<Mutex<HashMap<Key, Arc<Slot>>>>,
 }
 
-/// What is asked for, as far as it matters to a hold that the owner may have.
-pub(crate) struct Asked<'a> {
+/// The parts of a request that matter for a hold that the owner already has.
+pub(crate) struct HoldRequest<'a> {
     pub(crate) core: &'a Arc<Core>,
     pub(crate) name: &'a Name,
     pub(crate) kind: Kind,
@@ -48,14 +48,15 @@ pub(crate) struct Asked<'a> {
     pub(crate) min_validity: Duration,
 }
 
-/// The client, by address, and the lock.
+/// The client, by address, and the name of the lock.
 type Key = (usize, Name);
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Held while one task of the owner takes the lock, so that another waits for the outcome.
+    /// Locked while one task of the owner acquires the lock, so that other tasks wait for the
+    /// outcome.
     gate: tokio::sync::Mutex<()>,
-    hold: Mutex<Weak<Hold>>,
+    hold: Mutex<Weak<OwnedClaim>>,
 }
 
 impl Owner {
@@ -73,18 +74,19 @@ impl Owner {
         Self::default()
     }
 
-    /// Another guard of what the owner holds, or else what `take` gets in the time that is left.
-    pub(crate) async fn acquire<F: Future<Output = Result<Guard>>>(
+    /// Returns another guard if the owner holds the lock. Otherwise acquires it with `take`, in the
+    /// time that is left.
+    pub(crate) async fn acquire<F: Future<Output = Result<Hold>>>(
         &self,
-        asked: &Asked<'_>,
+        request: &HoldRequest<'_>,
         wait: Wait,
         take: impl FnOnce(Wait) -> F,
-    ) -> Result<Guard> {
-        let slot = self.slot(asked);
-        if let Some(guard) = slot.reenter(asked)? {
+    ) -> Result<Hold> {
+        let slot = self.slot(request);
+        if let Some(guard) = slot.reenter(request)? {
             return Ok(guard);
         }
-        let core = asked.core;
+        let core = request.core;
         let started = core.clock.now();
         let _gate = match wait {
             Wait::Forever => slot.gate.lock().await,
@@ -96,13 +98,13 @@ impl Owner {
                 let gate = core.background.within(|| limit, slot.gate.lock()).await;
                 gate.ok_or_else(|| {
                     let what = format!(
-                        "another task with the same owner was acquiring this lock for all of {limit:?}"
+                        "another task with the same owner has been acquiring this lock for {limit:?}"
                     );
                     Error::new(ErrorKind::Timeout, what)
                 })?
             }
         };
-        if let Some(guard) = slot.reenter(asked)? {
+        if let Some(guard) = slot.reenter(request)? {
             return Ok(guard);
         }
         let wait = match wait {
@@ -110,62 +112,63 @@ impl Owner {
             other => other,
         };
         let guard = take(wait).await?;
-        slot.remember(guard.hold());
+        slot.remember(guard.owned());
         Ok(guard)
     }
 
-    fn slot(&self, asked: &Asked<'_>) -> Arc<Slot> {
+    fn slot(&self, request: &HoldRequest<'_>) -> Arc<Slot> {
         let mut slots = locked(&self.slots);
         if slots.len() >= 64 && slots.len().is_power_of_two() {
             slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.hold().is_some());
         }
-        slots.entry((Arc::as_ptr(asked.core) as usize, asked.name.clone())).or_default().clone()
+        slots.entry((Arc::as_ptr(request.core) as usize, request.name.clone())).or_default().clone()
     }
 }
 
 impl Slot {
-    fn hold(&self) -> Option<Arc<Hold>> {
+    fn hold(&self) -> Option<Arc<OwnedClaim>> {
         locked(&self.hold).upgrade()
     }
 
-    fn remember(&self, hold: &Arc<Hold>) {
+    fn remember(&self, hold: &Arc<OwnedClaim>) {
         *locked(&self.hold) = Arc::downgrade(hold);
     }
 
-    /// Another guard of what the owner already holds. A lost hold is not entered again.
-    fn reenter(&self, asked: &Asked<'_>) -> Result<Option<Guard>> {
+    /// Returns another guard of the owner's hold, or `None` if the owner has no hold or has lost
+    /// it.
+    fn reenter(&self, request: &HoldRequest<'_>) -> Result<Option<Hold>> {
         let Some(hold) = self.hold().filter(|h| h.lease().is_held()) else { return Ok(None) };
         let held = &hold.lease().claim;
-        if held.kind != asked.kind || held.capacity != asked.capacity {
+        if held.kind != request.kind || held.capacity != request.capacity {
             return Err(mismatch(
-                &Claim { kind: asked.kind, capacity: asked.capacity, ..held.clone() },
+                &Claim { kind: request.kind, capacity: request.capacity, ..held.clone() },
                 held.kind,
                 held.capacity,
             ));
         }
-        if held.kind == Kind::RwLock && asked.weight > hold.lease().weight.now() {
+        if held.kind == Kind::RwLock && request.weight > hold.lease().weight.now() {
             let what = "this owner holds the lock for reading, so acquiring it for writing would be a \
                         deadlock";
             let hint = "release the read lock first, or upgrade it with try_upgrade()";
             return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         }
-        let (left, least) = (hold.lease().remaining(), asked.min_validity);
+        let (left, least) = (hold.lease().remaining(), request.min_validity);
         if left < least {
             let what = format!(
-                "this owner holds the lock, but only {left:?} of its lease is left, {least:?} required"
+                "this owner holds the lock, but only {left:?} of its lease is left (required: {least:?})"
             );
             let hint = "wait for a renewal, or release the lock first";
             return Err(Error::new(ErrorKind::AtRisk, what).with_hint(hint));
         }
-        Ok(Some(Guard::share(hold)))
+        Ok(Some(Hold::new(hold)))
     }
 }
 
 /// The builder method of locks that can be re-entered.
 macro_rules! owner_method {
     () => {
-        /// Sets the owner of the lock. While the owner holds the lock, it can acquire it again
-        /// immediately and without I/O.
+        /// Sets the owner of the lock. While the owner holds the lock, the owner can acquire it
+        /// again immediately and without I/O.
         pub fn owner(mut self, owner: &crate::Owner) -> Self {
             self.handle.owner = Some(owner.clone());
             self

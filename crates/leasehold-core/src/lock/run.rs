@@ -1,90 +1,26 @@
-//! Working under a lock, and stopping when it is lost.
+//! Runs work under a lock, and stops it when the lock is lost.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::Poll;
 
 use crate::client::lease::State;
-use crate::lock::guard::Guard;
-use crate::words::error::{Error, Result};
+use crate::lock::hold::Hold;
+use crate::types::error::{Error, Result};
 
-impl Guard {
-    /// Runs `work` under this hold, then releases the lock. Like [`Mutex::run`](crate::Mutex::run),
-    /// for a lock that is already held.
-    ///
-    /// ```
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// # let locks = leasehold::connect("memory:").await?;
-    /// let guard = locks.mutex("ledger").try_lock().await?;
-    /// let total = guard.run(|guard| async move { guard.token().get() }).await?;
-    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
-    /// is dropped at its current await.
-    ///
-    /// # Errors
-    /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done.
-    pub async fn run<T, F: Future<Output = T>>(self, work: impl FnOnce(Guard) -> F) -> Result<T> {
-        run(self, work).await
-    }
-
-    /// Runs `work`, which returns a `Result`, under this hold, then releases the lock in either
-    /// case.
-    ///
-    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
-    /// into the error of `work`.
-    ///
-    /// ```
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// # let locks = leasehold::connect("memory:").await?;
-    /// type Error = Box<dyn std::error::Error + Send + Sync>; // anyhow's, or an enum with `#[from]`
-    /// let guard = locks.mutex("ledger").try_lock().await?;
-    /// let total: Result<u64, Error> = guard.try_run(|_| async { Ok("41".parse::<u64>()? + 1) }).await;
-    /// assert_eq!(total.unwrap(), 42);
-    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
-    /// is dropped at its current await.
-    ///
-    /// # Errors
-    /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done. It takes
-    ///   precedence over an error of `work`, which may be a consequence of the loss.
-    /// - The errors of `work`.
-    pub async fn try_run<T, E, F>(self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
-    where
-        E: From<Error>,
-        F: Future<Output = Result<T, E>>,
-    {
-        try_run(self, work).await
-    }
-}
-
-/// As [`run`], for work that fails by itself: one result for both.
-pub(crate) async fn try_run<T, E: From<Error>, F: Future<Output = Result<T, E>>>(
-    guard: Guard,
-    work: impl FnOnce(Guard) -> F,
-) -> Result<T, E> {
-    run(guard, work).await.map_err(E::from)?
-}
-
-/// Runs `work` until it is done or the lock is lost, then releases.
+/// Runs `work` until it is done or the lock is lost, then releases the lock.
 ///
-/// The clock is looked at before each poll of `work`, so a process that was stopped for longer
-/// than its lease takes not one more step; and the loss is waited for, so it wakes us.
+/// The clock is checked before each poll of `work`. So a process that was paused for longer than
+/// its lease takes no further step. A loss also wakes this task, even if `work` does not.
 pub(crate) async fn run<T, F: Future<Output = T>>(
-    guard: Guard,
-    work: impl FnOnce(Guard) -> F,
+    hold: Hold,
+    work: impl FnOnce() -> F,
 ) -> Result<T> {
     let done = {
-        let mut work = pin!(work(Guard::share(Arc::clone(guard.hold()))));
-        let mut lost = pin!(guard.lost());
+        let mut work = pin!(work());
+        let mut lost = pin!(hold.lost());
         poll_fn(|cx| {
-            if let State::Lost(reason) = guard.state() {
+            if let State::Lost(reason) = hold.state() {
                 return Poll::Ready(Err(reason));
             }
             if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
@@ -96,13 +32,15 @@ pub(crate) async fn run<T, F: Future<Output = T>>(
     };
     match done {
         Ok(done) => {
-            // A guard that `work` kept for itself goes on holding; ours was the last otherwise.
-            match guard.release().await {
+            // If `work` has kept its guard, the lock stays held. Otherwise this guard is the last
+            // one.
+            match hold.release().await {
                 Err(error) if error.lost_reason().is_some() => Err(error),
-                // An unheard release undoes nothing: the background thread goes on with it.
+                // If the release got no reply, the work is done anyway. The background thread
+                // retries the release.
                 Ok(_) | Err(_) => Ok(done),
             }
         }
-        Err(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
+        Err(reason) => Err(Error::lost(reason).with_operation("run").with_lock(hold.name())),
     }
 }

@@ -1,22 +1,22 @@
-//! The read-write lock: a reader weighs 1, a writer the whole capacity.
+//! The read-write lock: a reader has the weight 1, and a writer has the whole capacity as its
+//! weight.
 
 use std::time::Duration;
 
 use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::Guard;
+use crate::lock::guard::{ReadGuard, WriteGuard};
 use crate::lock::options::option_methods;
-use crate::lock::run::{run, try_run};
+use crate::lock::request::LockRequest;
 use crate::lock::wait::Wait;
-use crate::lock::wanted::Wanted;
-use crate::words::claim::MAX_READERS;
-use crate::words::error::{Error, Result};
+use crate::types::claim::MAX_READERS;
+use crate::types::error::{Error, Result};
 
 /// A read-write lock with any number of readers or one writer, created by
-/// [`Leasehold::rwlock`](crate::Leasehold::rwlock).
+/// [`Client::rwlock`](crate::Client::rwlock).
 ///
-/// It is fair: a waiting writer blocks later readers, so neither readers nor writers starve. Cheap
-/// to clone. No request is sent to the store until the lock is acquired.
+/// The lock is fair: a waiting writer blocks later readers, so neither readers nor writers starve.
+/// Cheap to clone. No request is sent to the store until the lock is acquired.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -64,8 +64,8 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::lock`](crate::Mutex::lock).
-    pub async fn read(&self) -> Result<Guard> {
-        self.handle.acquire("read", 1, Wait::Forever).await
+    pub async fn read(&self) -> Result<ReadGuard> {
+        self.handle.acquire("read", 1, Wait::Forever).await.map(ReadGuard::new)
     }
 
     /// Acquires the lock for reading if that is possible now, and does not wait. One round trip.
@@ -84,8 +84,8 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
-    pub async fn try_read(&self) -> Result<Guard> {
-        self.handle.acquire("try_read", 1, Wait::Try).await
+    pub async fn try_read(&self) -> Result<ReadGuard> {
+        self.handle.acquire("try_read", 1, Wait::Try).await.map(ReadGuard::new)
     }
 
     /// Acquires the lock for reading, and waits in the queue for at most `limit`.
@@ -104,8 +104,8 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
-    pub async fn read_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.handle.acquire("read", 1, Wait::For(limit)).await
+    pub async fn read_timeout(&self, limit: Duration) -> Result<ReadGuard> {
+        self.handle.acquire("read", 1, Wait::For(limit)).await.map(ReadGuard::new)
     }
 
     /// Acquires the lock for writing, and waits in the queue if necessary. One round trip if it is
@@ -125,8 +125,8 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::lock`](crate::Mutex::lock).
-    pub async fn write(&self) -> Result<Guard> {
-        self.handle.acquire("write", MAX_READERS, Wait::Forever).await
+    pub async fn write(&self) -> Result<WriteGuard> {
+        self.handle.acquire("write", MAX_READERS, Wait::Forever).await.map(WriteGuard::new)
     }
 
     /// Acquires the lock for writing if it is free, and does not wait. One round trip.
@@ -144,8 +144,8 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
-    pub async fn try_write(&self) -> Result<Guard> {
-        self.handle.acquire("try_write", MAX_READERS, Wait::Try).await
+    pub async fn try_write(&self) -> Result<WriteGuard> {
+        self.handle.acquire("try_write", MAX_READERS, Wait::Try).await.map(WriteGuard::new)
     }
 
     /// Acquires the lock for writing, and waits in the queue for at most `limit`.
@@ -164,36 +164,36 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
-    pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.handle.acquire("write", MAX_READERS, Wait::For(limit)).await
+    pub async fn write_timeout(&self, limit: Duration) -> Result<WriteGuard> {
+        self.handle.acquire("write", MAX_READERS, Wait::For(limit)).await.map(WriteGuard::new)
     }
 
     /// Returns a request to read-lock this lock as part of
-    /// [`lock_all`](crate::Leasehold::lock_all).
+    /// [`lock_all`](crate::Client::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let both = [locks.rwlock("config").to_read(), locks.mutex("order:42").into()];
+    /// let both = [locks.rwlock("config").read_request(), locks.mutex("order:42").into()];
     /// let _both = locks.lock_all(both).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn to_read(&self) -> Wanted {
-        Wanted::new(self.handle.clone(), 1)
+    pub fn read_request(&self) -> LockRequest {
+        LockRequest::new(self.handle.clone(), 1)
     }
 
     /// Returns a request to write-lock this lock as part of
-    /// [`lock_all`](crate::Leasehold::lock_all).
+    /// [`lock_all`](crate::Client::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let both = [locks.rwlock("config").to_write(), locks.mutex("order:42").into()];
+    /// let both = [locks.rwlock("config").write_request(), locks.mutex("order:42").into()];
     /// let _both = locks.lock_all(both).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn to_write(&self) -> Wanted {
-        Wanted::new(self.handle.clone(), MAX_READERS)
+    pub fn write_request(&self) -> LockRequest {
+        LockRequest::new(self.handle.clone(), MAX_READERS)
     }
 
     /// Acquires the lock for reading, runs `work`, and releases the lock. See
@@ -215,9 +215,9 @@ impl RwLock {
     /// The same as [`Mutex::run`](crate::Mutex::run).
     pub async fn run_read<T, F: Future<Output = T>>(
         &self,
-        work: impl FnOnce(Guard) -> F,
+        work: impl FnOnce(ReadGuard) -> F,
     ) -> Result<T> {
-        run(self.read().await?, work).await
+        self.read().await?.run(work).await
     }
 
     /// Acquires the lock for reading, runs `work`, which returns a `Result`, and releases the lock
@@ -239,12 +239,12 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
-    pub async fn try_run_read<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    pub async fn try_run_read<T, E, F>(&self, work: impl FnOnce(ReadGuard) -> F) -> Result<T, E>
     where
         E: From<Error>,
         F: Future<Output = Result<T, E>>,
     {
-        try_run(self.read().await?, work).await
+        self.read().await?.try_run(work).await
     }
 
     /// Acquires the lock for writing, runs `work`, and releases the lock. See
@@ -265,9 +265,9 @@ impl RwLock {
     /// The same as [`Mutex::run`](crate::Mutex::run).
     pub async fn run_write<T, F: Future<Output = T>>(
         &self,
-        work: impl FnOnce(Guard) -> F,
+        work: impl FnOnce(WriteGuard) -> F,
     ) -> Result<T> {
-        run(self.write().await?, work).await
+        self.write().await?.run(work).await
     }
 
     /// Acquires the lock for writing, runs `work`, which returns a `Result`, and releases the lock
@@ -289,11 +289,11 @@ impl RwLock {
     ///
     /// # Errors
     /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
-    pub async fn try_run_write<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    pub async fn try_run_write<T, E, F>(&self, work: impl FnOnce(WriteGuard) -> F) -> Result<T, E>
     where
         E: From<Error>,
         F: Future<Output = Result<T, E>>,
     {
-        try_run(self.write().await?, work).await
+        self.write().await?.try_run(work).await
     }
 }

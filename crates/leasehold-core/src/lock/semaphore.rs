@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::Guard;
+use crate::lock::guard::Permit;
 use crate::lock::options::option_methods;
-use crate::lock::run::{run, try_run};
+use crate::lock::request::LockRequest;
 use crate::lock::wait::Wait;
-use crate::lock::wanted::Wanted;
-use crate::words::error::{Error, Result};
+use crate::types::error::{Error, Result};
 
-/// A fixed number of permits, created by [`Leasehold::semaphore`](crate::Leasehold::semaphore).
+/// A fixed number of permits, created by [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// It is fair: a client that requests many permits is not overtaken by clients that request few.
-/// Cheap to clone. No request is sent to the store until permits are acquired.
+/// The semaphore is fair: a client that requests many permits is not overtaken by clients that
+/// request few. Cheap to clone. No request is sent to the store until permits are acquired.
 ///
 /// The tokens of permits identify holds, but they are not fencing tokens: several are valid at the
 /// same time. Requesting zero permits, or more than the semaphore has, returns
@@ -64,7 +63,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::lock`](crate::Mutex::lock).
-    pub async fn acquire(&self) -> Result<Guard> {
+    pub async fn acquire(&self) -> Result<Permit> {
         self.acquire_many(1).await
     }
 
@@ -85,8 +84,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::lock`](crate::Mutex::lock).
-    pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
-        self.handle.acquire("acquire", permits, Wait::Forever).await
+    pub async fn acquire_many(&self, permits: u32) -> Result<Permit> {
+        self.handle.acquire("acquire", permits, Wait::Forever).await.map(Permit::new)
     }
 
     /// Acquires one permit if one is free, and does not wait. One round trip.
@@ -105,7 +104,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
-    pub async fn try_acquire(&self) -> Result<Guard> {
+    pub async fn try_acquire(&self) -> Result<Permit> {
         self.try_acquire_many(1).await
     }
 
@@ -125,8 +124,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
-    pub async fn try_acquire_many(&self, permits: u32) -> Result<Guard> {
-        self.handle.acquire("try_acquire", permits, Wait::Try).await
+    pub async fn try_acquire_many(&self, permits: u32) -> Result<Permit> {
+        self.handle.acquire("try_acquire", permits, Wait::Try).await.map(Permit::new)
     }
 
     /// Acquires one permit, and waits in the queue for at most `limit`.
@@ -145,7 +144,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
-    pub async fn acquire_timeout(&self, limit: Duration) -> Result<Guard> {
+    pub async fn acquire_timeout(&self, limit: Duration) -> Result<Permit> {
         self.acquire_many_timeout(1, limit).await
     }
 
@@ -165,21 +164,21 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
-    pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
-        self.handle.acquire("acquire", permits, Wait::For(limit)).await
+    pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Permit> {
+        self.handle.acquire("acquire", permits, Wait::For(limit)).await.map(Permit::new)
     }
 
-    /// Returns a request for `permits` permits as part of [`lock_all`](crate::Leasehold::lock_all).
+    /// Returns a request for `permits` permits as part of [`lock_all`](crate::Client::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let both = [locks.semaphore("convert", 3).to_acquire(2), locks.mutex("order:42").into()];
+    /// let both = [locks.semaphore("convert", 3).permit_request(2), locks.mutex("order:42").into()];
     /// let _both = locks.lock_all(both).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn to_acquire(&self, permits: u32) -> Wanted {
-        Wanted::new(self.handle.clone(), permits)
+    pub fn permit_request(&self, permits: u32) -> LockRequest {
+        LockRequest::new(self.handle.clone(), permits)
     }
 
     /// Acquires one permit, runs `work`, and releases the permit. See
@@ -198,8 +197,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::run`](crate::Mutex::run).
-    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
-        run(self.acquire().await?, work).await
+    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Permit) -> F) -> Result<T> {
+        self.acquire().await?.run(work).await
     }
 
     /// Acquires one permit, runs `work`, which returns a `Result`, and releases the permit in
@@ -221,11 +220,11 @@ impl Semaphore {
     ///
     /// # Errors
     /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
-    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Permit) -> F) -> Result<T, E>
     where
         E: From<Error>,
         F: Future<Output = Result<T, E>>,
     {
-        try_run(self.acquire().await?, work).await
+        self.acquire().await?.try_run(work).await
     }
 }

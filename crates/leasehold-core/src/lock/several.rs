@@ -2,43 +2,42 @@
 //!
 //! # The argument
 //! - *No two callers deadlock.* All callers acquire the locks in one order, by store and name, and
-//!   hold what they have while they wait for the next. In a circle of callers, one would have to
-//!   wait for a name smaller than one that it holds. (A lock that a caller holds from another call
-//!   is not in that order.)
+//!   hold what they have while they wait for the next. In a circle of callers that wait for each
+//!   other, one would have to wait for a lock that comes before one that it holds. (This does not
+//!   cover locks that a caller already holds from another call.)
 //! - *Taking free locks costs the time of one round trip*, however many there are. All are tried
-//!   concurrently, or as many as a store's connections carry. The locks before the first one that
-//!   was not free are kept, as for any caller that waits while it holds smaller names. Those after
-//!   it are released immediately, and from there on the locks are acquired one after another. (This
-//!   is not done if it would gain nothing, on this machine, or if released locks stay unavailable,
-//!   `at_least`.)
+//!   concurrently, or as many as a store's connections allow. The locks before the first one that
+//!   was not free are kept, as in any call that waits while it holds earlier locks. Those after it
+//!   are released immediately, and from there on the locks are acquired one after another. (The
+//!   locks are not tried concurrently if that gains nothing, as in a local store, or if a released
+//!   lock stays unavailable because of `min_hold`.)
 //! - *Nothing is left behind.* The future owns the list of acquired locks. A failure releases them
 //!   before it is reported, and a dropped future releases them in the background.
 //! - *The first locks are held, and renewed, while the call waits for the last.* A lock that was
-//!   lost in the meantime is detected when the last one is acquired. The caller never gets a part
-//!   of the locks: everything starts over.
+//!   lost in the meantime is detected when the last one is acquired. The caller never gets only
+//!   some of the locks: the call starts over, or fails if it does not wait.
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use crate::client::core::Core;
 use crate::client::lease::State;
-use crate::lock::guard::{Guard, Released};
+use crate::lock::hold::{Hold, Released};
+use crate::lock::request::{LockRequest, in_order};
 use crate::lock::wait::Wait;
-use crate::lock::wanted::{Wanted, in_order};
-use crate::words::error::{Error, ErrorKind, LostReason, Result};
-use crate::words::name::Name;
+use crate::types::error::{Error, ErrorKind, LostReason, Result};
+use crate::types::name::Name;
 
-/// Takes all of them, or none.
+/// Acquires all of the locks, or none.
 pub(crate) async fn acquire_all(
     core: &Core,
     operation: &'static str,
-    wanted: impl IntoIterator<Item = Wanted>,
+    wanted: impl IntoIterator<Item = LockRequest>,
     wait: Wait,
-) -> Result<Guards> {
+) -> Result<MultiGuard> {
     let wanted = in_order(wanted);
-    let wanted = wanted.map_err(|e| e.during(operation).at(core.store.url()))?;
+    let wanted = wanted.map_err(|e| e.with_operation(operation).with_store(core.store.url()))?;
     let clock = &core.clock;
     let started = clock.now();
     loop {
@@ -53,8 +52,10 @@ pub(crate) async fn acquire_all(
             }
             _ => free.await,
         };
-        let mut all = Guards { guards };
-        // Whoever tries has its answer, but where that may have been given on account of one who tried as well.
+        let mut all = MultiGuard::new(guards);
+        // A `try_` call returns this error. The exception is `Contended`, whose cause may be
+        // another caller that also tries all locks at once. So the locks are then tried again in
+        // order.
         if let Some(why) = why.filter(|why| wait == Wait::Try && why.kind() != ErrorKind::Contended)
         {
             let _ = all.release().await;
@@ -68,7 +69,7 @@ pub(crate) async fn acquire_all(
             match one.handle.acquire(operation, one.weight, wait).await {
                 Ok(guard) => all.guards.push(guard),
                 Err(error) => {
-                    // What cannot be told now is told in the background.
+                    // If the store does not reply now, the release continues in the background.
                     let _ = all.release().await;
                     return Err(error);
                 }
@@ -79,17 +80,21 @@ pub(crate) async fn acquire_all(
             Err(error) => {
                 let _ = all.release().await;
                 if wait == Wait::Try {
-                    return Err(error.during(operation));
+                    return Err(error.with_operation(operation));
                 }
             }
         }
     }
 }
 
-/// Those that are free, up to the first that is not; and why that is not.
-async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard>, Option<Error>) {
-    let is_local = |one: &Wanted| one.handle.core.store.info().is_local;
-    let stays = |one: &Wanted| !one.handle.options.at_least.is_zero();
+/// Acquires the locks that are free, up to the first one that is not. Also returns the error of
+/// that lock.
+async fn free_in_front(
+    operation: &'static str,
+    wanted: &[LockRequest],
+) -> (Vec<Hold>, Option<Error>) {
+    let is_local = |one: &LockRequest| one.handle.core.store.info().is_local;
+    let stays = |one: &LockRequest| !one.handle.options.min_hold.is_zero();
     if wanted.len() < 2 || wanted.iter().all(is_local) || wanted.iter().any(stays) {
         return (Vec::with_capacity(wanted.len()), None);
     }
@@ -98,17 +103,18 @@ async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard
     for one in together(tried).await {
         match one {
             Ok(guard) => free.push(guard),
-            // Those behind it are dropped, which gives them back in the background.
+            // The guards after the failed one are dropped, which releases their locks in the
+            // background.
             Err(why) => return (free, Some(why)),
         }
     }
     (free, None)
 }
 
-/// Several held locks, acquired by [`lock_all`](crate::Leasehold::lock_all).
+/// Several held locks, acquired by [`lock_all`](crate::Client::lock_all).
 ///
 /// Dropping the value releases all of them in the background. [`release`](Self::release) also
-/// reports whether that succeeded.
+/// reports whether the release succeeded.
 ///
 /// The value counts as held while *all* locks are held. If one is lost, [`lost`](Self::lost)
 /// returns which one. Each lock has its own token, for the resource that it protects.
@@ -117,8 +123,8 @@ async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # let locks = leasehold::connect("memory:").await?;
 /// let both = locks.lock_all(["account:1", "account:2"]).await?;
-/// for guard in &both {
-///     println!("{} is held, token {}", guard.name(), guard.token());
+/// for hold in &both {
+///     println!("{} is held, token {}", hold.name(), hold.fencing_token().expect("a mutex"));
 /// }
 /// assert_eq!(both.get("account:2").unwrap().name().as_str(), "account:2");
 /// both.release().await?;
@@ -126,12 +132,16 @@ async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard
 /// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
-pub struct Guards {
-    /// In the order in which they were taken.
-    guards: Vec<Guard>,
+pub struct MultiGuard {
+    /// The holds, in the order in which their locks were acquired.
+    guards: Vec<Hold>,
 }
 
-impl Guards {
+impl MultiGuard {
+    pub(crate) fn new(guards: Vec<Hold>) -> Self {
+        Self { guards }
+    }
+
     /// Returns the hold of the lock with this name.
     ///
     /// ```
@@ -141,7 +151,7 @@ impl Guards {
     /// assert!(both.get("a").is_some() && both.get("c").is_none());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn get(&self, name: impl AsRef<str>) -> Option<&Guard> {
+    pub fn get(&self, name: impl AsRef<str>) -> Option<&Hold> {
         self.guards.iter().find(|guard| guard.name().as_str() == name.as_ref())
     }
 
@@ -155,7 +165,7 @@ impl Guards {
     /// assert_eq!(names, ["a", "b"]); // in the order of acquisition
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
-    pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Hold> {
         self.guards.iter()
     }
 
@@ -168,11 +178,11 @@ impl Guards {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn is_held(&self) -> bool {
-        self.guards.iter().all(Guard::is_held)
+        self.guards.iter().all(Hold::is_held)
     }
 
-    /// Returns how long all locks are certainly held even if no further renewal succeeds: the
-    /// shortest of their times. No I/O.
+    /// Returns how much longer all locks are certainly held even if no further renewal succeeds:
+    /// the shortest of their times. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -181,7 +191,7 @@ impl Guards {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn remaining(&self) -> Duration {
-        self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::MAX)
+        self.guards.iter().map(Hold::remaining).min().unwrap_or(Duration::MAX)
     }
 
     /// Checks that each lock is certainly held for at least `min`. Call it before a step that
@@ -196,7 +206,7 @@ impl Guards {
     /// ```
     ///
     /// # Errors
-    /// The same as [`Guard::ensure`], for the first lock that fails the check.
+    /// The same as [`Hold::ensure`], for the first lock that fails the check.
     pub fn ensure(&self, min: Duration) -> Result<()> {
         self.guards.iter().try_for_each(|guard| guard.ensure(min))
     }
@@ -218,13 +228,7 @@ impl Guards {
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) -> (Name, LostReason) {
-        let lost = async |guard: &Guard| (guard.name().clone(), guard.lost().await);
-        let mut all: Vec<_> = self.guards.iter().map(|guard| Box::pin(lost(guard))).collect();
-        std::future::poll_fn(|cx| {
-            let told = all.iter_mut().map(|one| one.as_mut().poll(cx)).find(Poll::is_ready);
-            told.unwrap_or(Poll::Pending)
-        })
-        .await
+        first_lost(&self.guards).await
     }
 
     /// Runs `work` while all locks are held, then releases them.
@@ -249,7 +253,8 @@ impl Guards {
         let done = {
             let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
             std::future::poll_fn(|cx| {
-                // The clock is looked at before each step of the work: who was stopped takes none.
+                // The clock is checked before each poll of the work. So a process that was paused
+                // for longer than its lease takes no further step.
                 let over = self.guards.iter().find_map(|guard| match guard.state() {
                     State::Lost(reason) => Some((guard.name().clone(), reason)),
                     _ => None,
@@ -267,10 +272,11 @@ impl Guards {
         match done {
             Ok(done) => match self.release().await {
                 Err(error) if error.lost_reason().is_some() => Err(error),
-                // An unheard release undoes nothing: the background thread goes on with it.
+                // If the release got no reply, the work is done anyway. The background thread
+                // retries the release.
                 Ok(_) | Err(_) => Ok(done),
             },
-            Err((name, reason)) => Err(Error::lost(reason).during("run").on(&name)),
+            Err((name, reason)) => Err(Error::lost(reason).with_operation("run").with_lock(&name)),
         }
     }
 
@@ -307,7 +313,8 @@ impl Guards {
     /// Releases all locks concurrently, in the time of one round trip.
     ///
     /// In SQL stores, as many locks are released at once as the client has connections. If a
-    /// release is still pending, the result is [`Owed`](Released::Owed); see [`Guard::release`].
+    /// release is still pending, the result is [`Pending`](Released::Pending); see
+    /// [`Hold::release`].
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -321,29 +328,27 @@ impl Guards {
     /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// The same as [`Guard::release`], for the first lock that was lost. All locks are released in
-    /// any case.
+    /// The same as [`Hold::release`], for the first lock whose release failed. All locks are
+    /// released in any case.
     pub async fn release(self) -> Result<Released> {
         let mut released = Ok(Released::Now);
-        for one in together(self.guards.into_iter().map(Guard::release)).await {
+        for one in together(self.guards.into_iter().map(Hold::release)).await {
             released = match (released, one) {
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
-                (Ok(Released::Owed), Ok(_)) | (Ok(_), Ok(Released::Owed)) => Ok(Released::Owed),
+                (Ok(Released::Pending), Ok(_)) | (Ok(_), Ok(Released::Pending)) => {
+                    Ok(Released::Pending)
+                }
                 (Ok(Released::Shared), Ok(_)) => Ok(Released::Shared),
                 (Ok(Released::Now), Ok(one)) => Ok(one),
             };
         }
         released
     }
-
-    pub(crate) fn core(&self) -> Option<Arc<Core>> {
-        self.guards.first().map(Guard::core)
-    }
 }
 
-impl<'a> IntoIterator for &'a Guards {
-    type Item = &'a Guard;
-    type IntoIter = std::slice::Iter<'a, Guard>;
+impl<'a> IntoIterator for &'a MultiGuard {
+    type Item = &'a Hold;
+    type IntoIter = std::slice::Iter<'a, Hold>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
@@ -351,16 +356,27 @@ impl<'a> IntoIterator for &'a Guards {
 }
 
 /// Iterates over the guards, each of which holds and releases its lock independently.
-impl IntoIterator for Guards {
-    type Item = Guard;
-    type IntoIter = std::vec::IntoIter<Guard>;
+impl IntoIterator for MultiGuard {
+    type Item = Hold;
+    type IntoIter = std::vec::IntoIter<Hold>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.guards.into_iter()
     }
 }
 
-/// What all of them came to, done side by side.
+/// Waits until one of the holds is lost, and returns its name and the reason.
+pub(crate) async fn first_lost(holds: impl IntoIterator<Item = &Hold>) -> (Name, LostReason) {
+    let lost = async |hold: &Hold| (hold.name().clone(), hold.lost().await);
+    let mut all: Vec<_> = holds.into_iter().map(|hold| Box::pin(lost(hold))).collect();
+    std::future::poll_fn(|cx| {
+        let lost = all.iter_mut().map(|one| one.as_mut().poll(cx)).find(Poll::is_ready);
+        lost.unwrap_or(Poll::Pending)
+    })
+    .await
+}
+
+/// Runs all futures concurrently, and returns their results in order.
 async fn together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut pending: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut done: Vec<Option<F::Output>> = pending.iter().map(|_| None).collect();

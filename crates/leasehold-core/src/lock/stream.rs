@@ -1,31 +1,33 @@
-//! A stream of the answers to one question that is asked again and again.
+//! A stream of the results of a repeated request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
-type Asking<S, T> = Pin<Box<dyn Future<Output = (S, T)> + Send>>;
+type PendingRequest<S, T> = Pin<Box<dyn Future<Output = (S, T)> + Send>>;
 
-/// Asks when it is polled, and not before. It has no end.
-pub(crate) struct Asked<S, T, A> {
-    ask: A,
-    asking: Asking<S, T>,
+/// A stream that makes a request for each item. Requests progress only while the stream is polled.
+/// It never ends.
+pub(crate) struct RequestStream<S, T, A> {
+    request: A,
+    pending: PendingRequest<S, T>,
 }
 
-impl<S, T, A, F> Asked<S, T, A>
+impl<S, T, A, F> RequestStream<S, T, A>
 where
     A: FnMut(S) -> F + Unpin,
     F: Future<Output = (S, T)> + Send + 'static,
 {
-    /// Asks so, of whom the answer before gave back.
-    pub(crate) fn of(whom: S, mut ask: A) -> Self {
-        let asking = Box::pin(ask(whom));
-        Self { ask, asking }
+    /// Creates the stream. Each call of `request` gets the value that the previous request
+    /// returned.
+    pub(crate) fn of(state: S, mut request: A) -> Self {
+        let pending = Box::pin(request(state));
+        Self { request, pending }
     }
 }
 
-impl<S, T, A, F> Stream for Asked<S, T, A>
+impl<S, T, A, F> Stream for RequestStream<S, T, A>
 where
     A: FnMut(S) -> F + Unpin,
     F: Future<Output = (S, T)> + Send + 'static,
@@ -34,8 +36,8 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
         let this = self.get_mut();
-        let (whom, answer) = ready!(this.asking.as_mut().poll(cx));
-        this.asking = Box::pin((this.ask)(whom));
-        Poll::Ready(Some(answer))
+        let (state, item) = ready!(this.pending.as_mut().poll(cx));
+        this.pending = Box::pin((this.request)(state));
+        Poll::Ready(Some(item))
     }
 }

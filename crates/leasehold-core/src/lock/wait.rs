@@ -1,8 +1,8 @@
-//! How long the caller is willing to wait.
+//! How long a call waits for a lock.
 
 use std::time::Duration;
 
-/// How long the caller is willing to wait.
+/// How long a call waits for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     Try,

@@ -1,38 +1,42 @@
-//! Where in a queue a claim stands, found without looking through thousands.
+//! An index of a long queue, which finds a claim's position without a linear search.
 //!
 //! # The argument
-//! Order in the queue is order of tokens, so who knows a claim's token finds its place by halving. The
-//! tokens are kept by claim, in a map that has *at least* everybody who stands in the queue: who joins is
-//! noted at once, who has left is noticed only now and then. So a claim that is not in the map is not in
-//! the queue; and of one that is, the place that its token leads to is looked at. If another stands there,
-//! everybody is looked at: then the claim has left, or the tokens are not in order, and either way the
-//! answer is right.
+//! The order of the queue is the order of the tokens. So a binary search finds the position of a
+//! claim whose token is known. A map has the token of every claim in the queue, and possibly of
+//! others: a new claim is added immediately, and claims that have left are removed only
+//! occasionally.
 //!
-//! A queue that few stand in has no map: looking at them is faster. It is made when there are [`MANY`],
-//! of all who stand there, made anew when half of it have left, and given up when few stand there.
+//! So a claim that is not in the map is not in the queue. For a claim in the map, the position of
+//! its token is checked. If the claim is not there, it has left or the tokens are out of order. The
+//! whole queue is then searched, which gives the right result in both cases.
+//!
+//! A short queue has no map, because a linear search is faster. The map is created when the queue
+//! reaches [`MANY`] claims, and has all of them. It is rebuilt when half of its claims have left,
+//! and dropped when few claims are left.
 
-use crate::words::claim::{ClaimId, IdMap};
-use crate::words::token::Token;
+use crate::types::claim::{ClaimId, IdMap};
+use crate::types::token::Token;
 
-/// From how many on there is a map.
+/// The queue length from which a map is kept.
 const MANY: usize = 32;
 
-/// The tokens of those who stand in a queue, by claim.
+/// The tokens of the claims in a queue.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Index {
-    /// For a queue that is read, used once and written: making a map costs more than looking.
+    /// The queue is read from a store, used once and written back. Building a map would cost more
+    /// than a search.
     #[default]
     Never,
-    /// Few stand there.
+    /// The queue is short.
     Few,
     Many(IdMap<Token>),
 }
 
-/// Where a claim is to be looked for.
+/// The result of a search in the index.
 pub(super) enum Found {
-    /// It is not there.
+    /// The claim is not in the queue.
     Nowhere,
-    /// Where this token is, if it has not left.
+    /// The claim has this token, if it has not left.
     Under(Token),
     Unknown,
 }
@@ -42,7 +46,7 @@ impl Index {
         Self::Few
     }
 
-    /// Notes the last of these, who has just joined.
+    /// Adds the last of these claims, which has just joined.
     pub(super) fn joined(
         &mut self,
         all: impl DoubleEndedIterator<Item = (ClaimId, Token)> + ExactSizeIterator,
@@ -57,7 +61,7 @@ impl Index {
         }
     }
 
-    /// Notes that so many are left of those who stood there.
+    /// Drops the map if only `here` claims are left and the queue is short now.
     pub(super) fn shrink(&mut self, here: usize) {
         if here < MANY && matches!(self, Self::Many(_)) {
             *self = Self::Few;

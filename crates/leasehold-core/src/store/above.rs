@@ -1,15 +1,16 @@
-//! A store whose tokens are all told greater by one number: for a resource that moved here.
+//! A store that raises all tokens by one number, for a resource whose lock has moved to this store.
 //!
-//! A fence keeps the greatest token that it has seen. The stores do not draw theirs from one
-//! source: most draw from a clock (1.8e15 today), etcd's are its revisions and ZooKeeper's its
-//! transaction ids (both begin near 1). A resource whose lock moves to one of these has seen far
-//! greater tokens than will ever come, and refuses everybody. Its mark must not be lowered: a
-//! holder from before the move that wakes up late would pass. So the new store's tokens are raised
-//! instead, for all of its clients.
+//! A fence stores the highest token seen. Stores do not draw tokens from the same source. Most draw
+//! them from a clock (1.8e15 today). etcd's tokens are revisions and ZooKeeper's are transaction
+//! IDs, and both begin near 1. If a lock moves to one of these stores, its resource has already
+//! seen much larger tokens than the new store assigns, and rejects all holders. The fence's stored
+//! token must not be lowered, because then a holder from before the move that resumes late would be
+//! accepted. So the new store's tokens are raised instead, for all of its clients.
 //!
-//! Nothing else changes: whatever number leaves the store is raised here, and whatever comes back
-//! is lowered again, so the order of tokens and who is meant by one stay the same. A client that
-//! was not told of the move has smaller tokens, and is refused by the fence: closed, never open.
+//! Nothing else changes. Every token that leaves the store is raised here, and every token that is
+//! passed to it is lowered again. So the order of tokens, and the claim that each one identifies,
+//! stay the same. A client without the offset has smaller tokens. The fence rejects it, so a
+//! missing offset is safe.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -21,24 +22,25 @@ use super::{
     ClaimInfo, Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Place, Queues, Renew,
     Renewal, Reweighed, Signal, Store, StoreInfo,
 };
-use crate::words::claim::Claim;
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, ErrorKind, HolderInfo, Result};
-use crate::words::name::Name;
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, ErrorKind, HolderInfo, Result};
+use crate::types::name::Name;
+use crate::types::token::Token;
 
-/// The greatest offset: above it there must be room for tokens.
+/// The largest offset. It leaves room for tokens above it.
 pub(crate) const MAX_OFFSET: u64 = Token::MAX / 2;
 
 #[derive(Debug)]
 pub(crate) struct Above {
     inner: Arc<dyn Store>,
-    /// The store's own, but that sequencers carry tokens: those of another offset are of another store.
+    /// The store's information with another identity. Sequencers contain tokens, so a client with
+    /// another offset must count as a client of another store.
     info: StoreInfo,
     offset: u64,
 }
 
-/// `store`, with tokens raised by `offset`.
+/// Returns `store` with tokens raised by `offset`.
 pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>> {
     match offset {
         0 => Ok(store),
@@ -63,7 +65,7 @@ impl Above {
         })
     }
 
-    /// As the store knows it; `None` for what was never told from here.
+    /// Returns the token as the store knows it, or `None` if it is too small to be a raised token.
     fn down(&self, token: Token) -> Option<Token> {
         token.get().checked_sub(self.offset).and_then(Token::new)
     }
@@ -149,7 +151,7 @@ impl Store for Above {
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
         let below = token.and_then(|token| self.down(token));
         if token.is_some() && below.is_none() {
-            // Nobody has a token that was never told from here; who stands there is told all the same.
+            // No claim has such a token. The holders are returned nevertheless.
             return self.read(name).await;
         }
         self.inner.holders(name, below).await?.map(|info| self.info_up(info)).transpose()

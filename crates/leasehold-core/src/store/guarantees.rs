@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::base::duration::short;
-use crate::words::claim::Kind;
+use crate::types::claim::Kind;
+use crate::util::duration::short;
 
 /// How the store detects that a holder is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,9 @@ use crate::words::claim::Kind;
 pub enum Liveness {
     /// A lease that expires by the store's clock.
     Lease,
-    /// A session of the client with the store. While the client lives, it ends its own claims that were
-    /// not renewed, so leases work as elsewhere. If it dies, its claims end with the session, whatever
-    /// their leases.
+    /// A session of the client with the store. While the client lives, it ends its own claims that
+    /// were not renewed, so leases work as in other stores. If it crashes, its claims end with the
+    /// session, whatever their leases.
     Session,
     /// The kernel: the hold ends with the process and not earlier.
     Process,
@@ -28,9 +28,9 @@ pub enum Liveness {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Wakeup {
-    /// The store or another client notifies it; the heartbeat is the fallback.
+    /// The store or another client notifies the client; the heartbeat is the fallback.
     Push,
-    /// It polls.
+    /// The client polls.
     Poll,
 }
 
@@ -73,12 +73,12 @@ pub enum Survival {
     Fenced,
     /// There may be two holders, and tokens may decrease.
     Unsafe,
-    /// This store does not have the fault.
+    /// The fault cannot happen with this store.
     NotApplicable,
 }
 
-/// Which clients are blocked while another client is paused in the middle of a call. Blocked holders and
-/// waiters can lose their locks and places if these expire meanwhile.
+/// The clients that are blocked while another client is paused in the middle of a call. Blocked
+/// holders and waiters can lose their locks and queue positions if these expire in the meantime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -94,7 +94,7 @@ pub enum Stall {
 }
 
 impl Stall {
-    /// The longest time for which another client can be blocked.
+    /// Returns the longest time for which another client can be blocked.
     pub fn longest(self) -> Duration {
         match self {
             Self::Nobody => Duration::ZERO,
@@ -109,16 +109,16 @@ impl Stall {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Guarantees {
-    /// The lock kinds that it supports.
+    /// The lock kinds that the store supports.
     pub kinds: Cow<'static, [Kind]>,
-    /// Whether live waiters get the lock in the order in which they asked.
+    /// Whether live waiters acquire the lock in the order of their requests.
     pub fifo: bool,
     /// How a waiter is notified that it holds the lock.
     pub wakeup: Wakeup,
     /// How an evicted holder is notified: by push, or when its next renewal fails.
     pub evicted: Wakeup,
-    /// How watchers ([`watch`](crate::Leasehold::watch), [`observe`](crate::Election::observe)) are notified
-    /// of changes.
+    /// How watchers ([`watch`](crate::Client::watch), [`observe`](crate::Election::observe)) are
+    /// notified of changes.
     pub followed: Wakeup,
     /// How a dead holder is detected.
     pub liveness: Liveness,
@@ -126,11 +126,13 @@ pub struct Guarantees {
     pub clock: ClockModel,
     /// Whether a lock can stay unavailable for a while after an unclean end (`lock_delay`).
     pub lock_delay: bool,
-    /// Whether a lock can stay unavailable for a while after a release (`at_least`).
-    pub at_least: bool,
-    /// Whether a writer can become a reader while it holds ([`downgrade`](crate::Guard::downgrade)).
+    /// Whether a lock can stay unavailable for a while after a release (`min_hold`).
+    pub min_hold: bool,
+    /// Whether a writer can become a reader while it holds the lock
+    /// ([`downgrade`](crate::WriteGuard::downgrade)).
     pub downgrades: bool,
-    /// Whether a reader can become a writer while it holds ([`try_upgrade`](crate::Guard::try_upgrade)).
+    /// Whether a reader can become a writer while it holds the lock
+    /// ([`try_upgrade`](crate::ReadGuard::try_upgrade)).
     pub upgrades: bool,
     /// The worst failure that grants survive.
     pub grant: Durability,
@@ -146,12 +148,12 @@ pub struct Guarantees {
     pub on_failover: Survival,
     /// Effect of a network partition between client and store.
     pub on_partition: Survival,
-    /// Which clients are blocked while another client is paused in the middle of a call.
+    /// The clients that are blocked while another client is paused in the middle of a call.
     pub stall: Stall,
-    /// The longest time for which a dead holder's lock stays taken: this plus as many leases as
-    /// [`recovery_leases`](Self::recovery_leases).
+    /// The fixed part of the longest time for which a dead holder's lock stays taken. The other
+    /// part is [`recovery_leases`](Self::recovery_leases).
     pub recovery: Duration,
-    /// See [`recovery`](Self::recovery).
+    /// The number of leases to add to [`recovery`](field@Self::recovery).
     pub recovery_leases: u32,
     /// Limits that the other fields do not express.
     pub notes: Cow<'static, [Cow<'static, str>]>,
@@ -161,8 +163,8 @@ pub struct Guarantees {
 pub const ALL_KINDS: &[Kind] = &[Kind::Mutex, Kind::RwLock, Kind::Semaphore];
 
 impl Guarantees {
-    /// The weakest guarantees: only a mutex, with a lease, polling, no order, safe only with a fence.
-    /// Each store raises the fields for which it offers more.
+    /// Returns the weakest guarantees: only a mutex, with a lease, polling, no order, safe only
+    /// with a fence. Each store raises the fields for which it offers more.
     pub const fn least() -> Self {
         Self {
             kinds: Cow::Borrowed(&[Kind::Mutex]),
@@ -173,7 +175,7 @@ impl Guarantees {
             liveness: Liveness::Lease,
             clock: ClockModel::Wall,
             lock_delay: false,
-            at_least: false,
+            min_hold: false,
             downgrades: false,
             upgrades: false,
             grant: Durability::Process,
@@ -190,8 +192,8 @@ impl Guarantees {
         }
     }
 
-    /// Returns all guarantees in words, as pairs of question and answer. All stores have the same questions in
-    /// the same order.
+    /// Returns all guarantees in words, as pairs of a property and its value. All stores have the
+    /// same properties in the same order.
     pub fn in_words(&self) -> Vec<(&'static str, String)> {
         let yes = |so: bool| if so { "yes" } else { "no" }.to_owned();
         let kinds: Vec<String> = self.kinds.iter().map(Kind::to_string).collect();
@@ -210,7 +212,7 @@ impl Guarantees {
             ("a dead holder's lock is free after", recovery),
             ("lease clock", self.clock.to_string()),
             ("lock_delay", yes(self.lock_delay)),
-            ("at_least (once per period)", yes(self.at_least)),
+            ("min_hold (once per period)", yes(self.min_hold)),
             ("downgrade (writer to reader)", yes(self.downgrades)),
             ("try_upgrade (reader to writer)", yes(self.upgrades)),
             ("grants survive", self.grant.to_string()),
@@ -224,17 +226,17 @@ impl Guarantees {
         ]
     }
 
-    /// Whether holds expire unless they are renewed.
+    /// Returns whether holds expire unless they are renewed.
     pub fn has_leases(&self) -> bool {
         self.liveness != Liveness::Process
     }
 
-    /// Whether the store supports this lock kind.
+    /// Returns whether the store supports this lock kind.
     pub fn keeps(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// Whether the store offers this guarantee.
+    /// Returns whether the store offers this guarantee.
     pub fn meets(&self, wanted: Guarantee) -> bool {
         let holds = |s: Survival| matches!(s, Survival::Exclusive | Survival::NotApplicable);
         match wanted {
@@ -242,7 +244,7 @@ impl Guarantees {
             Guarantee::Fifo => self.fifo,
             Guarantee::Push => self.wakeup == Wakeup::Push,
             Guarantee::LockDelay => self.lock_delay,
-            Guarantee::AtLeast => self.at_least,
+            Guarantee::MinHold => self.min_hold,
             Guarantee::GrantDurability(least) => self.grant >= least,
             Guarantee::TokenDurability(least) => self.token >= least,
             Guarantee::ExclusiveOnClockStep => holds(self.on_clock_step),
@@ -320,17 +322,17 @@ impl fmt::Display for Survival {
 pub enum Guarantee {
     /// The store supports this lock kind.
     Kind(Kind),
-    /// Live waiters get the lock in the order in which they asked.
+    /// Live waiters acquire the lock in the order of their requests.
     Fifo,
     /// Waiters are notified by push.
     Push,
     /// A lock can stay unavailable for a while after an unclean end.
     LockDelay,
     /// A lock can stay unavailable for a while after a release.
-    AtLeast,
-    /// Grants survive at least this.
+    MinHold,
+    /// Grants survive at least this failure.
     GrantDurability(Durability),
-    /// Tokens increase after at least this.
+    /// Tokens still increase after at least this failure.
     TokenDurability(Durability),
     /// There is only one holder even if the store's wall clock is set.
     ExclusiveOnClockStep,
@@ -347,7 +349,7 @@ impl fmt::Display for Guarantee {
             Self::Fifo => f.write_str("FIFO order"),
             Self::Push => f.write_str("push notifications"),
             Self::LockDelay => f.write_str("lock_delay"),
-            Self::AtLeast => f.write_str("at_least"),
+            Self::MinHold => f.write_str("min_hold"),
             Self::GrantDurability(d) => write!(f, "grants that survive {d}"),
             Self::TokenDurability(d) => write!(f, "token order that survives {d}"),
             Self::ExclusiveOnClockStep => f.write_str("one holder across a clock step"),

@@ -2,7 +2,7 @@
 //!
 //! Both are hints, and no decision depends on them: the receiver polls the store and uses the
 //! answer. So a hint may come late, twice, without a receiver, or never. But it must not be lost
-//! between two polls of a listener: a listener that is notified while it polls is notified again.
+//! between two polls: a receiver that is notified while it polls polls again afterwards.
 //!
 //! - *A claim of this client* ([`Ear`]) was evicted. The client renews it immediately.
 //! - *A queue* ([`Follow`]) may have changed. Its watchers poll it. A new watcher polls after it
@@ -15,18 +15,18 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::Notify;
 
-use crate::base::locked::locked;
-use crate::words::claim::ClaimId;
-use crate::words::name::Name;
+use crate::types::claim::ClaimId;
+use crate::types::name::Name;
+use crate::util::locked::locked;
 
 /// A receiver of notifications that claims should be polled: a client.
 pub trait Ear: fmt::Debug + Send + Sync {
-    /// Notifies the receiver that this claim should be polled now, if it is one of its own. Must
-    /// not block or call the store.
+    /// Notifies the receiver that this claim should be polled now, if the claim is one of its own.
+    /// Must not block or call the store.
     fn ask(&self, id: ClaimId);
 }
 
-/// The clients of one store that are notified.
+/// The receivers of one store's notifications.
 #[derive(Debug, Default)]
 pub struct Ears(Mutex<Vec<Weak<dyn Ear>>>);
 
@@ -38,7 +38,8 @@ impl Ears {
         all.push(ear);
     }
 
-    /// Notifies all receivers. Must not be called under a lock that a call of the store takes.
+    /// Notifies all receivers that this claim should be polled. Must not be called while a mutex is
+    /// locked that a call of the store also locks.
     pub fn ask(&self, id: ClaimId) {
         let all: Vec<Arc<dyn Ear>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|ear| ear.ask(id));
@@ -70,7 +71,7 @@ pub struct Follow {
     _kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// The sender of a [`Follow`].
+/// The sender of the notifications that a [`Follow`] receives.
 #[derive(Clone, Debug)]
 pub struct Stirrer(Weak<Stirred>);
 
@@ -94,12 +95,13 @@ impl Follow {
         Self { _kept: Some(Box::new(kept)), ..self }
     }
 
-    /// Waits until something may have changed since the last call.
+    /// Waits until something may have changed since the last call returned.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing. No notification is missed.
     pub async fn stirred(&self) {
-        // Who was told once is told, be he there or not; and who is dropped as he is told hands it on.
+        // `Notify` stores a notification until it is received. A receiver that is dropped while it
+        // is being notified passes the notification on.
         self.stirred.wake.notified().await;
     }
 }
@@ -128,7 +130,7 @@ impl Stirrer {
 #[derive(Debug, Default)]
 pub struct Followers {
     all: Mutex<Vec<(Queues, Stirrer)>>,
-    /// There may be some: so that a call of whom nobody follows pays for no more than this look.
+    /// Whether there may be subscriptions. Without any, reporting a change costs only this load.
     any: AtomicBool,
 }
 
@@ -138,7 +140,8 @@ impl Followers {
         let (follow, stirrer) = Follow::new();
         let mut all = locked(&self.all);
         all.push((queues, stirrer));
-        // Whoever changed something and did not see this has changed it before we look.
+        // If a reporter reads `false`, it made its change before this line. The subscriber polls
+        // after it has subscribed, so it sees the change.
         self.any.store(true, Ordering::SeqCst);
         follow
     }
@@ -153,7 +156,7 @@ impl Followers {
         self.stir_if(|queues| queues.has(name));
     }
 
-    /// Reports that anything may have changed.
+    /// Reports that any queue may have changed.
     pub fn stir_all(&self) {
         self.stir_if(|_| true);
     }
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn who_follows_is_told_of_his_queues_and_of_no_others() {
+    fn subscriber_is_notified_of_its_own_queues_only() {
         let followers = Followers::default();
         assert!(followers.is_empty());
         let one = followers.follow(Queues::Of(Name::new("a:1").unwrap()));
@@ -193,7 +196,7 @@ mod tests {
         assert!(!is_stirred(&one) && !is_stirred(&all));
         followers.stir("a:12");
         assert!(!is_stirred(&one) && is_stirred(&all));
-        assert!(!is_stirred(&all), "told twice");
+        assert!(!is_stirred(&all), "a change was reported twice");
         followers.stir("a:1");
         followers.stir("a:1");
         assert!(is_stirred(&one) && is_stirred(&all) && !is_stirred(&one));
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_the_following_is_dropped_with_it() {
+    fn resources_of_a_subscription_are_dropped_with_it() {
         let (kept, (follow, stirrer)) = (Arc::new(()), Follow::new());
         let follow = follow.keeping(kept.clone());
         assert!(stirrer.stir() && Arc::strong_count(&kept) == 2);

@@ -1,37 +1,37 @@
-//! The notifications of one waiter, kept until it polls. So none is lost between the result
-//! "waiting" and [`changed`](super::Store::changed). A grant stays; a notification to poll is
-//! delivered once.
+//! The notifications of one waiter, kept until it polls. So no notification is lost between the
+//! result "waiting" and [`changed`](super::Store::changed). A grant stays until it is cleared. A
+//! notification to poll is delivered once.
 
 use std::sync::Mutex;
 
 use tokio::sync::Notify;
 
-use crate::base::locked::locked;
-use crate::words::answer::Signal;
-use crate::words::token::Token;
+use crate::types::answer::Signal;
+use crate::types::token::Token;
+use crate::util::locked::locked;
 
 /// The notifications of one waiter.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    told: Mutex<Told>,
+    pending: Mutex<Pending>,
     wake: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct Pending {
     granted: Option<Token>,
     ask: bool,
 }
 
 impl Inbox {
     /// Delivers a notification. The same grant is delivered once.
-    pub fn tell(&self, signal: Signal) {
+    pub fn notify(&self, signal: Signal) {
         {
-            let mut told = locked(&self.told);
+            let mut pending = locked(&self.pending);
             match signal {
-                Signal::Granted(token) if told.granted == Some(token) => return,
-                Signal::Granted(token) => told.granted = Some(token),
-                Signal::Ask => told.ask = true,
+                Signal::Granted(token) if pending.granted == Some(token) => return,
+                Signal::Granted(token) => pending.granted = Some(token),
+                Signal::Ask => pending.ask = true,
             }
         }
         self.wake.notify_one();
@@ -39,17 +39,17 @@ impl Inbox {
 
     /// Returns the grant that was delivered, if any.
     pub fn granted(&self) -> Option<Token> {
-        locked(&self.told).granted
+        locked(&self.pending).granted
     }
 
     /// Removes the notification to poll, because the claim is being polled.
     pub fn asked(&self) {
-        locked(&self.told).ask = false;
+        locked(&self.pending).ask = false;
     }
 
     /// Removes all notifications, because the claim waits in a new position.
     pub fn clear(&self) {
-        *locked(&self.told) = Told::default();
+        *locked(&self.pending) = Pending::default();
     }
 
     /// Waits for the next notification and returns it.
@@ -58,13 +58,14 @@ impl Inbox {
     /// Cancel safe: dropping the future changes nothing. No notification is missed.
     pub async fn news(&self) -> Signal {
         loop {
-            // Looked at after each wake-up, so that what came before this call is found as well.
+            // Checked before waiting and after each wake-up, so a notification from before this
+            // call is found too.
             {
-                let mut told = locked(&self.told);
-                if let Some(token) = told.granted {
+                let mut pending = locked(&self.pending);
+                if let Some(token) = pending.granted {
                     return Signal::Granted(token);
                 }
-                if std::mem::take(&mut told.ask) {
+                if std::mem::take(&mut pending.ask) {
                     return Signal::Ask;
                 }
             }
@@ -89,15 +90,15 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_stays_told_and_a_hint_is_told_once() {
+    fn inbox_keeps_a_grant_and_delivers_a_hint_once() {
         let (inbox, token) = (Inbox::default(), Token::new(7).unwrap());
         assert_eq!(now(&inbox), None);
-        inbox.tell(Signal::Ask);
+        inbox.notify(Signal::Ask);
         assert_eq!((now(&inbox), now(&inbox)), (Some(Signal::Ask), None));
-        inbox.tell(Signal::Ask);
+        inbox.notify(Signal::Ask);
         inbox.asked();
         assert_eq!(now(&inbox), None);
-        inbox.tell(Signal::Granted(token));
+        inbox.notify(Signal::Granted(token));
         assert_eq!(inbox.granted(), Some(token));
         assert_eq!(
             (now(&inbox), now(&inbox)),

@@ -15,8 +15,8 @@ pub struct StoreInfo {
     pub identity: String,
     /// What the store guarantees in its current configuration.
     pub guarantees: Guarantees,
-    /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
-    /// immediately, not by the background thread.
+    /// Whether calls are answered without I/O to another machine. In that case, a dropped guard is
+    /// released immediately, not by the background thread.
     pub is_local: bool,
     /// Extra time that a grant may need in [`Store::join`](super::Store::join) for replication.
     /// Polling during that time would not help.

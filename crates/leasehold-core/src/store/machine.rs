@@ -1,42 +1,43 @@
-//! The machine, file and file system of stores on this machine's disks.
+//! Identifies the machine, the file and the file system of a store on this machine's disks.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::words::claim::ClaimId;
-use crate::words::doctor::Finding;
+use crate::types::claim::ClaimId;
+use crate::types::doctor::Finding;
 
-/// Returns an ID that differs after each start of the machine.
+/// Returns an ID that changes each time the machine boots.
 pub fn boot_id() -> String {
-    // Without it every client would be in a boot of its own: safe, if nobody else's.
+    // Without this file, each client gets its own ID. That is safe, but then no two clients have
+    // the same store identity.
     let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let unknown = |_| ClaimId::random().map(ClaimId::to_hex).unwrap_or_default();
     read.unwrap_or_else(unknown).trim().to_owned()
 }
 
 /// Returns the identity of a store in this file or directory. It is the same by every path and in
-/// every container of this kernel, and different on every other machine and after a restart.
+/// every container of this kernel, and different on every other machine and after a reboot.
 pub fn identity_of(scheme: &str, path: &Path) -> String {
     let boot = boot_id();
     match std::fs::metadata(path) {
         Ok(seen) => format!("{scheme}:{boot}/{:x}-{:x}", seen.dev(), seen.ino()),
-        // It was removed under us: nobody else can be meant by it.
+        // The file was removed, so no other client can open the same one.
         Err(_) => format!("{scheme}:{boot}/gone"),
     }
 }
 
-/// Returns the number that identifies the type of a file system. It does not open the file, because
-/// closing a file of SQLite would lose this process's locks on it.
+/// Returns the number that identifies the type of the file system. Does not open the file, because
+/// closing a SQLite file would release this process's locks on it.
 pub fn magic(path: &Path) -> io::Result<u32> {
     let kind = rustix::fs::statfs(path)?;
-    // The type of `f_type` differs from platform to platform; all magic numbers are 32 bits.
+    // The type of `f_type` depends on the platform, but all magic numbers have 32 bits.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     Ok(kind.f_type as u32)
 }
 
-/// Returns the name of a file system on which flock, FIFOs or rename may not be those of this
-/// machine's kernel, or `None` for other file systems.
+/// Returns the name of a file system on which flock, FIFOs or rename may behave differently from
+/// those of a local one, or `None` for other file systems.
 pub fn remote(magic: u32) -> Option<&'static str> {
     Some(match magic {
         0x6969 => "NFS",
@@ -96,7 +97,7 @@ fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
         0x0102_1994 | 0x8584_58f6 => Some(Finding::weak(
             "file-system",
             format!("{what} is in memory (tmpfs)"),
-            "a reboot deletes it. Cooldowns (at_least, lock_delay) are then forgotten, and only the clock \
+            "a reboot deletes it. Cooldowns (min_hold, lock_delay) are then forgotten, and only the clock \
              keeps new tokens larger than old ones",
             "use a directory on disk",
         )),
@@ -118,11 +119,11 @@ fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
     }
 }
 
-/// Whether other programs find something else at this path. A systemd unit with `PrivateTmp=` has
-/// its own /tmp and /var/tmp, and one with `ProtectHome=tmpfs` its own /home.
+/// Returns a finding if other programs see a different file at this path. A systemd unit with
+/// `PrivateTmp=` has its own /tmp and /var/tmp, and one with `ProtectHome=tmpfs` has its own /home.
 ///
-/// The path is looked up in the mount namespace of the first process. Only root may do that; for
-/// other users systemd's names of private directories are enough.
+/// The path is looked up in the mount namespace of process 1. Only root may do that. For other
+/// users, the names of systemd's private directories are sufficient.
 fn private(path: &Path, what: &str) -> Option<Finding> {
     let (whole, seen) = (path.canonicalize().ok()?, path.metadata().ok()?);
     let outside = Path::new("/proc/1/root").join(whole.strip_prefix("/").ok()?);
@@ -138,7 +139,7 @@ fn private(path: &Path, what: &str) -> Option<Finding> {
         Finding::weak(
             "private-mount",
             format!(
-                "{what} is private: the first process of this machine finds another one, or none, \
+                "{what} is private: process 1 of this machine finds something else, or nothing, \
                  at this path"
             ),
             "programs outside this mount namespace (a systemd unit with PrivateTmp=, a container) \
@@ -149,20 +150,21 @@ fn private(path: &Path, what: &str) -> Option<Finding> {
     })
 }
 
-/// The directory of its file system that is mounted where this path is, as mountinfo says.
+/// Returns which directory of its file system is mounted at or above this path, according to
+/// mountinfo.
 fn mounted_at<'a>(path: &Path, mounts: &'a str) -> Option<&'a str> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip(3);
         Some((words.next()?, Path::new(words.next()?)))
     });
     let above = mounts.filter(|(_, point)| path.starts_with(point));
-    // Of several at one path, the last one covers the others.
+    // If several are mounted at one path, the last one covers the others.
     above.max_by_key(|(_, point)| point.components().count()).map(|(source, _)| source)
 }
 
 fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
     let bytes = space.f_bavail.saturating_mul(space.f_frsize);
-    // Some file systems have no fixed number of inodes, and say 0 of 0.
+    // Some file systems have no fixed number of inodes, and report 0 of 0.
     let inodes = (space.f_files > 0).then_some(space.f_favail);
     (bytes < 1 << 20 || inodes.is_some_and(|left| left < 16)).then(|| {
         Finding::broken(
@@ -177,10 +179,10 @@ fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::doctor::Severity;
+    use crate::types::doctor::Severity;
 
     #[test]
-    fn a_private_directory_of_systemd_is_found_in_the_mounts() {
+    fn systemd_private_directory_is_found_in_the_mounts() {
         let mounts = "\
             22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
             91 22 8:2 / /var rw - ext4 /dev/sda2 rw\n\
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_are_told_apart() {
+    fn file_system_type_determines_the_severity() {
         let severity = |magic| kind_of_file_system(magic, "x").map(|f| f.severity);
         assert_eq!(severity(0xef53), None);
         assert_eq!(severity(0x0102_1994), Some(Severity::Weak));

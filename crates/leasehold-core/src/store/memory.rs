@@ -5,17 +5,18 @@
 //! done either nothing or everything. Leases are measured by the boot clock, and tokens are derived
 //! from the wall clock.
 //!
-//! An empty queue is *idle*. It is invisible, and the next claim defines what it is. It is kept
-//! only because most locks are acquired again, and creating the queue costs more than everything
-//! else in a call. When idle queues outnumber the others by a margin, all of them are dropped,
-//! except for the highest token ever drawn in the namespace, with which every new queue starts. So
-//! memory use does not grow with the number of names ever used, and tokens still increase. Names
-//! come from outside the program, so they are looked up with a keyed hash.
+//! An empty queue is *idle*. It is invisible, and the next claim determines its kind and capacity.
+//! It is kept only because most locks are acquired again, and creating the queue costs more than
+//! everything else in a call. When there are more than [`IDLE`] idle queues, and more than half of
+//! all queues are idle, all idle ones are dropped. Only the highest token ever drawn in the
+//! namespace is kept, and every new queue starts from it. So memory use does not grow with the
+//! number of names ever used, and tokens still increase. Names come from outside the program, so
+//! they are looked up with a keyed hash.
 //!
 //! `memory:` is one namespace for the whole process, and `memory:NAME` is another one for each
 //! NAME. A namespace exists while a client is connected to it.
 
-use crate::base::locked::locked;
+use crate::util::locked::locked;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,12 +30,12 @@ use super::{
     LockInfo, Mode, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo, Survival,
     Wakeup, mismatch,
 };
-use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{Queue, StoreTime};
-use crate::words::claim::{Claim, ClaimId, IdMap};
-use crate::words::doctor::{Finding, own_clock};
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::name::Name;
+use crate::types::claim::{Claim, ClaimId, IdMap};
+use crate::types::doctor::{Finding, own_clock};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::name::Name;
+use crate::util::clock::{Clock, wall_micros};
 use async_trait::async_trait;
 
 /// A store in the memory of this process, `memory:`.
@@ -50,23 +51,23 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct State {
     locks: HashMap<Name, Lock>,
-    /// How many of them nobody stands in.
+    /// The number of idle locks, whose queue is empty.
     idle: usize,
     last_token: u64,
 }
 
-/// How many locks may be idle at least.
+/// Up to this number of idle locks, none is dropped.
 const IDLE: usize = 64;
-/// How much room an idle lock may keep for each, its queue and its waiters.
+/// The queue capacity that an idle lock keeps. It keeps up to about twice that for waiters.
 const ROOM: usize = 16;
 
-/// What one call made of a lock.
-enum Turn {
+/// How one call changed whether a lock is in use.
+enum UsageChange {
     InUse,
     Idle { last_token: u64 },
 }
 
-/// One name in use, or idle.
+/// One name, in use or idle.
 #[derive(Debug)]
 struct Lock {
     queue: Queue,
@@ -93,7 +94,7 @@ impl MemoryStore {
         Self { info, clock, state, ears, followers }
     }
 
-    /// The process-wide namespace of this URL.
+    /// Returns the store of the process-wide namespace that this URL names.
     pub(crate) fn connect(url: &str) -> Result<Arc<Self>> {
         static NAMESPACES: Mutex<BTreeMap<String, Weak<MemoryStore>>> = Mutex::new(BTreeMap::new());
         let name = url.strip_prefix("memory:").unwrap_or(url).trim_start_matches('/');
@@ -128,14 +129,14 @@ impl Default for MemoryStore {
 }
 
 impl State {
-    /// Works on the lock of `name` if it is there, then tells those that it granted.
+    /// Runs `work` on the lock of `name` if it exists, then notifies the claims that were granted.
     fn with<T>(&mut self, name: &Name, work: impl FnOnce(&mut Lock) -> T) -> Option<T> {
-        let (done, turn) = self.locks.get_mut(name)?.work(work);
-        self.turned(turn);
+        let (done, usage) = self.locks.get_mut(name)?.work(work);
+        self.apply_usage(usage);
         Some(done)
     }
 
-    /// Works on the lock that this claim is for, which is made if it is not there.
+    /// Runs `work` on the lock of this claim, which is created if it does not exist.
     fn with_new<T>(&mut self, claim: &Claim, work: impl FnOnce(&mut Lock) -> T) -> T {
         let lock = match self.locks.get_mut(&claim.name) {
             Some(lock) => lock,
@@ -145,16 +146,16 @@ impl State {
                 self.locks.entry(claim.name.clone()).or_insert_with(new)
             }
         };
-        let (done, turn) = lock.work(work);
-        self.turned(turn);
+        let (done, usage) = lock.work(work);
+        self.apply_usage(usage);
         done
     }
 
-    fn turned(&mut self, turn: Option<Turn>) {
-        match turn {
+    fn apply_usage(&mut self, usage: Option<UsageChange>) {
+        match usage {
             None => {}
-            Some(Turn::InUse) => self.idle -= 1,
-            Some(Turn::Idle { last_token }) => {
+            Some(UsageChange::InUse) => self.idle -= 1,
+            Some(UsageChange::Idle { last_token }) => {
                 self.last_token = self.last_token.max(last_token);
                 self.idle += 1;
                 self.sweep();
@@ -162,7 +163,7 @@ impl State {
         }
     }
 
-    /// Forgets the idle locks when there are many of them.
+    /// Drops the idle locks if there are many of them.
     fn sweep(&mut self) {
         if self.idle <= IDLE.max(self.locks.len() / 2) {
             return;
@@ -172,7 +173,7 @@ impl State {
         self.locks.shrink_to(2 * (self.locks.len() + IDLE));
     }
 
-    /// The locks in use.
+    /// Returns the queue of this lock if it is in use.
     fn used(&self, name: &Name) -> Option<&Queue> {
         self.locks.get(name).map(|lock| &lock.queue).filter(|queue| !queue.is_empty())
     }
@@ -185,33 +186,33 @@ impl Lock {
         Self { queue, waiters: IdMap::default() }
     }
 
-    fn work<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, Option<Turn>) {
+    fn work<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, Option<UsageChange>) {
         let was_idle = self.queue.is_empty();
         let done = work(self);
-        self.tell();
-        let turn = match (was_idle, self.queue.is_empty()) {
-            (true, false) => Some(Turn::InUse),
+        self.notify();
+        let usage = match (was_idle, self.queue.is_empty()) {
+            (true, false) => Some(UsageChange::InUse),
             (false, true) => {
                 self.rest();
-                Some(Turn::Idle { last_token: self.queue.last_token() })
+                Some(UsageChange::Idle { last_token: self.queue.last_token() })
             }
             _ => None,
         };
-        (done, turn)
+        (done, usage)
     }
 
-    /// Nobody stands here any more: keeps little room.
+    /// Reduces the memory of a lock whose queue has become empty.
     fn rest(&mut self) {
         self.queue.shrink_to(ROOM);
         if self.waiters.capacity() > 2 * ROOM {
-            // Waiters that expired and never left were told already.
+            // These waiters expired without leaving. They have already been notified.
             self.waiters = IdMap::default();
         }
     }
 
-    /// Registers who shall be told of a grant.
+    /// Registers the claim for the notification of its grant.
     fn enlist(&mut self, id: ClaimId) {
-        // Waiters that expired and never left; looked for only when there are many of them.
+        // Removes waiters that expired without leaving, but only when there are many of them.
         if self.waiters.len() > 2 * self.queue.entries().len() + 16 {
             let here: HashSet<ClaimId> = self.queue.entries().map(|e| e.id).collect();
             self.waiters.retain(|id, _| here.contains(id));
@@ -219,11 +220,11 @@ impl Lock {
         self.waiters.entry(id).or_default().clear();
     }
 
-    fn tell(&mut self) {
+    fn notify(&mut self) {
         for id in self.queue.take_fresh_grants() {
             let entry = self.queue.entries().find(|e| e.id == id);
             if let (Some(entry), Some(waiter)) = (entry, self.waiters.get(&id)) {
-                waiter.tell(Signal::Granted(entry.token));
+                waiter.notify(Signal::Granted(entry.token));
             }
         }
     }
@@ -270,7 +271,8 @@ impl Store for MemoryStore {
         };
         let renewed: Vec<Renewal> = renewals.iter().map(one).collect();
         drop(state);
-        // What is over, and who is granted then, is found out by whoever comes first.
+        // A waiter's heartbeat is not reported, even if it settles an expired lease. Subscribers
+        // also poll periodically, and so find such a change.
         for (Renew { claim, .. }, renewal) in renewals.iter().zip(&renewed) {
             if !matches!(renewal, Renewal::Waiting(_)) {
                 self.followers.stir(claim.name.as_str());
@@ -364,7 +366,7 @@ fn guarantees() -> Guarantees {
         liveness: Liveness::Lease,
         clock: ClockModel::Monotonic,
         lock_delay: true,
-        at_least: true,
+        min_hold: true,
         downgrades: true,
         upgrades: true,
         grant: Durability::Process,
@@ -390,7 +392,7 @@ fn guarantees() -> Guarantees {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::claim::Kind;
+    use crate::types::claim::Kind;
 
     fn claim(name: &str, kind: Kind, capacity: u32) -> Claim {
         Claim::new(Name::new(name).unwrap(), kind, 1, capacity).unwrap()
@@ -408,18 +410,21 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_lock_is_nothing_to_anybody() {
+    fn idle_lock_behaves_like_an_unused_one() {
         let store = MemoryStore::new();
         let mutex = claim("a", Kind::Mutex, 1);
         let first = pair(&store, &mutex);
-        assert_eq!(locked(&store.state).locks.len(), 1, "it is made anew each time");
+        assert_eq!(locked(&store.state).locks.len(), 1, "expected one stored lock");
         assert!(block(store.read(&mutex.name)).is_none());
         assert!(block(store.list("")).is_empty());
         assert!(!block(store.leave(&mutex, None)));
         let renewed = block(store.renew(&[Renew { claim: mutex.clone(), lease: mutex.lease }]));
         assert!(matches!(renewed[..], [Renewal::Lost]));
         assert_eq!(block(store.evict(&mutex.name, Evict::Holders)), 0);
-        assert!(pair(&store, &claim("a", Kind::Semaphore, 3)) > first, "of another kind");
+        assert!(
+            pair(&store, &claim("a", Kind::Semaphore, 3)) > first,
+            "the token of another kind is not higher"
+        );
     }
 
     #[test]
@@ -433,18 +438,18 @@ mod tests {
         let mut last = 0;
         for n in 0..10_000 {
             let token = pair(&store, &claim(&n.to_string(), Kind::Mutex, 1));
-            assert!(token > last, "tokens of new names rise above all");
+            assert!(token > last, "the token of a new name is not higher than all others");
             last = token;
         }
         let state = locked(&store.state);
-        assert!(state.locks.len() < 350, "{} locks are kept", state.locks.len());
+        assert!(state.locks.len() < 350, "{} locks are stored", state.locks.len());
         assert_eq!(state.idle, state.locks.len() - held.len());
         drop(state);
         assert_eq!(block(store.list("held")).len(), held.len());
     }
 
     #[test]
-    fn a_crowd_that_is_gone_leaves_no_room_behind() {
+    fn memory_of_departed_waiters_is_freed() {
         let store = MemoryStore::new();
         let crowd: Vec<Claim> = (0..2_000).map(|_| claim("a", Kind::Mutex, 1)).collect();
         for claim in &crowd {

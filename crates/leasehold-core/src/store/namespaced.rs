@@ -1,11 +1,14 @@
-//! A store in which all names of one client begin with one prefix that it does not see: several
-//! applications, tenants or environments in one store, and none can name another's locks.
+//! A store that puts one prefix before all names of a client, which does not see the prefix. So
+//! several applications, tenants or environments can share one store, and none can name another's
+//! locks.
 //!
-//! Nothing else changes: each name that goes to the store gets the prefix, and each that comes from there
-//! loses it. A name that does not begin with it is never told. Sequencers carry names without the prefix, so
-//! clients of another namespace are of another store to them (the client's identity says so). It is a
-//! convention among clients and no right: who may use the store may use it without a namespace, too, and sees
-//! the names as they are there.
+//! Nothing else changes. Each name that is passed to the store gets the prefix, and each name that
+//! it returns loses it. A name without the prefix is never returned. Sequencers contain names
+//! without the prefix, so clients with different namespaces count as clients of different stores
+//! (the client's identity contains the namespace).
+//!
+//! A namespace is a convention among clients, not access control. A client that may use the store
+//! can also use it without a namespace, and then sees the full names.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -17,13 +20,13 @@ use super::{
     Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
     Signal, Store, StoreInfo,
 };
-use crate::words::claim::Claim;
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::name::{MAX_NAME_BYTES, Name};
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::name::{MAX_NAME_BYTES, Name};
+use crate::types::token::Token;
 
-/// The longest prefix: behind it there must be room for names.
+/// The maximum length of a prefix, in bytes. It leaves room for names after the prefix.
 const LONGEST: usize = MAX_NAME_BYTES / 2;
 
 #[derive(Debug)]
@@ -32,13 +35,28 @@ struct Namespaced {
     prefix: String,
 }
 
-/// `store`, with this before all names; as it is, if that is empty.
-pub(crate) fn namespaced(store: Arc<dyn Store>, prefix: String) -> Result<Arc<dyn Store>> {
+/// Returns the store with `prefix` before all names, or the store itself if the prefix is empty.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use leasehold::{Client, kit::namespaced, store::MemoryStore};
+/// let store = Arc::new(MemoryStore::new());
+/// let all = Client::with_store(store.clone())?;
+/// let ours = Client::with_store(namespaced(store, "billing/".to_owned())?)?;
+/// let guard = ours.mutex("invoice").lock().await?;
+/// assert_eq!(all.list("").await?[0].name.as_str(), "billing/invoice");
+/// # drop(guard); Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// # Errors
+/// - [`Config`](ErrorKind::Config): the prefix is too long, or contains control characters.
+pub fn namespaced(store: Arc<dyn Store>, prefix: String) -> Result<Arc<dyn Store>> {
     if prefix.is_empty() {
         return Ok(store);
     }
     let refused = |what: String| {
-        let hint = format!("use at most {LONGEST} bytes without control characters");
+        let hint = format!("use at most {LONGEST} bytes, and no control characters");
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     };
     if prefix.len() > LONGEST {
@@ -51,7 +69,7 @@ pub(crate) fn namespaced(store: Arc<dyn Store>, prefix: String) -> Result<Arc<dy
 }
 
 impl Namespaced {
-    /// As the store knows it.
+    /// Returns the name as the store knows it.
     fn there(&self, name: &Name) -> Result<Name> {
         Name::new(format!("{}{}", self.prefix, name.as_str())).map_err(|_| {
             let most = MAX_NAME_BYTES - self.prefix.len();
@@ -67,7 +85,8 @@ impl Namespaced {
         Ok(Claim { name: self.there(&claim.name)?, ..claim.clone() })
     }
 
-    /// As its clients know it; `None` if it is not theirs.
+    /// Returns the information with the name as the clients know it, or `None` if it has another
+    /// prefix.
     fn here(&self, mut info: LockInfo) -> Option<LockInfo> {
         info.name = Name::new(info.name.as_str().strip_prefix(&self.prefix)?).ok()?;
         Some(info)

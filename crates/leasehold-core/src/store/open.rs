@@ -1,4 +1,5 @@
-//! Opening the store of a URL, with what every store's URL may say.
+//! Opens the store at a URL, and applies the parameter `token_offset`, which all stores except
+//! `file:` and `memory:` accept.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,35 +9,36 @@ use tokio::runtime::Handle;
 use super::Store;
 use super::above::above;
 use super::registry::Registry;
-use super::secrets::with_passwords;
+use super::secrets::for_opening;
 use super::url::parts::is_word;
 use super::url::redacted;
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::types::error::{Error, ErrorKind, Result};
 
-/// Opens the store that `url` names, with passwords from the files that it names, and with tokens
-/// raised by its `token_offset`, which every store has.
+/// Opens the store at `url`. Reads passwords from the files named in the URL, and raises all tokens
+/// by the URL's `token_offset`, if it has one.
 pub(crate) async fn open(
     url: &str,
     registry: &Registry,
     runtime: &Handle,
 ) -> Result<Arc<dyn Store>> {
     let shown = redacted(url);
-    let told = |e: Error| e.during("connect").at(&shown);
-    let url = with_passwords(url).map_err(told)?;
+    let told = |e: Error| e.with_operation("connect").with_store(&shown);
+    let url = for_opening(url).map_err(told)?;
     let (url, offset) = token_offset(&url).map_err(told)?;
     let plain = redacted(&url);
     let opened = registry.open(&url, runtime).await;
-    let store = opened.map_err(|e| e.during("connect").at(&plain))?;
+    let store = opened.map_err(|e| e.with_operation("connect").with_store(&plain))?;
     above(store, offset).map_err(told)
 }
 
-/// Parts the parameter `token_offset` from the others. (A `file:` path may have a `?`, and
-/// `memory:` takes no parameters.)
+/// Separates the parameter `token_offset` from the others. Returns the URL without it, and its
+/// value or 0. URLs of `file:` and `memory:` are returned unchanged, because a `file:` path may
+/// contain a `?`, and `memory:` takes no parameters.
 fn token_offset(url: &str) -> Result<(Cow<'_, str>, u64)> {
     const KEY: &str = "token_offset=";
     let refused = |what: &str| Err(Error::new(ErrorKind::Config, what));
     let Some((base, query)) = url.rsplit_once('?') else { return Ok((url.into(), 0)) };
-    // An @ after the ?: a password that nobody encoded. The store has its say about that.
+    // An @ after the ? may belong to an unencoded password. The store reports that.
     if url.starts_with("file:") || url.starts_with("memory:") || query.contains('@') {
         return Ok((url.into(), 0));
     }
@@ -63,8 +65,9 @@ fn token_offset(url: &str) -> Result<(Cow<'_, str>, u64)> {
 mod tests {
     use super::*;
 
+    // F24
     #[test]
-    fn f24_the_token_offset_is_parted_from_what_the_store_reads() {
+    fn token_offset_is_removed_from_the_store_url() {
         for (url, rest, offset) in [
             ("etcd://a,b", "etcd://a,b", 0),
             ("etcd://a,b?token_offset=7", "etcd://a,b", 7),
@@ -88,7 +91,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn what_the_store_reads_of_a_url_is_no_longer_than_the_url(url in testbed::texts(&[
+        fn removing_the_token_offset_never_lengthens_the_url(url in testbed::texts(&[
             "redis://u:p@h/0?a=b&token_offset=7", "file:/a?token_offset=7",
         ])) {
             if let Ok((rest, _)) = token_offset(&url) {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use crate::base::similar::did_you_mean;
 use crate::store::features::{feature_hint, hinted_feature};
 use crate::store::url::redacted;
 use crate::store::{MemoryStore, Store};
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::util::similar::did_you_mean;
 
 /// A store that is being opened.
 pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send>>;
@@ -46,7 +46,7 @@ pub struct Registry {
 struct Known {
     name: &'static str,
     schemes: &'static [&'static str],
-    /// `None` if it is not compiled in.
+    /// `None` if the store is not compiled in.
     open: Option<Opener>,
 }
 
@@ -68,9 +68,10 @@ impl fmt::Debug for Registry {
 impl Registry {
     /// Adds a store.
     ///
-    /// Errors about unknown schemes list its `name`. Its URLs begin with one of `schemes`. A scheme
-    /// that ends in `+` allows a suffix: `redis+` matches `redis:` and `redis+sentinel:`. If two stores
-    /// have the same scheme, the one that was added first opens it.
+    /// Errors about unknown schemes list the store's `name`. The store's URLs begin with one of
+    /// `schemes`. A scheme that ends in `+` allows a suffix: `redis+` matches `redis:` and
+    /// `redis+sentinel:`. If two stores have the same scheme, the one that was added first opens
+    /// it.
     #[must_use]
     pub fn with(
         mut self,
@@ -90,8 +91,8 @@ impl Registry {
         self
     }
 
-    /// Replaces the hint of the error for a store that is not compiled in. `hint` gets the name of the
-    /// Cargo feature.
+    /// Replaces the hint of the error for a store that is not compiled in. `hint` gets the name of
+    /// the Cargo feature.
     ///
     /// By default, the hint is for programs that use the library. A program that is installed with
     /// `cargo install` has its own command:
@@ -113,8 +114,8 @@ impl Registry {
         self
     }
 
-    /// Returns the Cargo feature that would enable the store of this URL, if the scheme is known but the
-    /// store is not compiled in.
+    /// Returns the Cargo feature that would enable the store of this URL, if the scheme is known
+    /// but the store is not compiled in.
     pub fn missing_feature(&self, url: &str) -> Option<&'static str> {
         let (scheme, _) = url.split_once(':')?;
         let known = self.stores.iter().find(|known| known.has(scheme))?;
@@ -129,10 +130,14 @@ impl Registry {
     pub(crate) async fn open(&self, url: &str, runtime: &Handle) -> Result<Arc<dyn Store>> {
         let Some((scheme, _)) = url.split_once(':') else {
             let what = format!("invalid store URL {:?}: missing the scheme", redacted(url));
-            return Err(Error::new(ErrorKind::Config, what).with_hint(self.suggestion(url)));
+            let hint = match url.starts_with('/') {
+                true => format!("for a directory on this machine: file:{}", url.escape_debug()),
+                false => self.suggestion(url),
+            };
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         };
         let Some(known) = self.stores.iter().find(|known| known.has(scheme)) else {
-            // Where the URL is redacted, what looks like its scheme may be a secret.
+            // If `redacted` hides the text before the first colon, that text may be a secret.
             let what = match redacted(url).starts_with(scheme) {
                 true => format!("unknown store \"{}:\"", scheme.escape_debug()),
                 false => format!("invalid store URL {:?}: unknown scheme", redacted(url)),
@@ -140,12 +145,12 @@ impl Registry {
             return Err(Error::new(ErrorKind::Config, what).with_hint(self.suggestion(scheme)));
         };
         let Some(open) = known.open else {
-            let what = format!("support for {scheme}: is not compiled in");
+            let what = format!("leasehold was built without the store {scheme}:");
             let hint = (self.feature_hint)(known.name);
             return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         };
         let opened = open(url.to_owned(), runtime.clone()).await;
-        // Stores know only the library's hint (TLS).
+        // Stores know only the library's own hint (for TLS), so it is replaced here.
         opened.map_err(|error| match error.hint().and_then(hinted_feature) {
             Some(feature) => {
                 let hint = (self.feature_hint)(feature);
@@ -155,7 +160,7 @@ impl Registry {
         })
     }
 
-    /// The hint for what is not a known scheme.
+    /// Returns the hint for an unknown scheme.
     fn suggestion(&self, scheme: &str) -> String {
         let names: Vec<&str> = self.names().collect();
         let supported = format!("this build supports {}:", names.join(":, "));
@@ -182,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plus_stands_for_what_may_follow() {
+    fn scheme_ending_in_plus_matches_its_variants() {
         let known = Known { name: "redis", schemes: &["redis+", "redlock"], open: None };
         for scheme in ["redis", "redis+sentinel", "redlock"] {
             assert!(known.has(scheme), "{scheme}");
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_missing_stores_are_told_apart() {
+    fn unknown_and_disabled_stores_give_different_errors() {
         let registry = Registry::default().without("etcd", &["etcd", "etcds"]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let shown = |registry: &Registry, url| {
@@ -204,7 +209,7 @@ mod tests {
             (
                 "etcds://a",
                 ErrorKind::Unsupported,
-                "support for etcds: is not compiled in",
+                "leasehold was built without the store etcds:",
                 "enable the feature \"etcd\" of leasehold: cargo add leasehold --features etcd",
             ),
             ("ftp://a", ErrorKind::Config, "unknown store \"ftp:\"", "this build supports memory:"),
@@ -219,6 +224,12 @@ mod tests {
                 ErrorKind::Config,
                 "invalid store URL \"memory\": missing the scheme",
                 "did you mean \"memory:\"? (this build supports memory:)",
+            ),
+            (
+                "/var/locks",
+                ErrorKind::Config,
+                "invalid store URL \"/var/locks\": missing the scheme",
+                "for a directory on this machine: file:/var/locks",
             ),
             (
                 "user:secret@host/db",

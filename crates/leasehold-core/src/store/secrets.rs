@@ -1,23 +1,26 @@
-//! Secrets that are in files, so that they are in no command line: the password of a URL, and a
-//! whole URL.
+//! Secrets in files, which keep them out of command lines: the password of a URL, or a whole URL.
 //!
 //! `password_file=PATH` is resolved here, before a store sees its URL, so it works for every store
-//! whose URL has a password. The file is read each time that the store is opened. One line end
-//! after the secret is not part of it.
+//! whose URL has a password. The file is read each time that the store is opened. A store that
+//! connects with a [`Password`] reads it again for each connection, so that the password can be
+//! changed while clients run. The URL of such a store keeps the parameter. One line end after the
+//! secret is not part of it.
 //!
-//! A file that all users of the machine may read is used, because secrets that a container is given
-//! are like that. [`public_secrets`] reports it.
+//! A file that all users of the machine may read is accepted, because a container's secrets often
+//! have such permissions. [`public_secrets`] reports it.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::sync::LazyLock;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 
-use crate::base::percent::{Escaped, decoded};
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::util::percent::{ENCODING_HINT, Escaped, decoded};
 
 /// The environment variables that name a store.
 const STORE: &str = "LEASEHOLD_STORE";
@@ -25,24 +28,129 @@ const STORE_FILE: &str = "LEASEHOLD_STORE_FILE";
 /// The default of `--store` if a file contains the URL. It is shown in errors.
 const IN_FILE: &str = "$LEASEHOLD_STORE_FILE";
 /// The parameter that names the file with the password.
-const PASSWORD_FILE: &str = "password_file";
-/// The parameters that a file can replace, each with the one that names the file.
-const PARAMETERS: [(&str, &str); 2] =
-    [(PASSWORD_FILE, "password"), ("sentinel_password_file", "sentinel_password")];
+pub(crate) const PASSWORD_FILE: &str = "password_file";
+/// The parameters that name a file, each with the parameter that it replaces.
+const PARAMETERS: [(&str, &str); 3] = [
+    (PASSWORD_FILE, "password"),
+    ("sentinel_password_file", "sentinel_password"),
+    ("token_file", "token"),
+];
 /// The longest secret, in bytes.
 const LONGEST: u64 = 64 * 1024;
-/// URLs that have no password. What looks like parameters may be a part of a path.
+/// Schemes of URLs without a password. Text that looks like parameters may be part of a path.
 const WITHOUT: [&str; 6] = ["file", "memory", "sqlite", "s3", "gs", "az"];
 
-/// Returns the URL with the passwords in place of the parameters that name their files. What
-/// [`store_url`] could not read is read again.
+/// The schemes, up to a `+`, of stores that read the file again for each connection.
+const READ_AGAIN: [&str; 20] = [
+    "http",
+    "https",
+    "redis",
+    "rediss",
+    "valkey",
+    "valkeys",
+    "redlock",
+    "redlocks",
+    "etcd",
+    "etcds",
+    "nats",
+    "natss",
+    "memcached",
+    "memcacheds",
+    "zookeeper",
+    "zookeepers",
+    "postgres",
+    "postgresql",
+    "mysql",
+    "mariadb",
+];
+
+/// A password. If it is in a file, each connection reads the file again.
+///
+/// While the password is being changed, either the server or the file has the new one first. So a
+/// server may reject a password that a server of this store accepted before. That rejection is
+/// transient, because the file will contain the right password later. All clones share whether the
+/// password was accepted.
+#[derive(Clone)]
+pub struct Password {
+    text: String,
+    file: Option<PathBuf>,
+    was_accepted: Arc<AtomicBool>,
+}
+
+impl Password {
+    /// Creates a password that `file` contained when the store was opened, or that is in no file.
+    pub fn new(text: String, file: Option<PathBuf>) -> Self {
+        Self { text, file, was_accepted: Arc::default() }
+    }
+
+    /// Records that a server accepted the password.
+    pub fn accepted(&self) {
+        self.was_accepted.store(true, Relaxed);
+    }
+
+    /// Returns whether a rejection is transient: a server accepted the password before, and it is
+    /// in a file that can contain another one later.
+    pub fn is_changeable(&self) -> bool {
+        self.file.is_some() && self.was_accepted.load(Relaxed)
+    }
+
+    /// Returns the error for a rejection: a transient one if the password [can
+    /// change](Self::is_changeable), and otherwise `error`. `server` names the kind of server.
+    pub fn rejected(&self, server: &str, error: Error) -> Error {
+        match self.is_changeable() {
+            true => Self::outdated(server).with_source(error.reason()),
+            false => error,
+        }
+    }
+
+    /// Returns the error for a rejection that is transient.
+    pub fn outdated(server: &str) -> Error {
+        let what = format!("{server} rejects the password that it accepted before");
+        Error::new(ErrorKind::Unreachable, what)
+            .with_hint("write the new password into the file that password_file= names")
+    }
+
+    /// Returns the password for a new connection. If the file cannot be read, this is the password
+    /// that the file contained when the store was opened.
+    pub fn now(&self) -> String {
+        let read = self.file.as_deref().and_then(|file| read(PASSWORD_FILE, file).ok());
+        read.unwrap_or_else(|| self.text.clone())
+    }
+}
+
+impl PartialEq for Password {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.text, &self.file) == (&other.text, &other.file)
+    }
+}
+
+impl Eq for Password {}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Password").finish_non_exhaustive()
+    }
+}
+
+/// Returns the URL with the passwords in place of the parameters that name their files. If
+/// [`store_url`] could not read the file that contains the URL, that file is read again.
 ///
 /// # Errors
 /// - [`Config`](ErrorKind::Config): a file cannot be read, is empty or is not text, or the URL has
 ///   a password as well.
 pub fn with_passwords(url: &str) -> Result<Cow<'_, str>> {
+    resolved(url, &[])
+}
+
+/// Like [`with_passwords`], for opening a store. The URL of a store that reads the files again
+/// keeps the parameters.
+pub(crate) fn for_opening(url: &str) -> Result<Cow<'_, str>> {
+    resolved(url, &READ_AGAIN)
+}
+
+fn resolved<'a>(url: &'a str, read_again: &[&str]) -> Result<Cow<'a, str>> {
     if let Some(read) = in_file(url) {
-        return Ok(Cow::Owned(with_passwords(&read?)?.into_owned()));
+        return Ok(Cow::Owned(resolved(&read?, read_again)?.into_owned()));
     }
     let Some((scheme, base, query)) = parts(url) else { return Ok(Cow::Borrowed(url)) };
     let is_file = |pair: &&str| file_of(pair).is_some();
@@ -50,6 +158,7 @@ pub fn with_passwords(url: &str) -> Result<Cow<'_, str>> {
         return Ok(Cow::Borrowed(url));
     }
     let (mut base, mut kept) = (base.to_owned(), Vec::new());
+    let is_read_again = read_again.contains(&scheme.split('+').next().unwrap_or_default());
     for pair in query.split('&') {
         let Some((parameter, replaced, path)) = file_of(pair) else {
             kept.push(pair.to_owned());
@@ -57,10 +166,13 @@ pub fn with_passwords(url: &str) -> Result<Cow<'_, str>> {
         };
         let path = decoded(path, |_| true).ok_or_else(|| {
             Error::new(ErrorKind::Config, format!("invalid percent-encoding in {parameter}"))
-                .with_hint("write a literal % as %25, and other text as UTF-8")
+                .with_hint(ENCODING_HINT)
         })?;
         let secret = read(parameter, Path::new(&path))?;
         let secret = Escaped(&secret).to_string();
+        if is_read_again {
+            kept.push(pair.to_owned());
+        }
         match replaced {
             "password" => match inserted(scheme, &base, &secret)? {
                 Some(whole) => base = whole,
@@ -73,22 +185,25 @@ pub fn with_passwords(url: &str) -> Result<Cow<'_, str>> {
     Ok(Cow::Owned(format!("{scheme}://{base}{query}")))
 }
 
-/// Scheme, what is before the parameters, and the parameters, of a URL that may have a password.
+/// Returns the scheme, the text before the parameters, and the parameters, of a URL that may have a
+/// password.
 fn parts(url: &str) -> Option<(&str, &str, &str)> {
     let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| !WITHOUT.contains(scheme))?;
-    // A ? before the last @ is a part of a password, and such a URL is rejected by its store.
+    // A ? before the last @ is part of a password, and the store rejects such a URL.
     let (base, query) = rest.split_once('?').filter(|(_, query)| !query.contains('@'))?;
     Some((scheme, base, query))
 }
 
-/// The parameter, the one that it replaces, and the path, if this parameter names a file.
+/// Returns the parameter, the one that it replaces, and the path, if `pair` is a parameter that
+/// names a file.
 fn file_of(pair: &str) -> Option<(&'static str, &'static str, &str)> {
     let (key, path) = pair.split_once('=')?;
     let (parameter, replaced) = PARAMETERS.into_iter().find(|(known, _)| *known == key)?;
     Some((parameter, replaced, path))
 }
 
-/// The rest of a URL with this password before the hosts, or `None` if it names no host.
+/// Returns `base`, the text of a URL between scheme and parameters, with this password before the
+/// hosts, or `None` if the URL names no host.
 fn inserted(scheme: &str, base: &str, secret: &str) -> Result<Option<String>> {
     let (credentials, rest) = match base.rsplit_once('@') {
         Some((credentials, rest)) => (credentials, rest),
@@ -101,12 +216,13 @@ fn inserted(scheme: &str, base: &str, secret: &str) -> Result<Option<String>> {
     if rest.is_empty() || rest.starts_with('/') {
         return Ok(None);
     }
-    // The token of NATS is in the place of the user.
-    let before = if scheme == "nats" && credentials.is_empty() { "" } else { ":" };
+    // NATS expects its token in place of the user.
+    let before =
+        if ["nats", "natss"].contains(&scheme) && credentials.is_empty() { "" } else { ":" };
     Ok(Some(format!("{credentials}{before}{secret}@{rest}")))
 }
 
-/// The secret in a file. `named_by` is the parameter or variable that names it.
+/// Returns the secret in a file. `named_by` is the parameter or variable that names the file.
 fn read(named_by: &str, path: &Path) -> Result<String> {
     let refused = |what: &str, hint: &str| {
         let what = format!("cannot use {named_by}={path:?}: {what}");
@@ -118,13 +234,13 @@ fn read(named_by: &str, path: &Path) -> Result<String> {
         file.take(LONGEST + 1).read_to_end(&mut bytes).map(|_| bytes)
     });
     let bytes = read.map_err(|why| {
-        refused(&why.to_string(), "name a file that this user may read, by its absolute path")
+        refused(&why.to_string(), "use the absolute path of a file that this user may read")
     })?;
     if bytes.len() as u64 > LONGEST {
-        return Err(refused("the file is too long", "name a file with nothing but the secret"));
+        return Err(refused("the file is too long", "put only the secret into the file"));
     }
     let text = String::from_utf8(bytes).map_err(|_| {
-        refused("the file is not UTF-8 text", "name a file with the secret as text")
+        refused("the file is not UTF-8 text", "write the secret into the file as UTF-8 text")
     })?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let text = text.strip_suffix('\r').unwrap_or(text);
@@ -152,14 +268,17 @@ pub fn store_of_environment() -> Result<Option<String>> {
     }
 }
 
-/// Returns the default of an option `--store`, for [`store_url`]: what the environment says, or an
-/// empty text.
+/// Returns the default of an option `--store`, for [`store_url`]: the store that the environment
+/// names, or `file:`. An empty variable counts as unset, as in other programs.
 pub fn default_store() -> &'static OsStr {
-    static DEFAULT: LazyLock<OsString> = LazyLock::new(named);
+    static DEFAULT: LazyLock<OsString> = LazyLock::new(|| match named() {
+        none if none.is_empty() => "file:".into(),
+        store => store,
+    });
     &DEFAULT
 }
 
-/// What the environment says: a URL, or that it is in a file.
+/// Returns the store that the environment names: a URL, or the marker for a URL in a file.
 fn named() -> OsString {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     set(STORE).or_else(|| set(STORE_FILE).map(|_| IN_FILE.into())).unwrap_or_default()
@@ -167,18 +286,25 @@ fn named() -> OsString {
 
 /// Returns the store's URL for a value of `--store`. If the URL is in a file that cannot be used,
 /// the value itself is returned, and opening the store reports the reason. (clap parses an option's
-/// default even if the option was given, so an error here could be wrong.)
-pub fn store_url(value: &str) -> String {
-    in_file(value).and_then(Result::ok).unwrap_or_else(|| value.to_owned())
+/// default even if the option was given, so an error here could be about a value that is not used.)
+///
+/// # Errors
+/// The message for clap, if the value is empty: a script's variable may be unset, and each machine
+/// would then use its own locks.
+pub fn store_url(value: &str) -> std::result::Result<String, &'static str> {
+    match value {
+        "" => Err("the URL is empty; is the variable set? For this machine's locks, use file:"),
+        value => Ok(in_file(value).and_then(Result::ok).unwrap_or_else(|| value.to_owned())),
+    }
 }
 
-/// The URL in the file, if that is where `value` says that it is.
+/// Returns the URL in the file, if `value` is the marker for it.
 fn in_file(value: &str) -> Option<Result<String>> {
     let path = std::env::var_os(STORE_FILE).filter(|_| value == IN_FILE)?;
     Some(read(STORE_FILE, Path::new(&path)))
 }
 
-/// Returns what is wrong with the files that this URL names its secrets by, for the doctor.
+/// Returns findings about the files with this URL's secrets, for the doctor.
 pub fn public_secrets(url: &str) -> Vec<Finding> {
     let query = parts(url).map_or("", |(.., query)| query);
     let named = query.split('&').filter_map(|pair| {
@@ -203,7 +329,7 @@ fn is_public(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|seen| seen.permissions().mode() & 0o004 > 0)
 }
 
-/// A path as a shell reads it.
+/// A path, quoted for a shell.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -226,12 +352,68 @@ mod tests {
         file
     }
 
+    #[test]
+    fn stores_that_reread_the_password_file_keep_its_parameter() {
+        let secret = file(b"x");
+        let path = secret.display();
+        for (url, whole) in [
+            ("redis+cluster://h?FILE", "redis+cluster://:x@h?FILE"),
+            ("nats://h/bucket?FILE&create=no", "nats://x@h/bucket?FILE&create=no"),
+            ("redis+unix:///s?FILE", "redis+unix:///s?FILE&password=x"),
+            ("postgres://u@h/d?FILE", "postgres://u:x@h/d?FILE"),
+            ("own://u@h/d?FILE", "own://u:x@h/d"),
+        ] {
+            let [url, whole] =
+                [url, whole].map(|u| u.replace("FILE", &format!("password_file={path}")));
+            assert_eq!(for_opening(&url).unwrap(), whole, "{url}");
+        }
+    }
+
+    #[test]
+    fn server_token_is_added_beside_its_file_name() {
+        let secret = file(b"x\n");
+        for url in ["http://h/", "https://h1,h2/base", "http+unix:///a/socket"] {
+            let url = format!("{url}?token_file={}", secret.display());
+            assert_eq!(for_opening(&url).unwrap(), format!("{url}&token=x"));
+        }
+    }
+
+    #[test]
+    fn password_is_read_again_for_each_connection() {
+        let secret = file(b"old\n");
+        let password = Password::new("old".into(), Some(secret.to_path_buf()));
+        std::fs::write(&secret, "new\n").unwrap();
+        assert_eq!(password.now(), "new");
+        // An orchestrator may replace the file in this way.
+        std::fs::remove_file(&secret).unwrap();
+        assert_eq!(password.now(), "old");
+        assert!(!format!("{password:?}").contains("old"), "{password:?}");
+    }
+
+    #[test]
+    fn rejection_is_transient_once_a_server_accepted_a_password_from_a_file() {
+        let denied = || Error::new(ErrorKind::Denied, "WRONGPASS");
+        let secret = file(b"old\n");
+        let in_file = Password::new("old".into(), Some(secret.to_path_buf()));
+        let in_url = Password::new("old".into(), None);
+        in_url.accepted();
+        for (password, kind) in [(&in_file, ErrorKind::Denied), (&in_url, ErrorKind::Denied)] {
+            assert_eq!(password.rejected("Redis", denied()).kind(), kind);
+        }
+        // This is a connection to another server of the same store.
+        in_file.clone().accepted();
+        let error = in_file.rejected("Redis", denied());
+        assert!(error.is_transient(), "{error}");
+        let told = shown(&error);
+        assert!(told.contains("Redis rejects") && told.contains("WRONGPASS"), "{told}");
+    }
+
     fn shown(error: &Error) -> String {
         format!("{error:#}")
     }
 
     #[test]
-    fn a_password_from_a_file_is_put_where_the_password_is() {
+    fn password_from_a_file_is_inserted_into_the_url() {
         let secret = file(b"p@s:s/%\n");
         let path = secret.display();
         for (url, whole) in [
@@ -240,6 +422,7 @@ mod tests {
             ("etcd://u@a,b,c?FILE", "etcd://u:p%40s%3As%2F%25@a,b,c"),
             ("nats://u@h?FILE", "nats://u:p%40s%3As%2F%25@h"),
             ("nats://h/bucket?FILE", "nats://p%40s%3As%2F%25@h/bucket"),
+            ("natss://h/bucket?FILE", "natss://p%40s%3As%2F%25@h/bucket"),
             ("redis+unix:///run/s?db=1&FILE", "redis+unix:///run/s?db=1&password=p%40s%3As%2F%25"),
             (
                 "redis+sentinel://a/m?sentinel_FILE",
@@ -252,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn other_urls_stay_as_they_are() {
+    fn other_urls_are_unchanged() {
         for url in [
             "redis://u:p@h?prefix=x",
             "file:/tmp/a?password_file=/x",
@@ -267,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_secret_is_refused_with_its_name() {
+    fn invalid_password_file_is_rejected_by_name() {
         let refused = |text: &[u8], expected: &str| {
             let secret = file(text);
             let url = format!("redis://h?password_file={}", secret.display());
@@ -291,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_all_may_read_is_reported() {
+    fn world_readable_secret_file_is_reported() {
         let secret = file(b"x");
         let url = format!("redis://h?password_file={}", secret.display());
         for (mode, count) in [(0o600, 0), (0o640, 0), (0o644, 1), (0o444, 1)] {
@@ -305,7 +488,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_shows_no_secret(url in testbed::texts(&[
+        fn errors_for_arbitrary_urls_show_no_secret(url in testbed::texts(&[
             "redis://u:sekret@h:1/0?password_file=/no&x=1", "redis://u@h?password_file=/dev/null",
         ])) {
             if let Err(error) = with_passwords(&url) {

@@ -3,15 +3,15 @@
 pub(crate) mod parts;
 pub(crate) mod tls;
 
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::types::error::{Error, ErrorKind, Result};
 
 /// Returns the URL without user, password and parameter values, for printing.
 pub fn redacted(url: &str) -> String {
     let shown: String = url.chars().filter(|c| !c.is_control()).collect();
-    // Cut at the end only: what is cut off before may be the @ that ends a long password.
+    // Cut only the end. Cutting earlier could remove the @ that ends a long password.
     let cut = |text: String| text.chars().take(200).collect::<String>();
     let (rest, query) = match shown.split_once('?') {
-        // A path may have a ? in it, and no password; a password may have one that nobody encoded.
+        // A file: path may contain a ?, and has no password. A password may contain an unencoded ?.
         _ if shown.starts_with("file:") => (shown.as_str(), ""),
         Some((rest, query)) if rest.contains('@') || !query.contains('@') => (rest, query),
         _ => (shown.as_str(), ""),
@@ -29,13 +29,13 @@ pub fn redacted(url: &str) -> String {
         scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
     };
     let Some((scheme, rest)) = rest.split_once("://").filter(is_scheme) else {
-        // Mistyped, it may have a password all the same.
+        // A mistyped URL may still contain a password.
         return cut(match rest.rsplit_once('@') {
             Some((before, after)) if !before.starts_with("file:") => format!("***@{after}{query}"),
             _ => format!("{rest}{query}"),
         });
     };
-    // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
+    // The last @ of the authority ends the password, which may contain an unencoded @ or /.
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let hidden = if host.len() < rest.len() { "***@" } else { "" };
     let (authority, path) = host.split_at(host.find('/').unwrap_or(host.len()));
@@ -43,8 +43,8 @@ pub fn redacted(url: &str) -> String {
     cut(format!("{scheme}://{hidden}{authority}{path}{query}"))
 }
 
-/// Whether `host:port` can be shown. If the host was forgotten, the text in place of the port may be a
-/// password.
+/// Returns whether `host:port` can be shown. If the host is missing, the text in place of the port
+/// may be a password.
 fn shows_no_password(host: &str) -> bool {
     match host.rsplit_once(':') {
         Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
@@ -54,8 +54,9 @@ fn shows_no_password(host: &str) -> bool {
 
 /// Splits what follows `://` at the `?` before the parameters.
 ///
-/// A password may contain an unencoded `?`. The text after it would be parsed as parameters and shown in
-/// errors, so such a URL is rejected. An `@` in a parameter is rejected too, because it looks the same.
+/// A password may contain an unencoded `?`. The text after it would be parsed as parameters and
+/// shown in errors, so such a URL is rejected. An `@` in a parameter is rejected too, because it
+/// looks the same.
 ///
 /// # Errors
 /// - [`Config`](ErrorKind::Config): an `@` follows the first `?`.
@@ -73,8 +74,9 @@ fn split_query(rest: &str) -> Result<(&str, &str)> {
 mod tests {
     use super::*;
 
+    // S94
     #[test]
-    fn s94_credentials_are_never_shown() {
+    fn credentials_are_never_shown() {
         for (url, shown) in [
             ("redis://user:secret@h:1/0?x=secret&y", "redis://***@h:1/0?x=…&y=…"),
             ("redis://:se@cr/et@h:1", "redis://***@h:1"),
@@ -97,8 +99,9 @@ mod tests {
         assert_eq!(redacted(&format!("postgres://u:{long}@h/d")), "postgres://***@h/d");
     }
 
+    // S94
     #[test]
-    fn s94_a_question_mark_in_a_password_begins_no_parameters() {
+    fn question_mark_in_a_password_does_not_start_the_query() {
         assert_eq!(split_query("u:p@h/0?a=b&c").unwrap(), ("u:p@h/0", "a=b&c"));
         assert_eq!(split_query("u:p@h/0?a=b@c?").unwrap(), ("u:p@h/0", "a=b@c?"));
         assert_eq!(split_query("h").unwrap(), ("h", ""));
@@ -111,13 +114,14 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(testbed::cases())]
 
+        // S94
         #[test]
-        fn s94_what_is_shown_of_a_url_is_one_short_line_without_its_password(url in testbed::texts(&[
+        fn redacted_url_is_one_short_line_without_its_password(url in testbed::texts(&[
             "redis://u:sekret@h:1/0?x=1&y=2", "postgres://u:sekret@h/d?token_offset=7", "file:/a/b",
         ])) {
             let shown = redacted(&url);
             proptest::prop_assert!(shown.lines().count() <= 1 && shown.chars().count() <= 200);
-            // Control characters are left out of it.
+            // `redacted` removes control characters.
             let url: String = url.chars().filter(|c| !c.is_control()).collect();
             let secret = url.contains("://u:sekret@") && url.matches("sekret").count() == 1;
             proptest::prop_assert!(!secret || !shown.contains("sekret"), "{}", shown);

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 use super::inbox::Inbox;
-use crate::base::locked::locked;
-use crate::words::answer::Signal;
-use crate::words::claim::ClaimId;
+use crate::types::answer::Signal;
+use crate::types::claim::ClaimId;
+use crate::util::locked::locked;
 
 /// The waiters, each with a value that the store keeps for it.
 #[derive(Debug)]
 pub struct Waiters<T = ()> {
     all: Mutex<HashMap<ClaimId, Arc<Waiter<T>>>>,
-    /// Somebody was enlisted.
+    /// Notified when a claim is registered.
     more: Notify,
 }
 
@@ -35,7 +35,7 @@ impl<T> Default for Waiters<T> {
 
 impl<T: Clone> Waiters<T> {
     /// Registers a claim, and returns the value that is kept for it. The value is created when the
-    /// claim is registered first.
+    /// claim is first registered.
     pub fn enlist(&self, id: ClaimId, keep: impl FnOnce() -> T) -> T {
         let waiter = |kept| Waiter { kept, inbox: Inbox::default() };
         let kept = {
@@ -53,7 +53,7 @@ impl<T: Clone> Waiters<T> {
         waiter.inbox.granted().is_none().then(|| waiter.kept.clone())
     }
 
-    /// Returns the value of a claim.
+    /// Returns the value that is kept for a claim, if the claim is registered.
     pub fn kept(&self, id: ClaimId) -> Option<T> {
         locked(&self.all).get(&id).map(|waiter| waiter.kept.clone())
     }
@@ -68,24 +68,24 @@ impl<T: Clone> Waiters<T> {
         locked(&self.all).remove(&id);
     }
 
-    /// Returns whether this claim was last seen waiting.
+    /// Returns whether this claim is registered.
     pub fn has(&self, id: ClaimId) -> bool {
         locked(&self.all).contains_key(&id)
     }
 
     /// Notifies a waiter, if it is registered.
-    pub fn tell(&self, id: ClaimId, signal: Signal) {
+    pub fn notify(&self, id: ClaimId, signal: Signal) {
         let waiter = locked(&self.all).get(&id).cloned();
         if let Some(waiter) = waiter {
-            waiter.inbox.tell(signal);
+            waiter.inbox.notify(signal);
         }
     }
 
-    /// Lets all waiters poll, because notifications may have been missed.
+    /// Makes all waiters poll, because notifications may have been missed.
     pub fn ask_all(&self) {
         let all: Vec<ClaimId> = locked(&self.all).keys().copied().collect();
         for id in all {
-            self.tell(id, Signal::Ask);
+            self.notify(id, Signal::Ask);
         }
     }
 
@@ -94,7 +94,7 @@ impl<T: Clone> Waiters<T> {
         locked(&self.all).values().filter(|w| w.inbox.granted().is_none()).count()
     }
 
-    /// Waits until a waiter was registered since the last call.
+    /// Waits until a waiter has been registered since the last call.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing. No registration is missed.
@@ -102,8 +102,8 @@ impl<T: Clone> Waiters<T> {
         self.more.notified().await;
     }
 
-    /// Waits for the next notification of a claim and returns it. It returns immediately for a
-    /// claim that does not wait here.
+    /// Waits for the next notification of a claim and returns it. Returns immediately for a claim
+    /// that is not registered.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing. No notification is missed.

@@ -13,19 +13,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::base::locked::locked;
-use crate::lock::leasehold::Leasehold;
+use crate::lock::client::Client;
 use crate::store::{
     Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
     Signal, Store, StoreInfo,
 };
-use crate::words::claim::Claim;
-use crate::words::doctor::Finding;
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::name::Name;
-use crate::words::token::Token;
+use crate::types::claim::Claim;
+use crate::types::doctor::Finding;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::name::Name;
+use crate::types::token::Token;
+use crate::util::locked::locked;
 
-/// The calls that can fail.
+/// The calls into which faults can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Op {
@@ -166,7 +166,7 @@ impl Faults {
 
     async fn thawed(&self) {
         let mut frozen = self.frozen.subscribe();
-        // The sender is ours and outlives this.
+        // Cannot fail, because `self` owns the sender.
         let _ = frozen.wait_for(|frozen| !frozen).await;
     }
 }
@@ -180,7 +180,7 @@ impl Faults {
 /// use leasehold::testing::Faulty;
 /// let faulty = Faulty::around(leasehold::connect("memory:").await?); // or a real store
 /// let faults = faulty.faults();
-/// let locks = leasehold::Leasehold::with_store(Arc::new(faulty))?;
+/// let locks = leasehold::Client::with_store(Arc::new(faulty))?;
 /// faults.freeze();
 /// assert!(locks.ping(Duration::from_millis(50)).await.is_err());
 /// faults.heal();
@@ -188,15 +188,16 @@ impl Faults {
 /// ```
 #[derive(Debug)]
 pub struct Faulty {
-    inner: Leasehold,
-    /// The store's own; but calls cross a wire, so it is not local.
+    inner: Client,
+    /// The store's own information, except that it is not local, because calls cross a simulated
+    /// network.
     info: StoreInfo,
     faults: Arc<Faults>,
 }
 
 impl Faulty {
     /// Puts faults in front of the store of `locks`, and keeps that client alive.
-    pub fn around(locks: Leasehold) -> Self {
+    pub fn around(locks: Client) -> Self {
         let mut info = locks.store().info().clone();
         info.is_local = false;
         Self { inner: locks, info, faults: Arc::new(Faults::new()) }
@@ -215,7 +216,7 @@ impl Faulty {
         self.call_merging(op, call, |_, second| second).await
     }
 
-    /// As [`call`](Self::call); `merge` makes one answer of the two to a doubled call.
+    /// Like [`call`](Self::call). `merge` combines the two answers to a doubled call into one.
     async fn call_merging<T, F>(
         &self,
         op: Op,

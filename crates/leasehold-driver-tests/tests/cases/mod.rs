@@ -1,4 +1,4 @@
-//! What holds of every driver.
+//! Test cases that apply to every driver.
 #![allow(dead_code, reason = "not every driver has a pool")]
 
 pub(crate) use std::time::Duration;
@@ -7,7 +7,9 @@ pub(crate) use leasehold::database::{self, Column, Dialect, Session, Value};
 pub(crate) use leasehold::fence::sql::{TokenColumn, check};
 pub(crate) use leasehold::once::Ran;
 pub(crate) use leasehold::versioned::Versioned;
-pub(crate) use leasehold::{Error, ErrorKind, Token, lock_in, lock_in_timeout, once, try_lock_in};
+pub(crate) use leasehold::{
+    Error, ErrorKind, FencingToken, lock_in, lock_in_timeout, once, try_lock_in,
+};
 
 pub(crate) const CALLERS_TABLES: [&str; 2] = [
     "CREATE TABLE t (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL, word VARCHAR(99), \
@@ -15,11 +17,11 @@ pub(crate) const CALLERS_TABLES: [&str; 2] = [
     "INSERT INTO t VALUES (1, 0, NULL, 0, NULL)",
 ];
 
-pub(crate) fn token(n: u64) -> Token {
-    Token::new(n).unwrap()
+pub(crate) fn token(n: u64) -> FencingToken {
+    FencingToken::new(n).unwrap()
 }
 
-/// One number, asked on the session of the driver itself.
+/// Returns one number, queried on the driver's own session.
 pub(crate) async fn number(session: &mut impl Session, sql: &str) -> i64 {
     let row = session.row(sql, &[], &[Column::Int]).await.unwrap().expect("a row");
     match row[..] {
@@ -40,14 +42,15 @@ pub(crate) async fn prepare(pool: &impl database::Pool) {
     }
 }
 
-/// Each module gives `DIALECT`, a `Bed` with a database of its own, `client`, and how a transaction begins and ends.
+/// Defines the cases. Each module provides `DIALECT`, a `Bed` with its own database, `client`, and
+/// functions that begin and end a transaction.
 macro_rules! cases {
     () => {
         #[tokio::test(flavor = "multi_thread")]
         async fn a_lock_is_held_until_the_transaction_ends() {
             let bed = bed().await;
             let (mut one, mut two) = (client(&bed).await, client(&bed).await);
-            // What comes from outside is data.
+            // A name from outside is data and never part of the SQL text.
             let name = "a'; DROP TABLE t; -- $1 ?";
             for end in ["commit", "rollback"] {
                 let mut holder = begin(&mut one).await;
@@ -59,7 +62,7 @@ macro_rules! cases {
                 let wait = Duration::from_millis(50);
                 let error = lock_in_timeout(&mut other, name, wait).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-                // The transaction that was refused is as good as before.
+                // The transaction whose lock was not acquired is still usable.
                 other.batch("SELECT 1").await.unwrap();
                 match end {
                     "commit" => commit(holder).await.unwrap(),
@@ -71,13 +74,13 @@ macro_rules! cases {
             }
             let mut tx = begin(&mut one).await;
             assert_eq!(number(&mut tx, "SELECT n FROM t").await, 2);
-            // One name is no other's.
+            // Different names are different locks.
             lock_in(&mut tx, "b").await.unwrap();
             rollback(tx).await;
         }
 
         #[tokio::test(flavor = "multi_thread")]
-        async fn a_key_is_used_once_and_a_failed_work_leaves_nothing() {
+        async fn once_key_runs_once_and_failed_work_is_rolled_back() {
             let bed = bed().await;
             let mut client = client(&bed).await;
             let mut tx = begin(&mut client).await;
@@ -87,7 +90,8 @@ macro_rules! cases {
             });
             assert_eq!(failed.await.unwrap_err().kind(), ErrorKind::Full);
             assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
-            // An error of the statement itself, which the work hands on; and one key's work that uses another.
+            // The work passes on an error of the statement itself. Then the work of one key uses
+            // another key.
             let refused = once("k").run_in(&mut tx, async |tx| {
                 tx.run("INSERT INTO t VALUES (1, 1, NULL, 1, NULL)", &[]).await?;
                 Ok::<_, Fault>(String::new())
@@ -135,16 +139,16 @@ macro_rules! cases {
         }
 
         #[tokio::test]
-        async fn a_stale_token_is_refused_with_both_numbers() {
+        async fn stale_token_is_rejected_with_both_tokens() {
             let bed = bed().await;
             let mut client = client(&bed).await;
             let mut tx = begin(&mut client).await;
-            for n in [5, 5, 9, Token::MAX - 1] {
+            for n in [5, 5, 9, FencingToken::MAX - 1] {
                 check(&mut tx, "r", token(n)).await.unwrap();
             }
             let error = check(&mut tx, "r", token(7)).await.unwrap_err();
             let stale = error.stale_token().unwrap();
-            assert_eq!((stale.seen, stale.offered), (token(Token::MAX - 1), token(7)));
+            assert_eq!((stale.seen, stale.offered), (token(FencingToken::MAX - 1), token(7)));
             let column = TokenColumn::new("t", "id", "token");
             assert!(column.write(&mut tx, 1, token(8), &[("n", 2.into())]).await.unwrap());
             let error = column.write(&mut tx, 1, token(7), &[("n", 3.into())]).await.unwrap_err();
@@ -155,7 +159,7 @@ macro_rules! cases {
         }
 
         #[tokio::test]
-        async fn errors_of_the_database_are_told_by_their_codes() {
+        async fn database_errors_are_classified_by_their_codes() {
             let bed = bed().await;
             let (mut one, mut two) = (client(&bed).await, client(&bed).await);
             if DIALECT != Dialect::Sqlite {
@@ -195,7 +199,7 @@ macro_rules! cases {
             }
         }
 
-        /// A work's own error, which keeps the driver's code.
+        /// An error type of the work that keeps the driver's code.
         struct Fault(database::Fault);
         impl From<database::Fault> for Fault {
             fn from(fault: database::Fault) -> Self {
@@ -213,7 +217,7 @@ macro_rules! cases {
             }
         }
 
-        /// Spawned: the futures are Send.
+        /// The tasks are spawned, which requires that the futures are `Send`.
         #[tokio::test(flavor = "multi_thread")]
         async fn many_tasks_lose_no_update() {
             let bed = std::sync::Arc::new(bed().await);

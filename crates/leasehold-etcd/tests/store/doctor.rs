@@ -1,4 +1,4 @@
-//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+//! The doctor finds each planted misconfiguration, and finds nothing on a well-configured server.
 
 use leasehold::doctor::Severity::{Broken, Weak};
 use leasehold::store::Survival;
@@ -6,9 +6,9 @@ use leasehold_test_support::doctor::{troubles, try_findings, until, until_troubl
 use testbed::{Etcd, Setup};
 
 #[tokio::test]
-async fn an_etcd_of_one_member_or_without_room() {
+async fn doctor_reports_single_member_down_member_and_full_etcd() {
     let cluster = Etcd::cluster();
-    // Nobody answers a new client while a leader is elected.
+    // A new client gets no reply while a leader is elected.
     let mut old = None;
     until(async || {
         let locks = leasehold::connect(cluster.url()).await.ok();
@@ -16,7 +16,7 @@ async fn an_etcd_of_one_member_or_without_room() {
         old.is_some()
     })
     .await;
-    // Which it is, the installed version decides.
+    // The installed version determines which of the two it is.
     let version = [("version", Weak)];
     until_troubles(&cluster.url(), &version[..usize::from(old == Some(true))]).await;
     cluster.kill(0);

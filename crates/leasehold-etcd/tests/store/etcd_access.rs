@@ -1,5 +1,5 @@
-//! Who is let in: users, passwords and rights, TLS, servers that cannot be used; and what is told to those
-//! who are not.
+//! Access: users, passwords, permissions, TLS, servers that cannot be used, and the errors for
+//! clients that are refused.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,16 +10,17 @@ use crate::etcd_common::*;
 use leasehold::ErrorKind;
 use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Joined, Mode, Signal, Store};
-use testbed::{Etcd, Setup};
+use testbed::{Etcd, Setup, TWO_ADDRESSES, drop_ipv6, in_own_network};
 use tokio::runtime::Handle;
 
-/// What a client is told that is not let in: by connecting, or at the latest by its first lock.
+/// Returns the error of a client that is refused when it connects, or at the latest when it takes
+/// its first lock.
 async fn refusal(url: &str, name: &str) -> leasehold::Error {
     let error = match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex(name).try_lock().await {
             Err(error) => error,
-            Ok(_) => panic!("the lock was given on {}", locks.url()),
+            Ok(_) => panic!("the lock was granted on {}", locks.url()),
         },
     };
     assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
@@ -27,7 +28,7 @@ async fn refusal(url: &str, name: &str) -> leasehold::Error {
 }
 
 #[test]
-fn nobody_listens() {
+fn unreachable_server_is_reported() {
     run(async {
         let error = refusal("etcd://127.0.0.1:1,127.0.0.1:2", "x").await;
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
@@ -35,17 +36,19 @@ fn nobody_listens() {
     });
 }
 
-/// What a proxy answers to a keep-alive may be older than the question, and it numbers watches itself.
+// F11
+/// A proxy may answer a keep-alive with a result from before the request, and it assigns its own
+/// watch IDs.
 #[test]
-fn f11_etcds_grpc_proxy_is_recognised_and_refused() {
+fn etcd_grpc_proxy_is_recognized_and_refused() {
     run(async {
         let server = testbed::etcd();
-        // The second shows the cluster's own list of members.
+        // The second proxy returns the cluster's own list of members.
         for more in [&[][..], &["--advertise-client-url="]] {
             let proxy = server.grpc_proxy(more);
             let url = format!("etcd://127.0.0.1:{}", proxy.port());
             let mut told = None;
-            until("the proxy", async || match leasehold::connect(&url).await {
+            until("the proxy is ready", async || match leasehold::connect(&url).await {
                 Err(e) if e.kind() == ErrorKind::Unreachable => false,
                 other => {
                     told = Some(other.err());
@@ -53,7 +56,8 @@ fn f11_etcds_grpc_proxy_is_recognised_and_refused() {
                 }
             })
             .await;
-            let error = told.unwrap().unwrap_or_else(|| panic!("not recognised: {more:?}"));
+            let error =
+                told.unwrap().unwrap_or_else(|| panic!("the proxy was not recognized: {more:?}"));
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(format!("{error:#}").contains("grpc-proxy"), "{error}");
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
@@ -82,7 +86,7 @@ fn tls_is_verified() {
 }
 
 #[test]
-fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+fn client_certificate_is_presented_if_the_server_requires_it() {
     run(async {
         let server = Etcd::with(Setup::new().client_certificates(), 1);
         let (url, certificates) = (server.url(), server.certificates());
@@ -104,15 +108,16 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
     });
 }
 
+// S94
 #[test]
-fn s94_users_passwords_and_rights() {
+fn wrong_users_passwords_and_permissions_are_reported() {
     run(async {
         let server = Etcd::start();
         server.enable_auth("locks/");
         let port = server.port(0);
         let at = |user: &str, path: &str| format!("etcd://{user}127.0.0.1:{port}{path}");
         for (user, path, says) in [
-            ("", "", "put user and password into the URL"),
+            ("", "", "put the user name and password into the URL"),
             ("lh:wr0ng@", "", "rejected the user name or the password"),
             ("nobody:lh@", "", "rejected the user name or the password"),
             ("lh:lh@", "/secret", "secret/"),
@@ -124,7 +129,7 @@ fn s94_users_passwords_and_rights() {
             assert!(format!("{error:#}").contains(says), "{error}");
             assert!(!format!("{error:#}").contains("wr0ng"), "{error}");
         }
-        // Within what is granted, everything works; by namespace or by name.
+        // Everything works within the granted permissions, by namespace or by name.
         let locks = connect(&at("lh:lh@", "/locks")).await;
         let other = connect(&at("lh:lh@", "")).await;
         let guard = locks.mutex("mine").lock().await.unwrap();
@@ -134,7 +139,7 @@ fn s94_users_passwords_and_rights() {
         assert_eq!(locks.list("").await.unwrap().len(), 1);
         release(guard).await;
         release(waiting.await.unwrap().unwrap()).await;
-        // A server that forgets its tokens (they live in memory) is asked for new ones.
+        // A server that has lost its tokens (they are in memory) issues new ones.
         let guard = locks.mutex("kept").lock().await.unwrap();
         server.kill(0);
         server.restart(0);
@@ -144,10 +149,58 @@ fn s94_users_passwords_and_rights() {
     });
 }
 
-/// The URL has always said who we are; now etcd asks.
+/// A lease is revoked only by a user that may write its keys, so a reader cannot end a hold.
+#[test]
+fn user_with_read_access_can_neither_end_nor_fake_a_hold() {
+    run(async {
+        let server = Etcd::start();
+        for spy in ["reader", "stranger"] {
+            server.etcdctl(&["user", "add", &format!("{spy}:spy")]);
+        }
+        server.etcdctl(&["role", "add", "reads"]);
+        let read = ["role", "grant-permission", "reads", "read", "locks/", "--prefix=true"];
+        server.etcdctl(&read);
+        server.etcdctl(&["user", "grant-role", "reader", "reads"]);
+        server.enable_auth("locks/");
+        let url = format!("etcd://lh:lh@127.0.0.1:{}/locks", server.port(0));
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        let guard = locks.mutex("a").lock().await.unwrap();
+        let lock = other.mutex("a");
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        until_queued(&locks, "a", 2).await;
+        let root = |args: &[&str]| server.etcdctl(&[&["--user=root:root"], args].concat());
+        let keys = root(&["get", "--prefix", "--keys-only", "locks/"]);
+        let keys: Vec<&str> = keys.split_whitespace().collect();
+        let leases = root(&["lease", "list"]);
+        let leases: Vec<&str> = leases.lines().skip(1).collect();
+        assert!(keys.len() >= 2 && leases.len() >= 2, "{keys:?} {leases:?}");
+        let may = |user: &str, args: &[&str]| {
+            let user = format!("--user={user}:spy");
+            let output = server.etcdctl_command().arg(user).args(args).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() || said.contains("permission denied"), "{said}");
+            output.status.success()
+        };
+        for user in ["reader", "stranger"] {
+            assert_eq!(may(user, &["get", "--prefix", "locks/"]), user == "reader", "{user}");
+            for key in &keys {
+                assert!(!may(user, &["del", key]) && !may(user, &["put", key, "x"]), "{user}");
+            }
+            for lease in &leases {
+                assert!(!may(user, &["lease", "revoke", lease]), "{user}");
+            }
+        }
+        assert!(guard.is_held() && !waiter.is_finished());
+        release(guard).await;
+        release(waiter.await.unwrap().unwrap()).await;
+    });
+}
+
+// F12
+/// The URL names a user from the beginning, and only later does etcd require one.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f12_users_are_enabled_while_locks_are_held_and_waited_for() {
+fn authentication_may_be_enabled_while_locks_are_held_and_awaited() {
     run(async {
         let server = Etcd::start();
         let url = format!("etcd://lh:lh@127.0.0.1:{}", server.port(0));
@@ -161,17 +214,18 @@ fn f12_users_are_enabled_while_locks_are_held_and_waited_for() {
         tokio::time::sleep(lease * 2).await;
         assert!(held.is_held(), "{held:?}");
         assert!(!waiting.is_finished(), "{:?}", waiting.await);
-        // And one who comes for the first time since.
+        // A name that is used for the first time since then works too.
         release(other.mutex("f12-new").lock().await.unwrap()).await;
         release(held).await;
         release(waiting.await.unwrap().unwrap()).await;
     });
 }
 
-/// Tokens of two seconds, and leases of more.
+// F12
+/// The tokens last two seconds, and the leases longer.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f12_a_users_token_may_end_while_locks_are_held_and_waited_for() {
+fn auth_token_may_expire_while_locks_are_held_and_awaited() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let key = directory.path().join("key");
@@ -195,7 +249,7 @@ fn f12_a_users_token_may_end_while_locks_are_held_and_waited_for() {
     });
 }
 
-/// Sets a password, even the same one: etcd forgets the tokens of that user.
+/// Sets a password, which may be the same one. etcd then forgets the tokens of that user.
 fn set_password(server: &Etcd, user: &str, password: &str) {
     let mut command = server.etcdctl_command();
     command.args(["--user", "root:root", "user", "passwd", user, "--interactive=false"]);
@@ -206,10 +260,11 @@ fn set_password(server: &Etcd, user: &str, password: &str) {
     assert!(running.wait().unwrap().success());
 }
 
-/// The stream of watches was opened with a token of our user that has ended since. Requests get a new
-/// token; the stream refused every new watch, and whoever waited asked twice a second for ever.
+// S84
+/// The stream of watches was opened with an auth token that has expired since. Requests get a new
+/// token. The stream used to refuse every new watch, so waiters polled twice a second forever.
 #[test]
-fn s84_a_stream_whose_token_has_ended_is_opened_anew() {
+fn watch_stream_is_reopened_after_its_token_expired() {
     run(async {
         let server = Etcd::start();
         server.enable_auth("");
@@ -226,12 +281,53 @@ fn s84_a_stream_whose_token_has_ended_is_opened_anew() {
         quiet(&store).await;
         set_password(&server, "lh", "lh");
         assert!(matches!(store.join(&fourth, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
-        // It watches, and does not ask again and again.
+        // The waiter watches, and does not poll again and again.
         quiet(&store).await;
         for (held, waits) in [(&third, &fourth), (&first, &second)] {
             assert!(other.leave(held, None).await.unwrap());
             let told = tokio::time::timeout(PATIENCE, store.changed(waits)).await.unwrap().unwrap();
             assert!(matches!(told, Signal::Granted(_)), "{told:?}");
         }
+    });
+}
+
+/// etcd forgets a user's tokens together with the old password.
+#[test]
+fn changed_password_is_reread_for_the_next_token() {
+    run(async {
+        let server = Etcd::start();
+        server.enable_auth("");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "lh").unwrap();
+        let at = format!("etcd://lh@127.0.0.1:{}", server.port(0));
+        let url = format!("{at}?password_file={}", file.path().display());
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        let guard = locks.mutex("changed").lock().await.unwrap();
+        let lock = other.mutex("changed");
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        until_queued(&locks, "changed", 2).await;
+        set_password(&server, "lh", "new");
+        until("the old password is rejected", async || match locks.inspect("changed").await {
+            Err(error) => error.to_string().contains("accepted before"),
+            Ok(_) => false,
+        })
+        .await;
+        std::fs::write(file.path(), "new").unwrap();
+        until("the client uses the new password", async || locks.inspect("changed").await.is_ok())
+            .await;
+        release(guard).await;
+        release(waiter.await.unwrap().unwrap()).await;
+    });
+}
+
+#[test]
+fn etcd_connects_to_the_address_that_responds() {
+    in_own_network("etcd_access::etcd_connects_to_the_address_that_responds", || {
+        run(async {
+            let server = Etcd::start();
+            drop_ipv6();
+            let locks = connect(&server.url().replace("127.0.0.1", TWO_ADDRESSES)).await;
+            release(locks.mutex("a").lock_timeout(PATIENCE).await.unwrap()).await;
+        });
     });
 }

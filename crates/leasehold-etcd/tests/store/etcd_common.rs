@@ -1,4 +1,4 @@
-//! What the tests of the etcd store share.
+//! Helpers of the tests of the etcd store.
 
 use std::future::Future;
 use std::io::Write;
@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Signal, Store};
-use leasehold::{Builder, Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{
+    Builder, Claim, Client, ErrorKind, Hold, Kind, LostReason, MutexGuard, Name, State,
+};
 pub(crate) use leasehold_test_support::{PATIENCE, connect};
 use testbed::Etcd;
 
@@ -19,22 +21,22 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(PATIENCE * 3, test).await.unwrap() });
 }
 
-/// A client, and its store.
-pub(crate) async fn with_store(url: &str) -> (Leasehold, Arc<EtcdStore>) {
+/// Returns a client and its store.
+pub(crate) async fn with_store(url: &str) -> (Client, Arc<EtcdStore>) {
     let store = EtcdStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
     let store = Arc::new(store);
     (Builder::default().store(store.clone()).unwrap(), store)
 }
 
-pub(crate) async fn release(guard: Guard) {
-    guard.release().await.unwrap();
+pub(crate) async fn release(hold: impl Into<Hold>) {
+    hold.into().release().await.unwrap();
 }
 
-/// Waits until it is so.
+/// Waits until `so` returns true.
 pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so().await {
-        assert!(Instant::now() < end, "never came: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -43,19 +45,19 @@ pub(crate) fn claim(name: &str) -> Claim {
     Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
 }
 
-/// A claim that needs no heartbeat in a test's time.
+/// Returns a claim that needs no heartbeat during a test.
 pub(crate) fn patient(name: &str) -> Claim {
     let mut claim = claim(name);
     (claim.lease, claim.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
     claim
 }
 
-/// What a waiter is told next.
+/// Waits for the next notification of a waiter.
 pub(crate) async fn next_signal(store: &dyn Store, claim: &Claim) -> Signal {
     tokio::time::timeout(PATIENCE, store.changed(claim)).await.unwrap().unwrap()
 }
 
-/// Waits until nothing is sent for more than a second.
+/// Waits until the store sends nothing for more than a second.
 pub(crate) async fn quiet(store: &EtcdStore) {
     let end = Instant::now() + PATIENCE / 3;
     loop {
@@ -64,11 +66,11 @@ pub(crate) async fn quiet(store: &EtcdStore) {
         if store.requests() == before {
             return;
         }
-        assert!(Instant::now() < end, "it never stops asking");
+        assert!(Instant::now() < end, "the client never stops sending requests");
     }
 }
 
-/// The lease that the only key with this prefix hangs on, as etcdctl writes it.
+/// Returns the lease that the only key with this prefix is attached to, as etcdctl writes it.
 pub(crate) fn lease_of(server: &Etcd, prefix: &str) -> String {
     let json = server.etcdctl(&["get", "--prefix", prefix, "-w", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -77,7 +79,8 @@ pub(crate) fn lease_of(server: &Etcd, prefix: &str) -> String {
     format!("{:x}", kvs[0]["lease"].as_i64().unwrap())
 }
 
-/// Puts a value under a condition, as a caller of `etcdctl txn`; tells whether it was met.
+/// Puts a value under a condition, as a caller of `etcdctl txn`. Returns whether the condition was
+/// true.
 pub(crate) fn put_if(mut etcdctl: Command, compare: &str, key: &str, value: &str) -> bool {
     etcdctl.arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = etcdctl.spawn().unwrap();
@@ -90,55 +93,58 @@ pub(crate) fn put_if(mut etcdctl: Command, compare: &str, key: &str, value: &str
     text.starts_with("SUCCESS")
 }
 
-/// Somebody waits elsewhere while the holder is cut off: the holder must know first. Gives what the
-/// other holds then.
+/// Breaks the holder's connection while another client waits. Checks that the holder learns of its
+/// loss before the other client is granted. Returns the other client's guard.
 pub(crate) async fn lost_before_the_next_holds(
-    (held, lease): (&Leasehold, Duration),
-    other: &Leasehold,
+    (held, lease): (&Client, Duration),
+    other: &Client,
     name: &str,
     breaking: impl FnOnce(),
-) -> Guard {
+) -> MutexGuard {
     let (guard, waiting) = loop {
         let guard = held.mutex(name).lease(lease).lock_timeout(PATIENCE).await.unwrap();
         let (late, lock) = (guard.watch(), other.mutex(name).lease(lease));
         let waiting = tokio::spawn(async move {
             let next = lock.lock_timeout(PATIENCE).await.unwrap();
-            // By its own clock, whether or not anybody has been woken.
+            // The guard decides by its own clock, whether or not any task has been woken.
             (next, late.state())
         });
-        until("the queue", async || waiting.is_finished() || queued(other, name).await == Some(2))
-            .await;
+        until("the expected queue", async || {
+            waiting.is_finished() || queued(other, name).await == Some(2)
+        })
+        .await;
         if guard.is_held() {
             break (guard, waiting);
         }
-        // On a machine that stood still, the lease is over before anything is broken.
+        // If the machine paused, the lease is over before anything is broken.
         release(waiting.await.unwrap().0).await;
     };
     breaking();
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
     assert_eq!(reason, LostReason::Expired, "{name}");
     let (next, state) = waiting.await.unwrap();
-    assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+    assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two clients hold the lock");
     assert!(next.token() > guard.token());
     next
 }
 
-/// How many stand in the queue, holders included; `None` while a leader is elected.
-async fn queued(locks: &Leasehold, name: &str) -> Option<usize> {
-    match locks.read(name).await {
+/// Returns how many claims are in the queue, including holders. Returns `None` while a leader is
+/// elected.
+async fn queued(locks: &Client, name: &str) -> Option<usize> {
+    match locks.inspect(name).await {
         Ok(info) => Some(info.map_or(0, |info| info.claims.len())),
         Err(e) if e.kind() == ErrorKind::Unreachable => None,
         Err(e) => panic!("{e}"),
     }
 }
 
-/// Waits until so many stand in the queue, holders included.
-pub(crate) async fn until_queued(locks: &Leasehold, name: &str, count: usize) {
-    until("the queue", async || queued(locks, name).await == Some(count)).await;
+/// Waits until this many claims are in the queue, including holders.
+pub(crate) async fn until_queued(locks: &Client, name: &str, count: usize) {
+    until("the expected queue", async || queued(locks, name).await == Some(count)).await;
 }
 
-/// Many tasks count under one lock without any other care, and check the tokens.
-pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, rounds: usize) {
+/// Has many tasks increment a counter that only the lock protects, and checks the tokens.
+pub(crate) async fn hammer(clients: &[Client], name: &str, tasks: usize, rounds: usize) {
     let inside = Arc::new(AtomicBool::new(false));
     let counted = Arc::new(AtomicU64::new(0));
     let last = Arc::new(AtomicU64::new(0));
@@ -151,22 +157,25 @@ pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, roun
                 let guard = loop {
                     match lock.lock().await {
                         Ok(guard) => break guard,
-                        // The members were down for longer than anybody waits.
+                        // The members were unreachable for longer than a client waits.
                         Err(e) if e.kind() == ErrorKind::Unreachable => {}
                         Err(e) => panic!("{e}"),
                     }
                 };
-                assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
+                assert!(!inside.swap(true, Ordering::SeqCst), "two clients hold the lock");
                 let before = last.swap(guard.token().get(), Ordering::SeqCst);
-                assert!(guard.token().get() > before, "{} after {before}", guard.token());
+                assert!(guard.token().get() > before, "token {} after {before}", guard.token());
                 let n = counted.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 counted.store(n + 1, Ordering::SeqCst);
-                assert!(guard.is_held(), "lost while the cluster had a majority: {guard:?}");
+                assert!(
+                    guard.is_held(),
+                    "the lock was lost while the cluster had a majority: {guard:?}"
+                );
                 inside.store(false, Ordering::SeqCst);
                 match guard.release().await {
                     Ok(_) => {}
-                    // It is given back behind us.
+                    // The claim is released in the background.
                     Err(e) if e.kind() == ErrorKind::Unreachable => {}
                     Err(e) => panic!("{e}"),
                 }
@@ -177,7 +186,7 @@ pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, roun
     assert_eq!(counted.load(Ordering::SeqCst), (tasks * rounds) as u64);
 }
 
-/// `etcdctl lock NAME`, which holds until it is interrupted; or with a command, until that ends.
+/// Runs `etcdctl lock NAME`, which holds the lock until it is interrupted or the command ends.
 pub(crate) fn etcdctl_lock(server: &Etcd, name: &str, command: &[&str]) -> Child {
     let mut lock = server.etcdctl_command();
     lock.args(["lock", name, "--"]).args(command).stdin(Stdio::null()).stdout(Stdio::piped());

@@ -1,14 +1,14 @@
-//! Keys of others: etcd's own clients in one queue with us, values of older and newer versions, and what is
-//! no lock at all and stays as it is.
+//! Keys of other clients: etcd's own clients in the same queue, values of older and newer versions,
+//! and keys that are not locks and stay unchanged.
 
 use std::time::Duration;
 
 use crate::etcd_common::*;
 use leasehold::store::{Evict, Standing};
-use leasehold::{ErrorKind, Guard, Leasehold, Result};
+use leasehold::{Client, ErrorKind, Hold, Result};
 use testbed::Etcd;
 
-/// A lease of so many seconds that nobody keeps alive, as etcdctl writes it.
+/// Grants a lease of this length that no client renews. Returns its ID as etcdctl writes it.
 fn lease_of_etcdctl(server: &Etcd, seconds: u32) -> String {
     let told = server.etcdctl(&["lease", "grant", &seconds.to_string()]);
     let id = told.split_whitespace().nth(1).unwrap();
@@ -16,16 +16,18 @@ fn lease_of_etcdctl(server: &Etcd, seconds: u32) -> String {
     id.to_owned()
 }
 
-/// Puts a key with a value as it is, on a lease.
+/// Puts a key with this value on a lease.
 fn put(server: &Etcd, key: &str, value: &str, lease: &str) {
     server.etcdctl(&["put", &format!("--lease={lease}"), "--", key, value]);
 }
 
-/// Clients tell each other of evictions by keys: none of them is anybody else's.
+/// Clients announce evictions in keys. None of these keys may belong to another program.
 #[test]
-fn what_others_keep_beside_our_notices_stays_when_somebody_is_evicted() {
+fn eviction_keeps_foreign_keys_beside_eviction_notices() {
     run(async {
-        let server = testbed::etcd();
+        // The test uses its own server, because other tests evict clients too and leave notices for
+        // a moment.
+        let server = testbed::Etcd::start();
         let keys = ["leasehold", "leasehold:told:", "leasehold:told:0"];
         for key in keys {
             server.etcdctl(&["put", "--", key, "theirs"]);
@@ -38,11 +40,11 @@ fn what_others_keep_beside_our_notices_stays_when_somebody_is_evicted() {
             let kept = server.etcdctl(&["get", "--print-value-only", "--", key]);
             assert_eq!(kept.trim(), "theirs", "{key}");
         }
-        // The notice itself is not left behind: the second message follows the first.
+        // The notice itself is deleted by a second request, which follows the first.
         let count = async || server.etcdctl(&["get", "--prefix", "--keys-only", "leasehold:told:"]);
         let end = std::time::Instant::now() + PATIENCE;
         while count().await.split_whitespace().count() > 2 {
-            assert!(std::time::Instant::now() < end, "left behind: {}", count().await);
+            assert!(std::time::Instant::now() < end, "notices remain: {}", count().await);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         for key in keys {
@@ -51,8 +53,9 @@ fn what_others_keep_beside_our_notices_stays_when_somebody_is_evicted() {
     });
 }
 
+// S85
 #[test]
-fn s85_etcdctl_holds_and_we_wait() {
+fn waiter_is_granted_after_etcdctl_releases() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -79,8 +82,9 @@ fn s85_etcdctl_holds_and_we_wait() {
     });
 }
 
+// S85
 #[test]
-fn s85_etcdctl_waits_for_us_in_the_order_of_asking() {
+fn etcdctl_and_leasehold_clients_are_granted_in_fifo_order() {
     run(async {
         let server = testbed::etcd();
         let (locks, name) = (connect(&server.url()).await, "s85-order");
@@ -100,16 +104,17 @@ fn s85_etcdctl_waits_for_us_in_the_order_of_asking() {
         });
         until_queued(&locks, name, 3).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(said(), "", "nobody enters while we hold");
-        assert_eq!(locks.read(name).await.unwrap().unwrap().claims[1].holder.host, "?");
+        assert_eq!(said(), "", "etcdctl acquired the lock while leasehold held it");
+        assert_eq!(locks.inspect(name).await.unwrap().unwrap().claims[1].holder.host, "?");
         release(guard).await;
-        assert_eq!(ours.await.unwrap(), "theirs\n", "they came before us");
+        assert_eq!(ours.await.unwrap(), "theirs\n", "etcdctl was not granted first");
         assert!(theirs.wait().unwrap().success());
     });
 }
 
+// S85
 #[test]
-fn s85_one_counter_of_theirs_and_ours() {
+fn etcdctl_and_leasehold_exclude_each_other() {
     const EACH: usize = 6;
     run(async {
         let server = testbed::etcd();
@@ -117,7 +122,7 @@ fn s85_one_counter_of_theirs_and_ours() {
         let file = directory.path().join("counter");
         std::fs::write(&file, "0").unwrap();
         let path = file.to_str().unwrap().to_owned();
-        // No lock of theirs or ours is in it but the one.
+        // Only the one lock protects the counter.
         let script = "n=$(cat \"$0\"); sleep 0.01; echo $((n + 1)) > \"$0\"";
         let theirs = (0..3).map(|_| {
             let path = path.clone();
@@ -152,29 +157,30 @@ fn s85_one_counter_of_theirs_and_ours() {
     });
 }
 
-/// One way to hold a lock with others, at once or not at all.
-async fn shared(locks: &Leasehold, name: &str) -> Result<Guard> {
+/// Takes a shared lock without waiting.
+async fn shared(locks: &Client, name: &str) -> Result<Hold> {
     match name {
-        "shared" => locks.rwlock(name).try_read().await,
-        "of-3" => locks.semaphore(name, 3).try_acquire().await,
-        _ => locks.semaphore(name, 9).try_acquire_many(2).await,
+        "shared" => locks.rwlock(name).try_read().await.map(Hold::from),
+        "of-3" => locks.semaphore(name, 3).try_acquire().await.map(Hold::from),
+        _ => locks.semaphore(name, 9).try_acquire_many(2).await.map(Hold::from),
     }
 }
 
-/// The same, by those who would wait for it.
-async fn shared_in_time(locks: &Leasehold, name: &str) -> Result<Guard> {
+/// Takes a shared lock and waits for it.
+async fn shared_in_time(locks: &Client, name: &str) -> Result<Hold> {
     let limit = Duration::from_secs(2);
     match name {
-        "shared" => locks.rwlock(name).read_timeout(limit).await,
-        "of-3" => locks.semaphore(name, 3).acquire_timeout(limit).await,
-        _ => locks.semaphore(name, 9).acquire_many_timeout(2, limit).await,
+        "shared" => locks.rwlock(name).read_timeout(limit).await.map(Hold::from),
+        "of-3" => locks.semaphore(name, 3).acquire_timeout(limit).await.map(Hold::from),
+        _ => locks.semaphore(name, 9).acquire_many_timeout(2, limit).await.map(Hold::from),
     }
 }
 
-/// A client of etcd's own wants the lock for itself. It waits for whoever came before and for nobody
-/// who comes later, so nobody may hold beside it who came later.
+// F03
+/// A client of etcd itself wants the lock exclusively. It waits for all claims ahead of it and for
+/// none after it. So no claim after it may be granted at the same time.
 #[test]
-fn f03_who_waits_with_etcdctl_is_not_overtaken_by_those_who_share() {
+fn shared_claims_do_not_overtake_a_waiting_etcdctl() {
     run(async {
         let server = testbed::etcd();
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -189,10 +195,12 @@ fn f03_who_waits_with_etcdctl_is_not_overtaken_by_those_who_share() {
             until_queued(&locks, name, 2).await;
             for theirs_holds in [false, true] {
                 if theirs_holds {
-                    until("etcdctl to hold", async || inside.exists()).await;
+                    until("etcdctl holds the lock", async || inside.exists()).await;
                 }
                 for refused in [shared(&other, name).await, shared_in_time(&other, name).await] {
-                    let error = refused.err().unwrap_or_else(|| panic!("{name}: two hold"));
+                    let error = refused
+                        .err()
+                        .unwrap_or_else(|| panic!("{name}: two clients hold the lock"));
                     assert_eq!(error.kind(), ErrorKind::Mismatch, "{name}: {error}");
                 }
                 if !theirs_holds {
@@ -208,9 +216,11 @@ fn f03_who_waits_with_etcdctl_is_not_overtaken_by_those_who_share() {
     });
 }
 
-/// However they came to stand in one queue: those who do not agree what the lock is never hold together.
+// F03
+/// Claims that disagree about the lock are never holders at the same time, in whatever order they
+/// joined.
 #[test]
-fn f03_those_who_disagree_never_hold_together() {
+fn claims_that_disagree_about_the_lock_never_hold_together() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -230,16 +240,16 @@ fn f03_those_who_disagree_never_hold_together() {
             put(server, &format!("f03-mixed/{lease}"), value, &lease);
         }
         for key in keys {
-            let info = locks.read("f03-mixed").await.unwrap().unwrap();
+            let info = locks.inspect("f03-mixed").await.unwrap().unwrap();
             assert_eq!(info.holders().count(), 1, "{info:?}");
             server.etcdctl(&["del", &key]);
         }
-        assert!(locks.read("f03-mixed").await.unwrap().is_none());
+        assert!(locks.inspect("f03-mixed").await.unwrap().is_none());
     });
 }
 
 #[test]
-fn evicting_another_clients_place() {
+fn entry_of_another_etcd_client_can_be_evicted() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -252,9 +262,11 @@ fn evicting_another_clients_place() {
     });
 }
 
-/// What lies where a lock's keys lie, hangs on a lease and was made by no lock: a service's own record.
+// F01
+/// The key of a service's own record lies in the range of a lock and is attached to a lease, but no
+/// lock created it.
 #[test]
-fn f01_force_ends_no_key_that_is_no_place_in_a_queue() {
+fn evict_deletes_only_keys_that_are_queue_entries() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -263,8 +275,8 @@ fn f01_force_ends_no_key_that_is_no_place_in_a_queue() {
         let exists = |key: &str| !server.etcdctl(&["get", "--keys-only", key]).is_empty();
         for (key, value) in [("sd/service-1", ""), (&by_lease, "10.0.0.1:80")] {
             put(server, key, value, &lease);
-            // It is in the way of the lock, as it is for etcd's own client.
-            let info = locks.read("sd").await.unwrap().unwrap();
+            // The key blocks the lock, as it does for etcd's own client.
+            let info = locks.inspect("sd").await.unwrap().unwrap();
             let token = info.claims[0].token.unwrap();
             assert_eq!(info.claims[0].standing, Standing::Holding);
             for which in [Evict::Holders, Evict::Token(token)] {
@@ -276,7 +288,7 @@ fn f01_force_ends_no_key_that_is_no_place_in_a_queue() {
             assert!(exists(key), "{key}");
             server.etcdctl(&["del", key]);
         }
-        // What certainly stands in a queue goes: theirs, and ours.
+        // Keys that are certainly entries are evicted, whether etcdctl or leasehold created them.
         let mut theirs = etcdctl_lock(server, "sd", &[]);
         until_queued(&locks, "sd", 1).await;
         put(server, "sd/service-1", "", &lease);
@@ -291,9 +303,10 @@ fn f01_force_ends_no_key_that_is_no_place_in_a_queue() {
     });
 }
 
-/// What was written by the versions before stands in one queue with us, and what later ones write too.
+// F44
+/// Places that older or newer versions have written work in the same queue.
 #[test]
-fn f44_values_of_older_and_newer_versions_stand_in_one_queue() {
+fn values_of_older_and_newer_versions_share_one_queue() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -305,7 +318,7 @@ fn f44_values_of_older_and_newer_versions_stand_in_one_queue() {
                 let name = format!("f44-{n}-{m}");
                 let lease = lease_of_etcdctl(server, 60);
                 put(server, &format!("{name}/{lease}"), &value, &lease);
-                let info = locks.read(&name).await.unwrap().unwrap();
+                let info = locks.inspect(&name).await.unwrap().unwrap();
                 let [one] = &info.claims[..] else { panic!("{info:?}") };
                 let said = format!("{:?}:{} ", info.kind, info.capacity).to_lowercase();
                 assert!(value.starts_with(&said), "{value}: {info:?}");
@@ -315,7 +328,7 @@ fn f44_values_of_older_and_newer_versions_stand_in_one_queue() {
                     (is_semaphore, _) => 1 + u32::from(is_semaphore),
                 };
                 assert_eq!(one.weight, weight, "{value}");
-                // One who agrees what the lock is waits for it or shares it; nobody says otherwise.
+                // A client that agrees about the lock waits for it or shares it.
                 if value.starts_with("mutex") {
                     let error = locks.mutex(&name).try_lock().await.unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
@@ -334,15 +347,16 @@ fn f44_values_of_older_and_newer_versions_stand_in_one_queue() {
     });
 }
 
+// S90
 #[test]
-fn s90_a_lock_and_those_below_its_name_are_apart() {
+fn lock_and_locks_below_its_name_are_independent() {
     run(async {
         let server = testbed::etcd();
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let below = locks.semaphore("top/below", 2).acquire().await.unwrap();
         let mut foreign = etcdctl_lock(server, "top/theirs", &[]);
         until_queued(&locks, "top/theirs", 1).await;
-        // No lock at all, and not ours to judge.
+        // These keys are not locks, so leasehold ignores them.
         server.etcdctl(&["put", "top/config", "x"]);
         server.etcdctl(&["put", "top/below/config", "x"]);
         let guard = locks.mutex("top").try_lock().await.unwrap();
@@ -367,9 +381,10 @@ fn s90_a_lock_and_those_below_its_name_are_apart() {
     });
 }
 
-/// Much else lies in an etcd that is shared, and is no lock, whatever it is called.
+// F47
+/// A shared etcd holds many other keys that are not locks, whatever their names are.
 #[test]
-fn f47_a_shared_etcd_is_listed_without_what_is_not_ours() {
+fn listing_a_shared_etcd_omits_foreign_keys() {
     run(async {
         let server = Etcd::start();
         let locks = connect(&server.url()).await;
@@ -380,7 +395,7 @@ fn f47_a_shared_etcd_is_listed_without_what_is_not_ours() {
         }
         put(&server, &format!("config/{lease}"), &big, &lease);
         let guard = locks.mutex("f47-list").lock().await.unwrap();
-        release(locks.mutex("f47-kept").at_least(PATIENCE).lock().await.unwrap()).await;
+        release(locks.mutex("f47-kept").min_hold(PATIENCE).lock().await.unwrap()).await;
         let names: Vec<String> =
             locks.list("").await.unwrap().iter().map(|l| l.name.as_str().into()).collect();
         assert_eq!(names, ["f47-kept", "f47-list"]);

@@ -1,5 +1,5 @@
-//! Leases of one member: what is granted counts, what has ended or falls silent is lost in time, and a
-//! lock-delay is kept.
+//! Leases on one member: the granted time counts, a lock is lost in time if its lease has ended or
+//! the member is unreachable, and a lock delay is kept.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,9 @@ use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Standing, Store};
 use leasehold::{ErrorKind, LostReason};
 use testbed::{Etcd, Proxy, Setup};
 
+// S82
 #[test]
-fn s82_a_lease_that_etcd_ended_is_lost() {
+fn lock_with_a_revoked_lease_is_lost() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -17,15 +18,16 @@ fn s82_a_lease_that_etcd_ended_is_lost() {
         server.etcdctl(&["lease", "revoke", &lease_of(server, "s82/")]);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Gone);
-        // The next lease is another one.
+        // The next claim gets another lease.
         let next = locks.mutex("s82").lock().await.unwrap();
         assert!(next.token() > guard.token());
         release(next).await;
     });
 }
 
+// S82
 #[test]
-fn s82_a_key_that_a_person_deleted_is_lost() {
+fn lock_with_a_deleted_key_is_lost() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
@@ -36,17 +38,18 @@ fn s82_a_key_that_a_person_deleted_is_lost() {
     });
 }
 
+// S82
 #[test]
-fn s82_silence_is_lost_by_our_own_clock() {
+fn lease_expires_by_own_clock_during_silence() {
     run(async {
         let server = Etcd::start();
         let locks = connect(&server.url()).await;
         let lease = Duration::from_secs(2);
         let guard = locks.mutex("silent").lease(lease).lock().await.unwrap();
         server.stop(0);
-        // Nothing is acknowledged from here on: what was, was sent before.
+        // From here on no request is acknowledged. The acknowledged ones were sent before.
         tokio::time::sleep(lease).await;
-        assert!(!guard.is_held(), "believed beyond the end of its lease");
+        assert!(!guard.is_held(), "is_held() is true after the lease expired");
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Expired);
         server.cont(0);
@@ -56,9 +59,10 @@ fn s82_silence_is_lost_by_our_own_clock() {
     });
 }
 
+// S82
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s82_one_way_silence_is_lost_by_our_own_clock() {
+fn lease_expires_by_own_clock_during_one_way_silence() {
     run(async {
         let server = Etcd::start();
         let other = connect(&server.url()).await;
@@ -75,15 +79,16 @@ fn s82_one_way_silence_is_lost_by_our_own_clock() {
     });
 }
 
-/// The network has forgotten the only connection to the only member, and says nothing of it.
+// S14
+/// The network has dropped the only connection to the only member without an error.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s14_the_only_connection_that_fell_silent_is_replaced() {
+fn only_connection_is_replaced_when_it_falls_silent() {
     run(async {
         let server = testbed::etcd();
         let proxy = Proxy::before(server.port(0));
         let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
-        // Its renewals are given up before a member that may be slow would be.
+        // The renewals time out before a member that may be slow would be given up.
         let lease = Duration::from_secs(12);
         let guard = locks.mutex("silent: held").lease(lease).lock().await.unwrap();
         let blocker = connect(&server.url()).await;
@@ -92,7 +97,7 @@ fn s14_the_only_connection_that_fell_silent_is_replaced() {
             let mutex = locks.mutex("silent: wanted").lease(lease);
             async move { mutex.lock().await }
         });
-        while locks.read("silent: wanted").await.unwrap().unwrap().waiters().count() == 0 {
+        while locks.inspect("silent: wanted").await.unwrap().unwrap().waiters().count() == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         proxy.silence();
@@ -105,31 +110,36 @@ fn s14_the_only_connection_that_fell_silent_is_replaced() {
     });
 }
 
+// S83
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s83_what_is_granted_counts_and_never_more_than_was_asked_for() {
+fn hold_lasts_no_longer_than_requested_if_etcd_grants_more() {
     run(async {
-        // Grants no less than 9 s.
+        // This server grants no lease below 9 s.
         let setup = Setup::new().arg("--election-timeout=6000").arg("--heartbeat-interval=600");
         let server = Etcd::with(setup, 1);
         let locks = connect(&server.url()).await;
         let lease = Duration::from_secs(1);
         let guard = locks.mutex("short").lease(lease).no_renewal().lock().await.unwrap();
         assert!(guard.remaining() < lease);
-        let info = locks.read("short").await.unwrap().unwrap();
+        let info = locks.inspect("short").await.unwrap().unwrap();
         let told = info.holders().next().unwrap().remaining.unwrap();
-        assert!(told > lease * 3, "the negotiated lease is told: {told:?}");
+        assert!(told > lease * 3, "the negotiated lease is not shown: {told:?}");
         tokio::time::sleep(lease).await;
         assert!(!guard.is_held());
         let rival = connect(&server.url()).await;
         let error = rival.mutex("short").try_lock().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Contended, "etcd keeps it for longer: {error}");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::Contended,
+            "the lease in etcd is longer, so the lock is still held: {error}"
+        );
         release(rival.mutex("short").lock().await.unwrap()).await;
     });
 }
 
 #[test]
-fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
+fn min_hold_survives_a_repeated_release() {
     run(async {
         let url = testbed::etcd().url();
         let (_, store) = with_store(&url).await;
@@ -138,21 +148,22 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         assert!(matches!(store.join(&kept, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let keep = Some(Duration::from_secs(30));
         assert!(store.leave(&kept, keep).await.unwrap());
-        assert!(store.leave(&kept, keep).await.unwrap(), "its place is still there");
+        assert!(store.leave(&kept, keep).await.unwrap(), "the claim in cooldown was not found");
         assert!(store.leave(&kept, None).await.unwrap());
         let rival = claim("kept");
         assert!(matches!(other.join(&rival, Mode::Try).await.unwrap(), Joined::Busy { .. }));
-        // Who departed and comes again stands behind what it left.
+        // A claim that released the lock with a cooldown and joins again is queued after that
+        // cooldown.
         let again = other.join(&kept, Mode::Wait).await.unwrap();
         assert!(matches!(again, Joined::Waiting(p) if p.ahead == 1), "{again:?}");
         let info = other.read(&kept.name).await.unwrap().unwrap();
         assert_eq!(info.claims[0].standing, Standing::Departed);
         assert!(other.leave(&kept, None).await.unwrap());
-        // Where nobody but the departed stands, it is a lock in use all the same.
+        // A lock with nothing but a cooldown is listed as in use.
         let listed = other.list("kept").await.unwrap();
         assert!(matches!(&listed[..], [one] if one.claims.len() == 1), "{listed:?}");
         assert_eq!(other.evict(&kept.name, Evict::Holders).await.unwrap(), 1);
-        // What one client took, another that knows the claim may renew and give back.
+        // Another client that knows a claim may renew and release it.
         let shared = patient("shared");
         assert!(matches!(store.join(&shared, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let renew = Renew { lease: shared.lease, claim: shared.clone() };
@@ -163,17 +174,18 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
     });
 }
 
-/// The delay is the last part of the lease: neither its late holder nor anybody else can cut it short, and
-/// other clients of etcd wait for its end as well.
+// F82
+/// The delay is the last part of the lease. Neither its former holder nor another client can
+/// shorten it, and other clients of etcd wait for its end as well.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f82_a_lock_delay_is_kept_whatever_comes_late() {
+fn lock_delay_cannot_be_shortened_by_late_requests() {
     run(async {
         let server = testbed::etcd();
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let (lease, delay) = (Duration::from_secs(2), Duration::from_secs(7));
         let lock = locks.mutex("f82").lease(lease).lock_delay(delay);
-        // Of a clean end nothing remains, and a renewed hold is no delay.
+        // A clean release causes no delay, and a renewed claim is not in its delay.
         let guard = lock.lock().await.unwrap();
         tokio::time::sleep(lease * 2).await;
         assert!(guard.is_held(), "{guard:?}");
@@ -187,15 +199,15 @@ fn f82_a_lock_delay_is_kept_whatever_comes_late() {
         until_queued(&other, "f82", 2).await;
         guard.lost().await;
         assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
-        until("the delay to be seen", async || {
-            let info = other.read("f82").await.unwrap().unwrap();
+        until("the lock is in its lock_delay", async || {
+            let info = other.inspect("f82").await.unwrap().unwrap();
             info.claims[0].standing == Standing::Departed
         })
         .await;
         let error = other.mutex("f82").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         release(other.mutex("f82").lock_timeout(PATIENCE).await.unwrap()).await;
-        assert!(begun.elapsed() >= lease + delay, "open after {:?}", begun.elapsed());
+        assert!(begun.elapsed() >= lease + delay, "free after {:?}", begun.elapsed());
         assert!(theirs.wait().unwrap().success());
     });
 }

@@ -1,4 +1,4 @@
-//! What a pair, a turn and a failed try cost: requests, and keys that stay.
+//! The cost of an acquire and release, a hand-over and a failed try: requests, and keys that stay.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,9 @@ fn keys(server: &Etcd, prefix: &str) -> usize {
     server.etcdctl(&["get", "--prefix", prefix, "--keys-only"]).split_whitespace().count()
 }
 
+// R13
 #[test]
-fn r13_a_pair_is_two_requests_and_a_failed_try_leaves_nothing() {
+fn acquire_and_release_take_two_requests_and_failed_try_leaves_nothing() {
     const PAIRS: u64 = 100;
     run(async {
         let server = testbed::etcd();
@@ -25,8 +26,11 @@ fn r13_a_pair_is_two_requests_and_a_failed_try_leaves_nothing() {
             release(lock.lock().await.unwrap()).await;
         }
         let pairs = store.requests() - before;
-        // A few keep-alives, of leases that lie idle, come between.
-        assert!((2 * PAIRS..2 * PAIRS + PAIRS / 2).contains(&pairs), "{pairs} for {PAIRS} pairs");
+        // A few keep-alives of idle leases may come in between.
+        assert!(
+            (2 * PAIRS..2 * PAIRS + PAIRS / 2).contains(&pairs),
+            "{pairs} requests for {PAIRS} pairs"
+        );
         let guard = lock.lock().await.unwrap();
         let keys_before = keys(server, "r13/");
         for _ in 0..3 {
@@ -38,9 +42,10 @@ fn r13_a_pair_is_two_requests_and_a_failed_try_leaves_nothing() {
     });
 }
 
-/// One round trip, and nothing is written: no key, no lease.
+// R13
+/// A failed try takes one round trip and writes nothing, neither a key nor a lease.
 #[test]
-fn r13_a_failed_try_is_one_request_and_writes_nothing() {
+fn failed_try_takes_one_request_and_writes_nothing() {
     run(async {
         let server = Etcd::start();
         let (locks, _) = with_store(&server.url()).await;
@@ -57,10 +62,10 @@ fn r13_a_failed_try_is_one_request_and_writes_nothing() {
             let before = store.requests();
             others.mutex("tried").try_lock().await.unwrap_err();
             others.rwlock("tried too").try_read().await.unwrap_err();
-            assert_eq!(store.requests() - before, 2, "the {n}th time");
+            assert_eq!(store.requests() - before, 2, "requests in round {n}");
         }
         assert_eq!((revision(), leases()), (written.clone(), leased));
-        // With a lease at hand, and of a lock that was free the last time.
+        // Here the client has an idle lease, and the lock was free the last time.
         release(others.mutex("tried before").lock().await.unwrap()).await;
         let other = locks.mutex("tried before").lock().await.unwrap();
         let (written, before) = (revision(), store.requests());
@@ -73,7 +78,7 @@ fn r13_a_failed_try_is_one_request_and_writes_nothing() {
     });
 }
 
-/// How many requests so many turns cost, with so many tasks on each of three clients.
+/// Returns how many requests this many turns cost, with this many tasks on each of three clients.
 async fn cost_of_turns(name: &'static str, tasks: u64, turns: u64) -> u64 {
     let url = testbed::etcd().url();
     let (mut stores, mut running) = (Vec::new(), tokio::task::JoinSet::new());
@@ -97,31 +102,35 @@ async fn cost_of_turns(name: &'static str, tasks: u64, turns: u64) -> u64 {
     (sent() - before).saturating_sub(beats)
 }
 
-/// To join and to leave: nothing is watched anew, and nobody looks who is told everything.
+// R10
+/// A turn is a join and a leave. No new watch is created, and no client reads what its watch
+/// already reports.
 #[test]
-fn r10_a_turn_among_the_same_few_is_two_requests() {
+fn hand_over_among_few_clients_takes_two_requests() {
     const TURNS: u64 = 300;
     run(async {
         let (sent, turns) = (cost_of_turns("few", 1, TURNS).await, 3 * TURNS);
-        // The first of each watches and looks; some find the lock free, and the next time taken.
-        assert!(sent <= 2 * turns + turns / 4, "{sent} for {turns}");
+        // Each first turn creates a watch and reads. Some turns find the lock free, and the next
+        // one finds it taken.
+        assert!(sent <= 2 * turns + turns / 4, "{sent} requests for {turns} turns");
     });
 }
 
-/// Who joins far back looks once, as it comes near.
+// R10
+/// A waiter that joins far back reads once, when it comes near the front.
 #[test]
-fn r10_a_turn_among_many_is_three_requests() {
+fn hand_over_among_many_clients_takes_three_requests() {
     const TURNS: u64 = 60;
     run(async {
         let (sent, turns) = (cost_of_turns("many", 10, TURNS).await, 30 * TURNS);
-        assert!(sent <= 3 * turns + turns / 4, "{sent} for {turns}");
+        assert!(sent <= 3 * turns + turns / 4, "{sent} requests for {turns} turns");
     });
 }
 
-/// Else etcd steps over as many keys as there ever were, whenever it looks at the lock's.
+/// Otherwise etcd would scan as many keys as there ever were, whenever it reads those of the lock.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() {
+fn reused_lock_keeps_its_key_and_late_requests_are_harmless() {
     run(async {
         let server = testbed::etcd();
         let (_, store) = with_store(&server.url()).await;
@@ -132,7 +141,7 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
             keys.insert(store.ownership(&one).unwrap().map(|owned| owned.key));
             assert!(store.leave(&one, None).await.unwrap());
         }
-        // One lease is got ahead, for whoever comes beside the first.
+        // One lease is granted ahead, for a claim that joins besides the first.
         assert!(keys.len() <= 2, "{} keys for 20 uses", keys.len());
         let (first, second) = (patient("again"), patient("again"));
         assert!(matches!(store.join(&first, Mode::Try).await.unwrap(), Joined::Holding { .. }));
@@ -143,14 +152,14 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         assert_ne!(
             store.ownership(&first).unwrap().map(|owned| owned.key),
             key,
-            "nobody compares with another's place"
+            "the old claim has the new claim's key"
         );
-        // As after an answer that was lost.
+        // This is a second release, as after a lost reply.
         assert!(!store.leave(&first, None).await.unwrap());
         let renewals = [first, second.clone()].map(|claim| Renew { lease: claim.lease, claim });
         let told = store.renew(&renewals).await.unwrap();
         assert!(matches!(told[..], [Renewal::Lost, Renewal::Holding { .. }]), "{told:?}");
-        // A key that stays when its holder departs is nobody else's.
+        // A key that stays for a cooldown belongs to no other claim.
         assert!(store.leave(&second, Some(Duration::from_secs(10))).await.unwrap());
         let third = patient("again");
         let joined = store.join(&third, Mode::Wait).await.unwrap();
@@ -161,7 +170,8 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
     });
 }
 
-/// One read and one lease, however many wait. Names below this one do not count.
+/// It takes one read and one lease query, however long the queue is. Names below this one do not
+/// count.
 #[test]
 fn reading_the_holders_costs_the_same_however_many_wait() {
     run(async {
@@ -176,12 +186,16 @@ fn reading_the_holders_costs_the_same_however_many_wait() {
                 other.join(claim, Mode::Wait).await.unwrap();
             }
             quiet(&store).await;
-            let before = store.requests();
-            let lock = locks.holders("asked").await.unwrap().unwrap();
-            let sent = store.requests() - before;
-            assert_eq!(lock.holders().count(), 1);
-            // Where the names below fill the reading, all is read.
-            assert!(sent <= 3, "{sent} requests with {wanted} waiters");
+            // A heartbeat may come in between, so the smallest of several results counts.
+            let mut least = u64::MAX;
+            for _ in 0..10 {
+                let before = store.requests();
+                let lock = locks.holders("asked").await.unwrap().unwrap();
+                least = least.min(store.requests() - before);
+                assert_eq!(lock.holders().count(), 1);
+            }
+            // If the names below fill the first page, all claims are read.
+            assert!(least <= 3, "{least} requests with {wanted} waiters");
             for claim in &waiting {
                 other.leave(claim, None).await.unwrap();
             }

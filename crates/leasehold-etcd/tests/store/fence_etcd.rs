@@ -1,5 +1,5 @@
-//! Ownership as a condition of the caller's own transaction in etcd: late holders, evictions, a stopped
-//! process.
+//! Ownership as a condition of the caller's own transaction in etcd: late holders, evictions, a
+//! paused process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -17,18 +17,22 @@ fn value_of(key: &str) -> String {
     testbed::etcd().etcdctl(&["get", key, "--print-value-only"])
 }
 
+// R35
 #[test]
-fn r35_ownership_is_a_condition_of_a_transaction_of_the_callers() {
+fn ownership_can_guard_the_callers_transaction() {
     run(async {
         let locks = connect(&testbed::etcd().url()).await;
         let guard = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
         let compare = guard.etcd_compare().unwrap();
         assert_eq!(compare.create_revision, i64::try_from(guard.token().get()).unwrap());
         assert!(!compare.to_protobuf().is_empty());
-        assert!(put_if(&compare.to_string(), "guarded", "mine"), "held");
+        assert!(put_if(&compare.to_string(), "guarded", "mine"), "the holder's write was refused");
         release(guard).await;
         let next = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
-        assert!(!put_if(&compare.to_string(), "guarded", "late"), "not held any more");
+        assert!(
+            !put_if(&compare.to_string(), "guarded", "late"),
+            "a stale holder's write was accepted"
+        );
         assert!(put_if(&next.etcd_compare().unwrap().to_string(), "guarded", "next"));
         assert_eq!(value_of("guarded"), "next");
         release(next).await;
@@ -38,13 +42,14 @@ fn r35_ownership_is_a_condition_of_a_transaction_of_the_callers() {
     });
 }
 
+// R35
 #[test]
-fn r35_permits_and_readers_are_no_fences() {
+fn permits_and_readers_cannot_be_used_as_fences() {
     run(async {
         let locks = connect(&testbed::etcd().url()).await;
         let permit = locks.semaphore("no-fence-s", 2).acquire().await.unwrap();
         let reader = locks.rwlock("no-fence-r").read().await.unwrap();
-        for shared in [&permit, &reader] {
+        for shared in [&*permit, &*reader] {
             let error = shared.etcd_compare().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(format!("{error:#}").contains("exclusive"), "{error}");
@@ -54,9 +59,11 @@ fn r35_permits_and_readers_are_no_fences() {
     });
 }
 
-/// A holder that writes as fast as it can is evicted: what it wrote last is never over its successor's.
+// R35
+/// A holder that writes as fast as it can is evicted. Its last write never replaces the value of
+/// its successor.
 #[test]
-fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
+fn evicted_holder_never_overwrites_its_successor() {
     run(async {
         let url = testbed::etcd().url();
         let (locks, other) = (connect(&url).await, connect(&url).await);
@@ -68,7 +75,7 @@ fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
                 let mut written = 0;
                 while put_if(&compare, "evicted-data", "late") {
                     written += 1;
-                    assert!(written < 10_000, "an evicted holder writes for ever");
+                    assert!(written < 10_000, "the writes of an evicted holder are never refused");
                 }
             });
             tokio::time::sleep(Duration::from_millis(7 * round)).await;
@@ -78,7 +85,7 @@ fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
             let written = tokio::task::spawn_blocking(move || {
                 put_if(&compare, "evicted-data", &round.to_string())
             });
-            assert!(written.await.unwrap(), "who holds writes");
+            assert!(written.await.unwrap(), "the holder's write was refused");
             writing.await.unwrap();
             assert_eq!(value_of("evicted-data"), value);
             release(next).await;
@@ -89,9 +96,10 @@ fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
 
 const LEASE: Duration = Duration::from_secs(5);
 
-/// The child of the test below: holds, is stopped, and then writes as if nothing had happened.
+/// Runs as the child of the test below. It holds the lock, is paused, and then writes as if nothing
+/// had happened.
 #[test]
-fn child_that_is_stopped() {
+fn child_process_that_is_paused() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     run(async {
         let locks = connect(&url).await;
@@ -101,7 +109,7 @@ fn child_that_is_stopped() {
             let mut command = Command::new("etcdctl");
             command.env("ETCDCTL_API", "3");
             command.arg(format!("--endpoints={}", url.strip_prefix("etcd://").unwrap()));
-            // On a busy machine an answer may take longer than etcdctl's five seconds.
+            // On a busy machine a reply may take longer than etcdctl's five seconds.
             command.arg("--command-timeout=60s");
             command
         };
@@ -115,14 +123,15 @@ fn child_that_is_stopped() {
     });
 }
 
+// R40
 #[test]
-fn r40_a_stopped_process_is_refused_by_etcd() {
+fn late_write_of_a_paused_process_is_refused_by_etcd() {
     run(async {
         let url = testbed::etcd().url();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "fence_etcd::child_that_is_stopped",
+                "fence_etcd::child_process_that_is_paused",
                 "--nocapture",
                 "--test-threads=1",
             ])
@@ -139,13 +148,13 @@ fn r40_a_stopped_process_is_refused_by_etcd() {
         });
         let mut line = async |start: &str| loop {
             let said = tokio::time::timeout(PATIENCE, told.recv()).await;
-            let said = said.expect("the child says nothing").expect("the child ended");
+            let said = said.expect("the child prints nothing").expect("the child ended");
             if let Some((_, rest)) = said.split_once(start) {
                 return rest.to_owned();
             }
         };
         line("wrote under ").await;
-        // SAFETY: a plain kill of a child that we have not waited for yet.
+        // SAFETY: this is a plain `kill` of a child process that was not waited for yet.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
         let locks = connect(&url).await;
         let guard = locks.mutex("r40").lock_timeout(PATIENCE).await.unwrap();
@@ -153,7 +162,7 @@ fn r40_a_stopped_process_is_refused_by_etcd() {
         child.stdin.take().unwrap().write_all(b"go\n").unwrap();
         // SAFETY: as above.
         unsafe { libc::kill(pid, libc::SIGCONT) };
-        assert_eq!(line("late ").await, "false", "a late write came through");
+        assert_eq!(line("late ").await, "false", "a late write was accepted");
         assert_eq!(line("held ").await, "false");
         assert!(child.wait().unwrap().success());
         assert_eq!(value_of("r40-data"), "parent");

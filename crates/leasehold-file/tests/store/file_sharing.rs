@@ -1,7 +1,7 @@
-//! A file store that several users of the machine share, and those who are not meant to.
+//! A file store that several users of the machine share, and users without access to it.
 //!
-//! Children of this test become other users. Only root can do that: where the tests run as anybody
-//! else, these say so and do nothing.
+//! Child processes of this test become other users, which only root can do. If the tests run as
+//! another user, they print that and do nothing.
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -15,7 +15,7 @@ use leasehold::{Claim, ErrorKind, Kind, Name};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use tokio::runtime::{Handle, Runtime};
 
-/// Two who are of the team, and one who is not.
+/// Two members of the team, and a user outside it.
 const ANN: u32 = 61_001;
 const BOB: u32 = 61_002;
 const EVE: u32 = 61_666;
@@ -37,16 +37,16 @@ fn claim(name: &str) -> Claim {
     Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
 }
 
-/// Whether we may become others; said, if not.
+/// Returns whether the test can become other users. Prints a message if not.
 fn may_become_others() -> bool {
     let may = Uid::effective().is_root();
     if !may {
-        eprintln!("not root: no other user to be, so nothing was tested");
+        eprintln!("skipped: only root can become another user");
     }
     may
 }
 
-/// A directory that all may reach, and below it what a test makes.
+/// A directory that all users can reach, which contains a test's files.
 struct Ground {
     dir: tempfile::TempDir,
 }
@@ -79,10 +79,11 @@ struct Other {
 }
 
 impl Other {
-    /// As this user, in a group of the same number, and in the team if it is one of it.
+    /// Starts a process as this user, in a group with the same number, and in the team if the user
+    /// is a member.
     fn start(user: u32, root: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "file_sharing::the_others_of_these_tests_answer", "--nocapture"])
+            .args(["--exact", "file_sharing::child_process_of_another_user", "--nocapture"])
             .env(ROLE, root)
             .env(USER, user.to_string())
             .stdin(Stdio::piped())
@@ -98,7 +99,10 @@ impl Other {
         writeln!(self.orders, "{order}").unwrap();
         loop {
             let mut line = String::new();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "it died of {order:?}");
+            assert!(
+                self.answers.read_line(&mut line).unwrap() > 0,
+                "the helper ended during {order:?}"
+            );
             if let Some(at) = line.find(MARK) {
                 return line[at + MARK.len()..].trim().to_owned();
             }
@@ -124,7 +128,7 @@ fn become_user(user: u32) {
     setgroups(if user == EVE { &[] } else { &team }).unwrap();
     setresgid(gid, gid, gid).unwrap();
     setresuid(uid, uid, uid).unwrap();
-    // As careful users have it.
+    // Careful users have this umask.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
@@ -145,7 +149,7 @@ fn serve(root: &Path) {
                 }
                 Err(e) => told(e),
             },
-            // With a token behind which the next one must be.
+            // The optional argument is a token that the next one must exceed.
             (["try", name, seen @ ..], Some(store)) => {
                 let mut c = claim(name);
                 c.seen = seen.first().map_or(0, |seen| seen.parse().unwrap());
@@ -177,14 +181,14 @@ fn serve(root: &Path) {
                 Ok(()) => "unlinked".into(),
                 Err(e) => e.kind().to_string(),
             },
-            _ => panic!("what is {order:?}?"),
+            _ => panic!("unknown order {order:?}"),
         };
         println!("\n{MARK}{answer}");
     }
 }
 
 #[test]
-fn the_others_of_these_tests_answer() {
+fn child_process_of_another_user() {
     let (Some(root), Ok(user)) = (std::env::var_os(ROLE), std::env::var(USER)) else { return };
     become_user(user.parse().unwrap());
     serve(&PathBuf::from(root));
@@ -194,13 +198,14 @@ fn token(answer: &str) -> u64 {
     answer.strip_prefix("held ").unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
 }
 
-/// The FIFOs in the store.
+/// Returns the FIFOs in the store.
 fn sessions(root: &Path) -> Vec<String> {
     let all = fs::read_dir(root.join("clients")).unwrap();
     all.map(|entry| format!("clients/{}", entry.unwrap().file_name().display())).collect()
 }
 
-/// What all who share a store must be able to do, whoever of them made what.
+/// Checks everything that all users of a shared store must be able to do, whichever user created
+/// the files.
 fn works_for(root: &Path, others: &mut [Other]) {
     let far = leasehold_wall() + 7_200_000_000;
     let mut last = 0;
@@ -215,7 +220,7 @@ fn works_for(root: &Path, others: &mut [Other]) {
     for round in 0..2 {
         for i in 0..others.len() {
             for name in ["x", "order:42", &long] {
-                // Each makes it necessary to write the ceiling of the tokens anew.
+                // Each of these tokens makes it necessary to raise the ceiling.
                 let seen = far * (1 + round) + u64::try_from(i).unwrap() * 600_000_000;
                 let taken = others[i].ask(&format!("try {name} {seen}"));
                 if name == "x" {
@@ -239,8 +244,9 @@ fn leasehold_wall() -> u64 {
     u64::try_from(now.as_micros()).unwrap()
 }
 
+// F05
 #[test]
-fn f05_a_group_shares_its_directory_and_nobody_else_does() {
+fn only_the_group_can_use_its_shared_directory() {
     if !may_become_others() {
         return;
     }
@@ -255,12 +261,12 @@ fn f05_a_group_shares_its_directory_and_nobody_else_does() {
         let inside = sessions(&root);
         assert_eq!(eve.ask(&format!("unlink {}", inside[0])), "permission denied");
         assert_eq!(eve.ask("unlink tokens"), "permission denied");
-        // Who is killed is found dead by the others.
+        // The other users find that a killed process is dead.
         let [mut ann, mut bob] = team;
         token(&ann.ask("try dead"));
         ann.kill();
         token(&bob.ask("try dead"));
-        // And nothing of it depends on who came first.
+        // The result does not depend on which user came first.
         let mut ann = Other::start(ANN, &root);
         assert_eq!(ann.ask("open"), "open");
         assert_eq!(ann.ask("list"), "dead");
@@ -268,8 +274,9 @@ fn f05_a_group_shares_its_directory_and_nobody_else_does() {
     }
 }
 
+// F05
 #[test]
-fn f05_everybody_shares_a_sticky_directory_and_deletes_only_what_is_his() {
+fn sticky_directory_is_shared_but_users_delete_only_their_files() {
     if !may_become_others() {
         return;
     }
@@ -281,22 +288,24 @@ fn f05_everybody_shares_a_sticky_directory_and_deletes_only_what_is_his() {
     token(&bob.ask("try kept"));
     let others = sessions(&root);
     let refused = others.iter().filter(|path| {
-        // Ann came first, so the directory below is hers; Eve is as Bob is to Ann.
+        // Ann came first, so the subdirectory belongs to her. Eve has the same relation to it as
+        // Bob.
         let by = Other::start(EVE, &root).ask(&format!("unlink {path}"));
         by == "operation not permitted" || by == "permission denied"
     });
-    assert_eq!(refused.count(), 2, "only her own");
+    assert_eq!(refused.count(), 2, "Eve must not delete other users' files");
     assert_eq!(ann.ask("try kept"), "busy");
     drop(eve);
-    // What cannot be unlinked is dead all the same.
+    // A FIFO that cannot be unlinked still counts as dead.
     bob.kill();
     let mut eve = Other::start(EVE, &root);
     assert_eq!(eve.ask("open"), "open");
     token(&eve.ask("try kept"));
 }
 
+// F05
 #[test]
-fn f05_what_doctor_advises_helps() {
+fn advice_of_doctor_fixes_the_permissions() {
     if !may_become_others() {
         return;
     }
@@ -309,18 +318,18 @@ fn f05_what_doctor_advises_helps() {
         let found = runtime.block_on(open(&root).unwrap().diagnose()).unwrap();
         found.into_iter().find(|f| f.id == "rights").map(|f| f.fix.into_owned())
     };
-    let advised = advice().expect("everybody may take locks away");
+    let advised = advice().expect("doctor does not report that all users may delete locks");
     assert!(advised.contains("chgrp GROUP") && advised.contains("chmod 2770"), "{advised}");
     chown(&root, None, Some(TEAM)).unwrap();
     fs::set_permissions(&root, Permissions::from_mode(0o2770)).unwrap();
     assert_eq!(advice(), None);
-    // Whoever comes first.
+    // Any user may come first.
     works_for(&root, &mut [BOB, ANN].map(|user| Other::start(user, &root)));
     let refused = Other::start(EVE, &root).ask("open");
     assert!(refused.starts_with("Denied"), "{refused}");
 }
 
-/// All below a directory.
+/// Returns everything below a directory.
 fn below(root: &Path) -> Vec<PathBuf> {
     let mut found = vec![root.to_owned()];
     for entry in fs::read_dir(root).unwrap() {
@@ -333,8 +342,9 @@ fn below(root: &Path) -> Vec<PathBuf> {
     found
 }
 
+// F05
 #[test]
-fn f05_root_in_a_users_store_leaves_nothing_that_is_closed_to_the_user() {
+fn root_leaves_no_inaccessible_files_in_a_users_store() {
     if !may_become_others() {
         return;
     }
@@ -365,14 +375,15 @@ fn f05_root_in_a_users_store_leaves_nothing_that_is_closed_to_the_user() {
         drop(store);
         token(&ann.ask("try held"));
     }
-    // We are who we were.
+    // The process has its own user again.
     assert!(Uid::effective().is_root());
     let probe = tempfile::NamedTempFile::new().unwrap();
     assert_eq!(probe.as_file().metadata().unwrap().uid(), 0);
 }
 
+// F05
 #[test]
-fn f05_what_a_stranger_has_put_there_is_refused() {
+fn store_prepared_by_another_user_is_rejected() {
     if !may_become_others() {
         return;
     }
@@ -396,25 +407,26 @@ fn f05_what_a_stranger_has_put_there_is_refused() {
         fs::set_permissions(&guessed, Permissions::from_mode(mode)).unwrap();
         is_refused(&format!("{mode:o}"));
     }
-    // A link of hers to a directory of Ann's own.
+    // Eve's link leads to Ann's own directory.
     fs::remove_dir(&guessed).unwrap();
     let own = ground.directory("own", ANN, ANN, 0o700);
     symlink(&own, &guessed).unwrap();
     std::os::unix::fs::lchown(&guessed, Some(EVE), Some(EVE)).unwrap();
     is_refused("a link");
-    // Where nobody else could have put it, and open to all.
+    // No other user could have put this directory there, but all users may write to it.
     let open_to_all = ground.directory("open", EVE, EVE, 0o1777);
     let told = Other::start(ANN, &open_to_all).ask("open");
     assert!(told.starts_with("Config") && told.contains("belongs to user"), "{told}");
-    // Her own is.
+    // Ann's own directory is accepted.
     fs::remove_file(&guessed).unwrap();
     let mut ann = Other::start(ANN, &guessed);
     assert_eq!(ann.ask("open"), "open");
     token(&ann.ask("try x"));
 }
 
+// F05
 #[test]
-fn f05_a_store_that_is_opened_to_a_group_later_is_opened_by_its_owner() {
+fn owner_grants_a_group_access_to_an_existing_store() {
     if !may_become_others() {
         return;
     }
@@ -425,7 +437,7 @@ fn f05_a_store_that_is_opened_to_a_group_later_is_opened_by_its_owner() {
     token(&ann.ask("try held"));
     chown(&root, None, Some(TEAM)).unwrap();
     fs::set_permissions(&root, Permissions::from_mode(0o2770)).unwrap();
-    // Until she comes by, the others are told whose it is.
+    // Until Ann uses the store again, the error shows other users that the file is hers.
     let told = Other::start(BOB, &root).ask("open");
     assert!(told.starts_with("Denied") && told.contains(&ANN.to_string()), "{told}");
     let mut again = Other::start(ANN, &root);

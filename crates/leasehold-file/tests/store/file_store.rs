@@ -1,6 +1,6 @@
-//! The file store between processes: children of this test are killed, stopped and counted.
+//! The file store between processes. Child processes of this test are killed, paused and counted.
 //!
-//! No heartbeat runs here: a waiter that is not woken by a push or a death fails its test.
+//! No heartbeat runs here, so a waiter that is not notified of a grant or a death fails its test.
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, St
 use leasehold::{Claim, ErrorKind, Kind, MAX_READERS, Name, Token};
 use tokio::runtime::{Handle, Runtime};
 
-/// Long enough for a loaded machine, short enough that a lost wake-up is seen.
+/// Time limit that suffices on a loaded machine, and still reveals a lost notification.
 const SOON: Duration = Duration::from_secs(60);
 
 fn runtime() -> Runtime {
@@ -39,7 +39,7 @@ fn weighed(name: &str, kind: Kind, weight: u32, capacity: u32) -> Claim {
     Claim::new(Name::new(name).unwrap(), kind, weight, capacity).unwrap()
 }
 
-/// Waits its turn, woken by nothing but the store.
+/// Waits for the lock, and polls only when the store notifies it.
 async fn lock(store: &FileStore, claim: &Claim) -> Token {
     let turn = async {
         loop {
@@ -51,30 +51,30 @@ async fn lock(store: &FileStore, claim: &Claim) -> Token {
             }
         }
     };
-    tokio::time::timeout(SOON, turn).await.expect("nobody woke this waiter")
+    tokio::time::timeout(SOON, turn).await.expect("this waiter was not woken")
 }
 
 async fn news(store: &FileStore, claim: &Claim) -> Signal {
     let changed = tokio::time::timeout(SOON, store.changed(claim));
-    changed.await.expect("nobody woke this waiter").unwrap()
+    changed.await.expect("this waiter was not woken").unwrap()
 }
 
 async fn try_lock(store: &FileStore, claim: &Claim) -> Option<Token> {
     match store.join(claim, Mode::Try).await.unwrap() {
         Joined::Holding { token, .. } => Some(token),
         Joined::Busy { .. } => None,
-        Joined::Waiting(_) => panic!("a try never waits"),
+        Joined::Waiting(_) => panic!("Mode::Try waited"),
     }
 }
 
 async fn joins_the_queue(store: &FileStore, claim: &Claim, ahead: usize) {
     match store.join(claim, Mode::Wait).await.unwrap() {
         Joined::Waiting(place) => assert_eq!(place.ahead, ahead),
-        other => panic!("not waiting: {other:?}"),
+        other => panic!("expected to wait, got {other:?}"),
     }
 }
 
-/// Another process, which does what it is told line by line.
+/// Another process, which executes one order per line.
 struct Helper {
     child: Child,
     orders: ChildStdin,
@@ -87,11 +87,7 @@ const MARK: &str = "child> ";
 impl Helper {
     fn start(root: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "file_store::the_helper_process_of_these_tests_answers",
-                "--nocapture",
-            ])
+            .args(["--exact", "file_store::helper_process_answers", "--nocapture"])
             .env(ROLE, root)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -106,12 +102,12 @@ impl Helper {
         writeln!(self.orders, "{order}").unwrap();
     }
 
-    /// The next answer. Blocks; the helper's own time limits end it.
+    /// Returns the next answer. It blocks until then, limited by the helper's own timeouts.
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             let read = self.answers.read_line(&mut line).unwrap();
-            assert!(read > 0, "the helper died");
+            assert!(read > 0, "the helper ended");
             if let Some(at) = line.find(MARK) {
                 return line[at + MARK.len()..].trim().to_owned();
             }
@@ -146,7 +142,7 @@ impl Drop for Helper {
     }
 }
 
-/// What the helper process does: one order a line.
+/// Runs the helper process, with one order per line.
 fn help(root: &Path) {
     let runtime = runtime();
     let _context = runtime.enter();
@@ -164,7 +160,7 @@ fn help(root: &Path) {
                 held.push(c);
                 token.map_or("busy".into(), |t| format!("held {t}"))
             }
-            // Two answers: once it stands in the queue, and once it holds.
+            // It gives two answers: one when it is in the queue, and one when it holds the lock.
             ["lock", name] => {
                 let c = claim(name);
                 if let Joined::Waiting(_) = runtime.block_on(store.join(&c, Mode::Wait)).unwrap() {
@@ -184,7 +180,7 @@ fn help(root: &Path) {
                 children.push(sleeper(&store, keep == "lifeline"));
                 format!("{}", children.last().unwrap().id())
             }
-            // From now on no file of this process grows beyond that.
+            // From now on no file of this process can grow beyond that size.
             ["limit", bytes] => {
                 use rustix::process::{Resource, Rlimit, setrlimit};
                 let limit = Rlimit { current: bytes.parse().ok(), maximum: None };
@@ -195,7 +191,8 @@ fn help(root: &Path) {
                 Ok(joined) => format!("{joined:?}"),
                 Err(e) => format!("{:?}: {e:#}", e.kind()),
             },
-            // Never answers: works until it is killed, and leaves a mark once it is at it.
+            // It never answers. It works until it is killed, and creates a marker file once it has
+            // started.
             ["churn", name] => loop {
                 let c = claim(name);
                 runtime.block_on(async {
@@ -207,7 +204,7 @@ fn help(root: &Path) {
                     fs::write(mark, "").unwrap();
                 }
             },
-            // As `count`: adds to a file under the lock, and says which token each time had.
+            // It adds to a file under the lock, and returns the token of each hold.
             ["count", name, times] => {
                 let file = root.join("count");
                 let mut tokens = Vec::new();
@@ -225,18 +222,18 @@ fn help(root: &Path) {
                 assert!(tokens.is_sorted());
                 "counted".into()
             }
-            _ => panic!("what is {order:?}?"),
+            _ => panic!("unknown order {order:?}"),
         };
         println!("\n{MARK}{answer}");
     }
 }
 
-/// A child of the helper; with `lifeline` it inherits the store's.
+/// Starts a child of the helper. With `lifeline` it inherits the store's lifeline.
 fn sleeper(store: &FileStore, lifeline: bool) -> Child {
     let mut command = Command::new("sleep");
     command.arg("60").stdout(Stdio::null()).stdin(Stdio::null());
     if lifeline {
-        // A duplicate as standard input is inherited, and needs no unsafe code here.
+        // A duplicate as standard input is inherited without unsafe code.
         let fd = store.lifeline().unwrap().try_clone_to_owned().unwrap();
         command.stdin(Stdio::from(fd));
     }
@@ -244,7 +241,7 @@ fn sleeper(store: &FileStore, lifeline: bool) -> Child {
 }
 
 #[test]
-fn the_helper_process_of_these_tests_answers() {
+fn helper_process_answers() {
     if let Some(root) = std::env::var_os(ROLE) {
         return help(&PathBuf::from(root));
     }
@@ -255,8 +252,9 @@ fn the_helper_process_of_these_tests_answers() {
     assert_eq!(helper.ask("try x"), "busy");
 }
 
+// S64
 #[test]
-fn s64_kill_9_of_the_holder_hands_over_at_once() {
+fn kill_9_of_the_holder_hands_over_immediately() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -284,13 +282,14 @@ fn s64_kill_9_of_the_holder_hands_over_at_once() {
         runtime.block_on(store.leave(&next, None)).unwrap();
     }
     waits.sort();
-    // The design's bound is 10 ms; the bound here only says that nothing was sat out.
+    // The design limit is 10 ms. The limit here only shows that no timeout had to elapse.
     println!("kill -9 to held: median {:?}, worst {:?}", waits[10], waits[19]);
     assert!(waits[10] < Duration::from_millis(500), "{waits:?}");
 }
 
+// S64
 #[test]
-fn s64_a_try_finds_the_dead_at_once() {
+fn try_lock_detects_a_crashed_holder_immediately() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -302,11 +301,12 @@ fn s64_a_try_finds_the_dead_at_once() {
     let token = runtime.block_on(try_lock(&store, &claim("x"))).unwrap();
     assert!(format!("held {token}") > first);
     let left = fs::read_dir(tmp.path().join("clients")).unwrap().count();
-    assert_eq!(left, 1, "the dead session was not buried");
+    assert_eq!(left, 1, "the dead session's file was not deleted");
 }
 
+// S16
 #[test]
-fn s16_a_name_that_only_the_dead_use_is_free_for_another_kind() {
+fn name_of_crashed_clients_is_free_for_another_kind() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -321,7 +321,7 @@ fn s16_a_name_that_only_the_dead_use_is_free_for_another_kind() {
 }
 
 #[test]
-fn a_stopped_holder_holds() {
+fn paused_holder_keeps_its_lock() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -335,8 +335,9 @@ fn a_stopped_holder_holds() {
     runtime.block_on(try_lock(&store, &claim("x"))).unwrap();
 }
 
+// S18
 #[test]
-fn s18_five_killed_waiters_cost_nothing() {
+fn killed_waiters_do_not_delay_the_next() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -375,14 +376,14 @@ fn waiters_are_served_in_order_across_processes() {
     runtime.block_on(store.leave(&holder, None)).unwrap();
     for helper in &mut helpers {
         let token = helper.token();
-        assert!(token > last, "out of order");
+        assert!(token > last, "tokens are not in ascending order");
         last = token;
         assert_eq!(helper.ask("leave x"), "left");
     }
 }
 
 #[test]
-fn a_grant_passes_over_the_dead_even_if_nobody_watches_them() {
+fn release_skips_crashed_waiters_even_without_a_watcher() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -396,12 +397,12 @@ fn a_grant_passes_over_the_dead_even_if_nobody_watches_them() {
     helper.kill();
     runtime.block_on(store.leave(&holder, None)).unwrap();
     let left = fs::read_to_string(&control).unwrap();
-    assert!(!left.contains("\"standing\""), "granted to the dead: {left}");
+    assert!(!left.contains("\"standing\""), "the lock was granted to a dead client: {left}");
 }
 
-/// The holder and the waiter behind it die at once, and so does the middle of the queue.
+/// The holder and its first waiter die at once, and so does the middle of the queue.
 #[test]
-fn deaths_in_the_queue_wake_whoever_is_next() {
+fn crashes_in_the_queue_wake_the_next_live_waiter() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -420,8 +421,9 @@ fn deaths_in_the_queue_wake_whoever_is_next() {
     runtime.block_on(lock(&store, &live));
 }
 
+// S63
 #[test]
-fn s63_only_the_lifeline_outlives_the_holder() {
+fn lock_outlives_its_holder_only_with_an_inherited_lifeline() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -438,8 +440,8 @@ fn s63_only_the_lifeline_outlives_the_holder() {
                 joins_the_queue(&store, &next, 1).await;
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
             }
-            // Waiting and not trying: vfork lets the parent go on a moment before the child's exec
-            // has closed what it must not inherit.
+            // This waits instead of trying. vfork lets the parent continue a moment before the
+            // child's exec has closed the descriptors that it must not inherit.
             lock(&store, &next).await;
             if !kept {
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -448,8 +450,9 @@ fn s63_only_the_lifeline_outlives_the_holder() {
     }
 }
 
+// S63
 #[test]
-fn s63_other_descriptors_of_the_same_files_change_nothing() {
+fn other_descriptors_of_its_files_do_not_release_a_lock() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -458,7 +461,7 @@ fn s63_other_descriptors_of_the_same_files_change_nothing() {
     runtime.block_on(try_lock(&store, &holder)).unwrap();
     for dir in ["locks", "clients"] {
         let entries: Vec<_> = fs::read_dir(tmp.path().join(dir)).unwrap().collect();
-        assert!(!entries.is_empty(), "nothing in {dir}");
+        assert!(!entries.is_empty(), "{dir} is empty");
         for entry in entries {
             let path = entry.unwrap().path();
             let fd = File::options().write(true).open(&path).unwrap();
@@ -484,13 +487,13 @@ fn s63_other_descriptors_of_the_same_files_change_nothing() {
         assert_ne!(flags & 0o2_000_000, 0, "{} is not close-on-exec", target.display());
         seen += 1;
     }
-    // Each of the two has its lifeline open, at least.
-    assert!(seen >= 2, "{seen} descriptors of the store");
+    // Each of the two has at least its lifeline open.
+    assert!(seen >= 2, "the store has {seen} descriptors");
 }
 
-/// R1 over processes: the count is exact, and the tokens rise in the order of the effects.
+/// R1 between processes: the count is exact, and the tokens rise in the order of the effects.
 #[test]
-fn eight_processes_count_exactly() {
+fn eight_processes_lose_no_increment() {
     let tmp = tempfile::tempdir().unwrap();
     fs::write(tmp.path().join("count"), "0\n").unwrap();
     fs::write(tmp.path().join("log"), "").unwrap();
@@ -505,9 +508,10 @@ fn eight_processes_count_exactly() {
     assert!(tokens.len() == 800 && tokens.is_sorted_by(|a, b| a < b), "tokens out of order");
 }
 
-/// Killed wherever it happens to be: the state parses, the lock is free, and tokens rise.
+/// Processes are killed at any point. The state is still readable, the lock is free, and tokens
+/// rise.
 #[test]
-fn kill_9_in_mid_work_leaves_a_state_that_works() {
+fn kill_9_during_work_leaves_a_usable_state() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -515,7 +519,7 @@ fn kill_9_in_mid_work_leaves_a_state_that_works() {
     let mut last = 0;
     for round in 0..25_u64 {
         let mut helpers: Vec<Helper> = (0..3).map(|_| Helper::start(tmp.path())).collect();
-        // Long queues are written in another way than short ones.
+        // Long queues are written differently from short ones.
         let crowd: Vec<Claim> =
             (0..if round % 2 == 0 { 0 } else { 40 }).map(|_| claim("x")).collect();
         for c in &crowd {
@@ -525,14 +529,15 @@ fn kill_9_in_mid_work_leaves_a_state_that_works() {
         for c in &crowd {
             runtime.block_on(store.leave(c, None)).unwrap();
         }
-        // All are at it by then, so that they are killed in the middle of something.
+        // All helpers have started by then, so that they are killed during their work.
         let begun = |h: &Helper| tmp.path().join(format!("churned-{}", h.child.id())).exists();
         let end = Instant::now() + Duration::from_secs(60);
         while !helpers.iter().all(begun) {
-            assert!(Instant::now() < end, "a helper did nothing");
+            assert!(Instant::now() < end, "a helper made no progress");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Not waiting for anything: only to be at another point of their work each time.
+        // This is not a wait for an event. It only varies the point at which the helpers are
+        // killed.
         std::thread::sleep(Duration::from_micros(20_000 + round * 1_337));
         helpers.into_iter().for_each(Helper::kill);
         let token = runtime.block_on(async {
@@ -580,10 +585,10 @@ fn readers_share_writers_do_not_and_permits_are_counted() {
     });
 }
 
-/// With a capacity above 1, the first that does not fit waits for whoever of the holders leaves
-/// first, and these change while it waits (P6).
+/// With a capacity above 1, the first claim that does not fit waits for any holder to release. The
+/// holders change while it waits (P6).
 #[test]
-fn the_first_that_does_not_fit_hears_of_every_holder() {
+fn head_waiter_is_notified_when_any_holder_releases() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -596,13 +601,17 @@ fn the_first_that_does_not_fit_hears_of_every_holder() {
         try_lock(&q, &h2).await.unwrap();
         joins_the_queue(&store, &w1, 2).await;
         joins_the_queue(&store, &w2, 3).await;
-        // w1 is granted, so that w2 is the first that does not fit; its predecessor is w1, but
-        // it is h2's client that dies.
+        // w1 is granted, so w2 is the first claim that does not fit. Its predecessor is w1, but
+        // h2's client dies.
         p.leave(&h1, None).await.unwrap();
         assert!(matches!(news(&store, &w1).await, Signal::Granted(_)));
-        assert_eq!(news(&store, &w2).await, Signal::Ask, "it must watch another client now");
+        assert_eq!(
+            news(&store, &w2).await,
+            Signal::Ask,
+            "the waiter must poll, because it must watch another client"
+        );
         assert!(matches!(store.join(&w2, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
-        // Not released: the client goes, and its session with it.
+        // The hold is not released. The client ends, and its session with it.
         drop(q);
         assert_eq!(news(&store, &w2).await, Signal::Ask);
         assert!(matches!(store.join(&w2, Mode::Wait).await.unwrap(), Joined::Holding { .. }));
@@ -610,7 +619,7 @@ fn the_first_that_does_not_fit_hears_of_every_holder() {
 }
 
 #[test]
-fn people_see_who_holds_and_waits_and_can_evict() {
+fn operator_sees_holders_and_waiters_and_evicts() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -648,7 +657,7 @@ fn people_see_who_holds_and_waits_and_can_evict() {
 }
 
 #[test]
-fn a_lock_that_is_kept_closed_opens_by_time() {
+fn lock_is_available_again_after_its_cooldown() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -661,7 +670,7 @@ fn a_lock_that_is_kept_closed_opens_by_time() {
             store.leave(&first, Some(keep)).await.unwrap();
         });
     }
-    // Its client is gone, and the lock stays closed.
+    // The holder's client is gone, and the lock is in cooldown.
     let store = open(tmp.path());
     runtime.block_on(async {
         assert_eq!(try_lock(&store, &claim("cron")).await, None);
@@ -669,7 +678,7 @@ fn a_lock_that_is_kept_closed_opens_by_time() {
         assert_eq!(info.claims[0].standing, Standing::Departed);
         let next = claim("cron");
         let Joined::Waiting(place) = store.join(&next, Mode::Wait).await.unwrap() else {
-            panic!("open too early")
+            panic!("free too early")
         };
         let rest = place.head_remaining.unwrap();
         assert!(rest <= keep && !rest.is_zero());
@@ -706,8 +715,8 @@ fn a_thousand_waiters_need_no_thread_and_leave_nothing() {
                 store.leave(&c, None).await.unwrap();
             }));
         }
-        // Tests of other threads run beside this one.
-        assert!(threads() < before + 100, "a thread for each waiter");
+        // Tests of other threads run at the same time.
+        assert!(threads() < before + 100, "there is a thread for each waiter");
         let info = other.read(&holder.name).await.unwrap().unwrap();
         assert_eq!(info.waiters().count(), 1_000);
         other.leave(&holder, None).await.unwrap();
@@ -720,9 +729,10 @@ fn a_thousand_waiters_need_no_thread_and_leave_nothing() {
     assert_eq!((left("locks"), left("clients")), (0, 0));
 }
 
-/// Futures are dropped wherever they happen to be, while others make every wait real (P9).
+// S04
+/// Futures are dropped at any point, while other claims make every wait real (P9).
 #[test]
-fn s04_a_dropped_future_leaves_nothing_once_it_left() {
+fn dropped_futures_leave_no_claim_after_a_release() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -772,7 +782,11 @@ fn many_clients_of_one_process_exclude_each_other() {
                     for _ in 0..50 {
                         let c = claim("x");
                         lock(&store, &c).await;
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                        assert_eq!(
+                            inside.fetch_add(1, Ordering::SeqCst),
+                            0,
+                            "two clients hold the lock"
+                        );
                         tokio::task::yield_now().await;
                         inside.fetch_sub(1, Ordering::SeqCst);
                         store.leave(&c, None).await.unwrap();
@@ -807,10 +821,15 @@ fn distinct_names_are_distinct_locks_on_disk() {
         all.sort();
         assert_eq!(listed, all);
     });
-    assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 4, "something left the directory");
+    assert_eq!(
+        fs::read_dir(tmp.path()).unwrap().count(),
+        4,
+        "a file was created outside of the subdirectories"
+    );
 }
 
-/// Somebody's `flock` on the file of one lock, in which nothing can be read or written meanwhile.
+/// Locks one lock's file with `flock`, as another process could. Meanwhile it cannot be read or
+/// written.
 fn keep_locked(directory: &Path, name: &str) -> std::fs::File {
     let file = std::fs::File::open(directory.join(format!("locks/{name}.lock"))).unwrap();
     file.lock().unwrap();
@@ -819,7 +838,7 @@ fn keep_locked(directory: &Path, name: &str) -> std::fs::File {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "runs with ./test.sh --all"]
-async fn a_file_that_is_kept_locked_costs_no_other_wait() {
+async fn locked_control_file_does_not_affect_other_waiters() {
     let tmp = tempfile::tempdir().unwrap();
     let url = format!("file:{}", tmp.path().display());
     let (holder, waiting) =
@@ -830,13 +849,13 @@ async fn a_file_that_is_kept_locked_costs_no_other_wait() {
         held.push(holder.mutex(name).lock().await.unwrap());
         let mutex = waiting.mutex(name);
         waits.push(tokio::spawn(async move { mutex.lock().await }));
-        while holder.read(name).await.unwrap().unwrap().waiters().count() == 0 {
+        while holder.inspect(name).await.unwrap().unwrap().waiters().count() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
     let [stuck, healthy]: [_; 2] = waits.try_into().ok().unwrap();
     let file = keep_locked(tmp.path(), "stuck");
-    // For longer than one waits for a store that says nothing.
+    // It stays locked longer than callers wait for a store that does not respond.
     let told = tokio::time::timeout(SOON, stuck).await.unwrap().unwrap().unwrap_err();
     assert_eq!(told.kind(), ErrorKind::Unreachable, "{told}");
     assert!(!healthy.is_finished(), "{:?}", healthy.await);
@@ -846,9 +865,9 @@ async fn a_file_that_is_kept_locked_costs_no_other_wait() {
     drop(file);
 }
 
-/// Nothing else ever ends a claim of a process that lives.
+/// Nothing except a release ends a claim of a live process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_cannot_be_written_is_not_forgotten() {
+async fn failed_release_is_retried_until_it_is_written() {
     let tmp = tempfile::tempdir().unwrap();
     let url = format!("file:{}", tmp.path().display());
     let locks = leasehold::connect(&url).await.unwrap();
@@ -860,7 +879,7 @@ async fn a_release_that_cannot_be_written_is_not_forgotten() {
     drop(file);
     let guard = locks.mutex("kept").lease(lease).lock_timeout(SOON).await.unwrap();
 
-    // It goes on no longer than the client does, whose end ends the claim as well.
+    // The retries end with the client, which ends the claim as well.
     let file = keep_locked(tmp.path(), "kept");
     drop(guard);
     tokio::time::sleep(lease * 4).await;
@@ -870,13 +889,13 @@ async fn a_release_that_cannot_be_written_is_not_forgotten() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, session_ends).await.expect("the client goes on for ever");
+    tokio::time::timeout(SOON, session_ends).await.expect("the client never ends");
     drop(file);
     let locks = leasehold::connect(&url).await.unwrap();
     locks.mutex("kept").lock_timeout(SOON).await.unwrap().release().await.unwrap();
 }
 
-/// Waits for what another process does, or a second to pass.
+/// Waits until a condition becomes true, by another process's action or with time.
 fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !so() {
@@ -890,14 +909,15 @@ async fn is_lost(store: &FileStore, claim: &Claim) -> bool {
     matches!(store.renew(&renew).await.unwrap()[..], [Renewal::Lost])
 }
 
-/// The empty copy of a directory that `cp -a` makes of FIFOs, files and directories.
+/// Copies a directory with `cp -a`, including FIFOs, files and directories.
 fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
     assert!(copied.success());
 }
 
+// F04
 #[test]
-fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
+fn holder_detects_that_its_directory_was_replaced() {
     let runtime = runtime();
     let _context = runtime.enter();
     type Replace = fn(&Path, &Path);
@@ -906,7 +926,7 @@ fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
             fs::rename(root, old).unwrap();
             fs::create_dir(root).unwrap();
         }),
-        ("moved, and made anew by whoever comes", |root, old| fs::rename(root, old).unwrap()),
+        ("moved, and created again by the next client", |root, old| fs::rename(root, old).unwrap()),
         ("a copy in its place", |root, old| {
             fs::rename(root, old).unwrap();
             copy(old, root);
@@ -924,14 +944,15 @@ fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
             try_lock(&store, &idle).await.unwrap();
             store.leave(&idle, None).await.unwrap();
             replace(&root, &old);
-            // Who comes now cannot know of it.
+            // A new client cannot know of the hold.
             let next = open(&root);
             let theirs = claim("x");
             try_lock(&next, &theirs).await.expect(what);
             assert!(is_lost(&store, &held).await, "{what}: two holders");
-            assert!(is_lost(&store, &waits).await, "{what}: granted to two");
+            assert!(is_lost(&store, &waits).await, "{what}: the lock was granted to two clients");
             assert!(!is_lost(&next, &theirs).await, "{what}");
-            // Nothing is granted to who is in the old one, also of what he had open.
+            // A client of the old directory gets no more grants, not even in files that it had
+            // open.
             if what != "only its queues" {
                 let error = store.join(&claim("y"), Mode::Try).await.unwrap_err();
                 assert!(format!("{error:#}").contains("connect again"), "{what}: {error}");
@@ -941,8 +962,9 @@ fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
     }
 }
 
+// F04
 #[test]
-fn f04_what_was_lost_in_a_moved_directory_is_free_when_it_is_moved_back() {
+fn lock_lost_in_a_moved_directory_is_free_afterwards() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -954,13 +976,14 @@ fn f04_what_was_lost_in_a_moved_directory_is_free_when_it_is_moved_back() {
         fs::rename(&root, &away).unwrap();
         assert!(is_lost(&store, &held).await);
         fs::rename(&away, &root).unwrap();
-        assert!(is_lost(&store, &held).await, "told that it is lost, and then that it is not");
-        try_lock(&open(&root), &claim("x")).await.expect("held by nobody");
+        assert!(is_lost(&store, &held).await, "a lost hold was later reported as held");
+        try_lock(&open(&root), &claim("x")).await.expect("the lock is not free");
     });
 }
 
+// F06
 #[test]
-fn f06_what_could_not_be_written_whole_is_not_written_at_all() {
+fn incomplete_write_is_undone() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -971,12 +994,12 @@ fn f06_what_could_not_be_written_whole_is_not_written_at_all() {
     runtime.block_on(async {
         try_lock(&store, &held).await.unwrap();
         let before = fs::read(&control).unwrap();
-        // Enough for what is there, and not for another claim.
+        // The limit suffices for the existing queue, but not for another claim.
         helper.ask(&format!("limit {}", before.len() + 100));
         let told = helper.ask("join x");
         assert!(told.starts_with("Full"), "{told}");
         assert_eq!(fs::read(&control).unwrap(), before);
-        // A new file has nothing to go back to.
+        // A new file has no old content to restore.
         helper.ask("limit 100");
         let told = helper.ask("join new");
         assert!(told.starts_with("Full"), "{told}");
@@ -988,8 +1011,9 @@ fn f06_what_could_not_be_written_whole_is_not_written_at_all() {
     });
 }
 
+// F42
 #[test]
-fn f42_whoever_opens_the_store_clears_up_after_the_killed() {
+fn opening_the_store_deletes_files_of_killed_clients() {
     let tmp = tempfile::tempdir().unwrap();
     let runtime = runtime();
     let _context = runtime.enter();
@@ -1004,16 +1028,17 @@ fn f42_whoever_opens_the_store_clears_up_after_the_killed() {
     helper.kill();
     let left = |dir: &str| fs::read_dir(tmp.path().join(dir)).unwrap().count();
     assert_eq!(left("locks"), 5);
-    // Nobody lists, reads or takes those names.
-    eventually("the files of the killed are gone", || {
+    // No client lists, reads or locks those names.
+    eventually("the files of killed clients are deleted", || {
         drop(open(tmp.path()));
         (left("locks"), left("clients")) == (1, 1)
     });
     assert_eq!(runtime.block_on(try_lock(&open(tmp.path()), &claim("held"))), None);
 }
 
+// F54
 #[test]
-fn f54_a_place_where_no_store_can_be_is_told_at_once() {
+fn impossible_directory_is_a_permanent_error() {
     let runtime = runtime();
     let _context = runtime.enter();
     for url in ["file:///proc/nope", "file:///proc/self/fdinfo/nope"] {
@@ -1023,10 +1048,10 @@ fn f54_a_place_where_no_store_can_be_is_told_at_once() {
     }
 }
 
-/// Blocked threads that wait alone read their client's inbox themselves, all others are told by the
-/// client's thread, and each of them may become the other at any time.
+/// A blocked thread that is the only waiter of its client reads the inbox itself. The client's
+/// thread notifies all other waiters. Each waiter may change between the two at any time.
 #[test]
-fn whoever_waits_is_told_whoever_reads_the_inbox() {
+fn waiters_are_notified_whichever_thread_reads_the_inbox() {
     let tmp = tempfile::tempdir().unwrap();
     let inside = AtomicU32::new(0);
     let started = Instant::now();
@@ -1035,10 +1060,10 @@ fn whoever_waits_is_told_whoever_reads_the_inbox() {
     let turns = |i: usize, lock: leasehold::blocking::Mutex| {
         for turn in 0..150 {
             let guard = lock.lock().unwrap();
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two clients hold the lock");
             inside.fetch_sub(1, Ordering::SeqCst);
             guard.release().unwrap();
-            // Now and then somebody is away, and another one is alone.
+            // Occasionally a thread pauses, so that another one waits alone.
             if turn % 30 == i * 7 {
                 std::thread::sleep(Duration::from_millis(3));
             }
@@ -1046,7 +1071,8 @@ fn whoever_waits_is_told_whoever_reads_the_inbox() {
     };
     std::thread::scope(|scope| {
         let turns = &turns;
-        // Three threads of one client, one of each of two more, and a task of a fourth.
+        // Three threads belong to one client, one to each of two more clients, and one task to a
+        // fourth.
         for (i, which) in [0, 0, 0, 1, 2].into_iter().enumerate() {
             let lock = clients[which].mutex("x");
             scope.spawn(move || turns(i, lock));
@@ -1061,13 +1087,14 @@ fn whoever_waits_is_told_whoever_reads_the_inbox() {
             });
         });
     });
-    // A news that nobody read is made good by a heartbeat, seconds later.
+    // A notification without a reader would be made up by a heartbeat only seconds later.
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
-/// Whoever has read its inbox itself, as a blocked thread does, hears of an eviction after that as well.
+/// A client that has read its inbox in a blocked thread is still notified of an eviction
+/// afterwards.
 #[test]
-fn an_evicted_holder_that_was_blocked_hears_at_once() {
+fn evicted_blocking_holder_is_notified_immediately() {
     let tmp = tempfile::tempdir().unwrap();
     let [one, other] = [(); 2].map(|()| leasehold::blocking::connect(url(tmp.path())).unwrap());
     let long = Duration::from_secs(600);
@@ -1075,8 +1102,8 @@ fn an_evicted_holder_that_was_blocked_hears_at_once() {
         let held = one.mutex("x").lock().unwrap();
         let lock = other.mutex("x").with(|mutex| mutex.lease(long));
         let waiting = std::thread::spawn(move || lock.lock().unwrap());
-        while one.read("x").unwrap().unwrap().claims.len() < 2 {
-            assert!(!waiting.is_finished(), "it holds what is held, or it failed");
+        while one.inspect("x").unwrap().unwrap().claims.len() < 2 {
+            assert!(!waiting.is_finished(), "the waiter got a lock that is held, or failed");
             std::thread::sleep(Duration::from_millis(1));
         }
         held.release().unwrap();
@@ -1084,7 +1111,7 @@ fn an_evicted_holder_that_was_blocked_hears_at_once() {
         assert_eq!(one.evict("x", Evict::Holders).unwrap(), 1);
         let evicted = Instant::now();
         while guard.is_held() {
-            assert!(evicted.elapsed() < SOON, "it would hear at its next renewal");
+            assert!(evicted.elapsed() < SOON, "the eviction was noticed only at the next renewal");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,6 +1,6 @@
-//! All tests of the stores on files, in one program, so that their waits overlap.
+//! All tests of the stores on files. They are one program, so that their waits overlap.
 //!
-//! A test that breaks a server starts its own. The others share one of each kind (`testbed`).
+//! The conformance suite's cases share one directory. All other tests create their own.
 
 mod conformance;
 mod doctor;

@@ -1,65 +1,66 @@
-//! **Broken on purpose: do not copy.** Locks on Redis, made by hand.
+//! **Broken on purpose: do not copy.** Handmade locks on Redis.
 
 use crate::ours::NAME;
 use crate::trouble::{Result, Trouble};
 use crate::wire::{Said, Wire};
 
-/// Compare-and-delete, as everybody has it.
+/// The usual script: it deletes the key if the key contains the client's value.
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// `SET … NX PX`: right on one server, and no protection for what the lock is for.
+/// Runs `SET … NX PX`. It is correct on one server, but does not protect what the lock is for.
 pub(crate) async fn take(wire: &mut Wire, me: &str, lease: &str) -> Result<Said> {
     wire.say(&["SET", NAME, me, "NX", "PX", lease]).await
 }
 
-/// The same again and again, until it is taken.
+/// Runs `SET … NX PX` repeatedly, until the lock is taken.
 pub(crate) async fn take_at_last(wire: &mut Wire, me: &str, lease: &str) -> Result<Said> {
     wire.say_until(&["SET", NAME, me, "NX", "PX", lease], "OK").await
 }
 
-/// Compares and deletes: of what goes with it, the part that is right.
+/// Deletes the key if it contains the client's value. This part of the recipe is correct.
 pub(crate) async fn release(wire: &mut Wire, me: &str) -> Result<Said> {
     wire.call(&["EVAL", RELEASE, "1", NAME, me], format!("script: DEL if the value is {me}")).await
 }
 
-/// Deletes, without a look at whose lock it is.
+/// Deletes the key without checking whose lock it is.
 pub(crate) async fn delete(wire: &mut Wire) -> Result<Said> {
     wire.say(&["DEL", NAME]).await
 }
 
-/// `SETNX`, to which an `EXPIRE` belongs that may never be sent.
+/// Runs `SETNX`, which needs an `EXPIRE` afterwards that may never be sent.
 pub(crate) async fn set_if_free(wire: &mut Wire, me: &str) -> Result<Said> {
     wire.say(&["SETNX", NAME, me]).await
 }
 
-/// The lock whose value is the time at which it ends, by the clock of whoever took it.
+/// A lock whose value is the time at which it ends, by the clock of the client that took it.
 pub(crate) struct Timed {
-    /// What this client's clock shows, in seconds.
+    /// This client's clock, in seconds.
     pub(crate) clock: i64,
-    /// For how long it takes the lock.
+    /// Lease in seconds.
     pub(crate) lease: i64,
 }
 
 impl Timed {
-    /// When the lock ends that is taken now.
+    /// Returns the time at which a lock that is taken now ends.
     pub(crate) fn end(&self) -> String {
         (self.clock + self.lease).to_string()
     }
 
-    /// The first step: takes it if it was never taken.
+    /// Takes the lock if it was never taken. This is the first step of the recipe.
     pub(crate) async fn set_if_free(&self, wire: &mut Wire) -> Result<Said> {
         wire.say(&["SETNX", NAME, &self.end()]).await
     }
 
-    /// Whether a time that was read is over, by this client's clock.
+    /// Returns whether the time in the reply `read` has passed, by this client's clock.
     pub(crate) fn is_over(&self, read: &Said) -> Result<bool> {
         let end: i64 =
             read.answer.parse().map_err(|_| Trouble::new(format!("{read}: not a time")))?;
         Ok(end < self.clock)
     }
 
-    /// The last step: puts its own time in, whatever is there.
+    /// Stores the end of this client's lease, whatever the key contains. This is the last step of
+    /// the recipe.
     pub(crate) async fn get_and_set(&self, wire: &mut Wire) -> Result<Said> {
         wire.say(&["GETSET", NAME, &self.end()]).await
     }

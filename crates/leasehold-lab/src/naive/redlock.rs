@@ -4,7 +4,7 @@ use crate::ours::NAME;
 use crate::trouble::Result;
 use crate::wire::Wire;
 
-/// Asks all servers for a vote; `None` is one that is down.
+/// Requests the votes of all servers. `None` is a server that is down.
 pub(crate) async fn votes(servers: &mut [Option<Wire>], me: &str) -> Result<Vec<String>> {
     let mut votes = Vec::new();
     for server in servers {
@@ -16,7 +16,7 @@ pub(crate) async fn votes(servers: &mut [Option<Wire>], me: &str) -> Result<Vec<
     Ok(votes)
 }
 
-/// Whether that is more than half.
+/// Returns whether more than half of the votes are positive.
 pub(crate) fn is_majority(votes: &[String]) -> bool {
     votes.iter().filter(|vote| *vote == "OK").count() * 2 > votes.len()
 }

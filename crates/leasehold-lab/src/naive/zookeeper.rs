@@ -1,4 +1,5 @@
-//! **Broken on purpose: do not copy.** The queue in ZooKeeper in which everybody watches the same node.
+//! **Broken on purpose: do not copy.** A queue in ZooKeeper in which all clients watch the same
+//! node.
 
 use zookeeper_client::{Acls, Client, CreateMode, OneshotWatcher};
 
@@ -6,21 +7,22 @@ use crate::trouble::{Result, Trouble};
 
 const FOLDER: &str = "/herd";
 
-/// Makes the node under which the queue is.
+/// Creates the node that contains the queue.
 pub(crate) async fn begin(client: &Client) -> Result<()> {
     let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
     client.mkdir(FOLDER, &options).await?;
     Ok(())
 }
 
-/// Stands in the queue; returns its own node.
+/// Joins the queue and returns the client's own node.
 pub(crate) async fn stand(client: &Client) -> Result<String> {
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
     let (_, sequence) = client.create(&format!("{FOLDER}/n-"), b"", &options).await?;
     Ok(format!("n-{sequence}"))
 }
 
-/// Looks who is first, and watches that node; `None`: it is one's own, and the lock is held.
+/// Finds the first node and watches it. `None` means that the first node is the client's own, so
+/// the client holds the lock.
 pub(crate) async fn look(client: &Client, mine: &str) -> Result<Option<OneshotWatcher>> {
     loop {
         let children = client.list_children(FOLDER).await?;

@@ -1,4 +1,4 @@
-//! Stories as a page: one file, with no reference to anything elsewhere and no program in it.
+//! Renders stories as one self-contained page without scripts.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ svg{max-width:100%;height:auto}details{margin:.6rem 0}summary{cursor:pointer;col
 @media print{details{display:none}section{break-inside:avoid}}
 ";
 
-/// The page of what was played.
+/// Returns the page of the played stories.
 pub fn page(all: &[(&Story, Played)]) -> String {
     let mut body = String::from("<h1>How locks fail</h1>\n");
     body.push_str(
@@ -78,7 +78,7 @@ fn steps(half: &Half) -> String {
     text
 }
 
-/// Text with code in it, between backquotes.
+/// Converts text with code between backquotes to HTML.
 fn coded(text: &str) -> String {
     let parts = text.split('`').enumerate();
     let part = |(at, part)| match at % 2 {

@@ -1,7 +1,7 @@
-//! A story as a picture: a lane for each that takes part, a row for each step, both halves.
+//! Draws a story as a picture: a lane for each participant, a row for each step, both halves.
 //!
-//! Nothing in it depends on when or where it was played, nor on what letters a reader's machine has:
-//! lines are cut by counting letters.
+//! The picture does not depend on when or where the story was played, nor on the fonts of a
+//! reader's machine. Lines are broken by counting characters.
 
 use std::fmt::Write;
 
@@ -11,17 +11,17 @@ use crate::story::Story;
 
 const WIDTH: usize = 960;
 const MARGIN: usize = 16;
-/// Where the first lane begins: behind the steps' numbers.
+/// The x coordinate at which the first lane begins, after the steps' numbers.
 const LANES: usize = MARGIN + 28;
 const LANE: usize = 58;
-/// One line of text, and what a row has beside its lines.
+/// Height of one line of text, and the additional height of a row.
 const LINE: usize = 17;
 const ROW: usize = 9;
-/// A letter of the steps' text, wide as they come; where it is marked, it is bold.
+/// Maximum width of a character in the text of a step, and of a bold one. Marked text is bold.
 const LETTER: usize = 7;
 const BOLD_LETTER: usize = 8;
 
-/// The colours of a picture, by the reader's wish for light or dark.
+/// The colors of a picture, in the reader's light or dark mode.
 pub(super) const STYLE: &str = "\
 .lab{--paper:#ffffff;--ink:#1c2126;--faint:#5c6670;--rule:#d4dae0;--lane:#f3f5f7;--wait:#aeb9c4;--hold:#2b6cb0;--two:#c5221f;--late:#c98a00;--bad:#c5221f;--good:#2f7d4f}
 @media (prefers-color-scheme:dark){.lab{--paper:#14181c;--ink:#e6eaee;--faint:#9aa5b0;--rule:#343c45;--lane:#1b2127;--wait:#5a6876;--hold:#5a9bdc;--two:#ff6b66;--late:#d9a441;--bad:#ff7b76;--good:#5fc48e}}
@@ -46,12 +46,12 @@ pub(super) const STYLE: &str = "\
 .lab .dead{stroke:var(--ink);stroke-width:2}
 ";
 
-/// A picture that stands alone.
+/// Returns a self-contained picture.
 pub fn picture(story: &Story, played: &Played) -> String {
     drawn(story, played, &format!("<style>\n{STYLE}</style>\n"))
 }
 
-/// The picture, in a page that has its style.
+/// Returns the picture for a page that contains its style.
 pub(super) fn within(story: &Story, played: &Played) -> String {
     drawn(story, played, "")
 }
@@ -74,7 +74,7 @@ fn drawn(story: &Story, played: &Played, style: &str) -> String {
     )
 }
 
-/// Draws a half from here on, and returns where it ends.
+/// Draws a half from the y coordinate `top` on, and returns the y coordinate of its end.
 fn half_at(body: &mut String, half: &Half, top: usize) -> usize {
     let mut y = top + LINE;
     text(body, MARGIN, y, "h", &heading(half));
@@ -95,7 +95,7 @@ fn half_at(body: &mut String, half: &Half, top: usize) -> usize {
     y + LINE
 }
 
-/// Where the middle of a lane is.
+/// Returns the x coordinate of the middle of a lane.
 fn middle(lane: usize) -> usize {
     LANES + lane * LANE + LANE / 2
 }
@@ -137,7 +137,7 @@ fn step_at(body: &mut String, half: &Half, number: usize, step: &Step, y: usize)
     y + height
 }
 
-/// Whether this step, counted from 1, changed what a lane shows.
+/// Returns whether this step, counted from 1, changed what a lane shows.
 fn is_new(half: &Half, number: usize, lane: usize) -> bool {
     let before = number.checked_sub(2).and_then(|at| half.steps.get(at));
     before.is_some_and(|before| before.cells[lane] != half.steps[number - 1].cells[lane])
@@ -145,11 +145,11 @@ fn is_new(half: &Half, number: usize, lane: usize) -> bool {
 
 /// How a cell is drawn.
 struct Look {
-    /// Its client takes this step.
+    /// Whether the cell's client takes this step.
     is_act: bool,
-    /// It differs from the step before.
+    /// Whether the cell differs from the one in the previous step.
     is_new: bool,
-    /// The class of a holder's bar.
+    /// The CSS class of a holder's bar.
     held: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! A story on a terminal: a column for each lane, a line for each step.
+//! Shows a story on a terminal: a column for each lane, a line for each step.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -7,11 +7,11 @@ use super::words::{WARNING, heading, lines, outcome, sign};
 use crate::scene::{Belief, Cell, Half, Mark, Played, Step};
 use crate::story::Story;
 
-/// How wide a line is.
+/// Width of a line.
 const WIDTH: usize = 100;
-/// What stands before the first lane: the step's number.
+/// Width of the step's number, before the first lane.
 const NUMBER: usize = 5;
-/// How wide a lane is at least.
+/// Minimum width of a lane.
 const LANE: usize = 5;
 
 const RED: &str = "\x1b[31m";
@@ -19,15 +19,15 @@ const GREEN: &str = "\x1b[32m";
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Whether to write in colours.
+/// Whether to write in colors.
 #[derive(Clone, Copy, Debug)]
 pub struct Colours(bool);
 
 impl Colours {
-    /// None: as into a file.
+    /// No colors, as for a file.
     pub const NONE: Self = Self(false);
 
-    /// Where standard output is a terminal, unless its user wants none.
+    /// Uses colors if standard output is a terminal, unless the user disabled them by `NO_COLOR`.
     pub fn of_this_terminal() -> Self {
         Self(std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none())
     }
@@ -37,7 +37,7 @@ impl Colours {
     }
 }
 
-/// The stories, a line each; with the packages that are missing here.
+/// Lists the stories, one per line, with the packages that are missing on this machine.
 pub fn list(stories: &[Story]) -> String {
     let mut text = String::new();
     let longest = stories.iter().map(|story| story.name.len()).max().unwrap_or(0);
@@ -53,7 +53,7 @@ pub fn list(stories: &[Story]) -> String {
     text
 }
 
-/// A story that was played.
+/// Formats a story that was played.
 pub fn story(story: &Story, played: &Played, colours: Colours) -> String {
     let title = format!("{}: {}", story.name, story.line);
     let mut text = format!("{}\n", colours.on(BOLD, &title));
@@ -87,7 +87,7 @@ fn half_of(half: &Half, colours: Colours) -> String {
     text
 }
 
-/// How wide each lane is.
+/// Returns the width of each lane.
 fn widths(half: &Half) -> Vec<usize> {
     let shown = |at: usize| half.steps.iter().map(move |step| symbol(&step.cells[at]));
     let lanes = half.lanes.iter().enumerate();

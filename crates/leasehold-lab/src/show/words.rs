@@ -1,8 +1,8 @@
-//! Texts that all ways of showing share, and how text is cut into lines.
+//! Texts that all output formats share, and line breaking.
 
 use crate::scene::{Half, Mark};
 
-/// What stands over a half.
+/// Returns the heading of a half.
 pub(super) fn heading(half: &Half) -> String {
     match half.is_naive {
         true => format!("Common recipe: {}", half.recipe),
@@ -10,15 +10,15 @@ pub(super) fn heading(half: &Half) -> String {
     }
 }
 
-/// What stands beside the recipe, so that nobody takes it along.
+/// Warning next to a recipe, so that no reader copies it.
 pub(super) const WARNING: &str = "Broken on purpose: do not copy.";
 
-/// What stands before a half's last line.
+/// Returns the word before the verdict of a half.
 pub(super) fn outcome(half: &Half) -> &'static str {
     if half.is_kept { "Works." } else { "Fails." }
 }
 
-/// What stands before a step that is more than a step.
+/// Returns the sign before a marked step.
 pub(super) fn sign(mark: Mark) -> &'static str {
     match mark {
         Mark::Plain => "",
@@ -27,7 +27,7 @@ pub(super) fn sign(mark: Mark) -> &'static str {
     }
 }
 
-/// Text in lines of so many letters at most, where its words allow.
+/// Breaks text into lines of at most `width` characters, where its words allow.
 pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -43,7 +43,7 @@ pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Text as it stands between tags, and in attributes.
+/// Escapes text for use between tags and in attributes.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -53,14 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_words_and_loses_none() {
+    fn text_wraps_between_words_and_loses_none() {
         assert_eq!(lines("one two three", 7), ["one two", "three"]);
         assert_eq!(lines("unbreakable words", 3), ["unbreakable", "words"]);
         assert_eq!(lines("", 3), [""]);
     }
 
     #[test]
-    fn nothing_that_a_server_says_becomes_a_tag() {
+    fn server_output_is_escaped_in_html() {
         assert_eq!(escaped("<b a=\"1\">&"), "&lt;b a=&quot;1&quot;&gt;&amp;");
     }
 }

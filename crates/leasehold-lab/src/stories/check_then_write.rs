@@ -1,4 +1,4 @@
-//! A fence with two steps: the check of the token, then the write.
+//! A fence in two steps, first the check of the token and then the write.
 
 use leasehold::{ErrorKind, fence};
 use testbed::{Redis, Server};
@@ -52,7 +52,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let t1 = stage.token(late)?;
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
     let is_good = naive_fence::is_good(&mut wire, late).await?;
-    let says = if is_good { "none higher was seen" } else { "stale" };
+    let says = if is_good { "no higher token seen" } else { "stale" };
     stage.step(A, format!("GET stock → 10; GET highest, compares {t1} → {says}")).shows(MARK, &t1);
     stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
@@ -60,7 +60,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let says = format!("lock() → held, token {t2}");
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
     let is_next = naive_fence::is_good(&mut wire, guard.token()).await?;
-    let says = if is_next { "none higher was seen" } else { "stale" };
+    let says = if is_next { "no higher token seen" } else { "stale" };
     stage.step(B, format!("GET stock → 10; GET highest, compares {t2} → {says}")).shows(MARK, &t2);
     let wrote = wire.say(&["SET", "stock", "8"]).await?;
     stage.step(B, format!("sells two: {wrote}")).shows(STOCK, "8");

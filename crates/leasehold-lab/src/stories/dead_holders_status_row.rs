@@ -1,4 +1,4 @@
-//! A row that says "locked" for a client that is dead.
+//! A row with status "locked" for a client that has crashed.
 
 use sqlx::{Connection, PgConnection, Row};
 use testbed::{Postgres, Server};
@@ -36,7 +36,7 @@ async fn play() -> Result<Played> {
     Ok(Played { naive: naive(&postgres).await?, ours: ours(&postgres).await? })
 }
 
-/// Tries to take the row, and tells how many rows were changed.
+/// Tries to take the row, and returns how many rows were changed.
 async fn take(connection: &mut PgConnection, me: &str) -> Result<u64> {
     Ok(sqlx::query(naive_sql::TAKE_STATUS).bind(me).execute(connection).await?.rows_affected())
 }

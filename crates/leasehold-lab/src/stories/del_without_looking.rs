@@ -1,6 +1,6 @@
-//! A lock that is deleted by somebody who does not hold it.
+//! A lock that is deleted by a client that does not hold it.
 
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 use testbed::{Redis, Server};
 
 use crate::naive::redis as naive_redis;
@@ -14,13 +14,14 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "del-without-looking",
-    line: "a client that is late, or never had the lock, deletes another client's lock",
+    line: "a client whose lease has expired, or that never had the lock, deletes another client's lock",
     server: Server::Redis,
     telling: [
         "A takes longer than its lease, and B acquires the lock. A then deletes B's key, and C \
          acquires the lock while B is still working. D does not get the lock, but runs the same \
          `finally` block and deletes C's key.",
-        "`DEL` checks neither the owner of the lock nor the result of the client's own attempt.",
+        "`DEL` does not check which client owns the key, and the `finally` block also runs in a \
+         client that did not get the lock.",
         "Only a leasehold guard can release a lock, and only a holder has a guard. The server \
          compares owners: A gets the error `Lost`, and B keeps the lock.",
     ],
@@ -69,7 +70,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
 async fn ours(redis: &Redis) -> Result<Half> {
     let mut stage = Stage::ours("mutex.lock(), guard.release()", LANES);
     let url = redis.url();
-    let locks: [Leasehold; 4] = [
+    let locks: [Client; 4] = [
         ours::client(&url, "A").await?,
         ours::client(&url, "B").await?,
         ours::client(&url, "C").await?,

@@ -1,4 +1,4 @@
-//! A lock that pins a connection, for who holds and for each who waits.
+//! A lock that occupies a connection for its holder and for each waiter.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ pub(crate) const STORY: Story = Story {
          is exhausted. D needs no lock, but gets no connection.",
         "A row lock belongs to a transaction, so every holder and every waiter occupies a \
          connection the whole time.",
-        "A leasehold mutex is a row with a lease. Holders and waiters keep no transaction open \
-         and no connection of the program's pool. `lock_in` is for short transactions.",
+        "A leasehold mutex is a row with a lease. Holders and waiters keep no transaction open and \
+         occupy no connection of the program's pool. `lock_in` is for short transactions.",
     ],
     play: || Box::pin(play()),
 };
@@ -38,7 +38,7 @@ const D: usize = 3;
 const POOL: usize = 4;
 const OPEN: usize = 5;
 
-/// Transactions that last: they hold a lock, or wait for one.
+/// Counts long transactions, which hold a lock or wait for one.
 const LASTING: &str = "SELECT COUNT(*) FROM pg_stat_activity WHERE state = 'idle in transaction' \
                        OR wait_event_type = 'Lock'";
 
@@ -47,14 +47,14 @@ async fn play() -> Result<Played> {
     Ok(Played { naive: naive(&postgres).await?, ours: ours(&postgres).await? })
 }
 
-/// A program's connections to its database.
+/// Opens a program's connections to its database.
 async fn pool(url: &str) -> Result<PgPool> {
     let three = PgPoolOptions::new().max_connections(3).acquire_timeout(LONG);
     Ok(three.connect(url).await?)
 }
 
-/// Returns when so many of them are in use, and so many transactions are open that last: what was given back
-/// a moment ago may still be on its way. Says how many of them are.
+/// Waits until `used` connections are in use and `open` long transactions are open, because a
+/// connection that was just returned may still be on its way. Returns both numbers as text.
 async fn settled(
     postgres: &Postgres,
     pool: &PgPool,
@@ -75,7 +75,7 @@ async fn settled(
     }
 }
 
-/// Whether somebody who wants no lock is served within this time.
+/// Returns whether a request that needs no lock is served within `limit`.
 async fn is_served(pool: &PgPool, limit: Duration) -> Result<bool> {
     match tokio::time::timeout(limit, pool.execute("SELECT 1")).await {
         Ok(answer) => Ok(answer.map(|_| true)?),
@@ -83,7 +83,7 @@ async fn is_served(pool: &PgPool, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Waits for the row, and lets it go.
+/// Waits for the row and releases it.
 async fn wait_for_row(pool: PgPool) -> Result<()> {
     let mut connection = pool.acquire().await?;
     let mut tx = connection.begin().await?;

@@ -1,4 +1,4 @@
-//! A row lock that is the whole table.
+//! A row lock that locks the whole table.
 
 use leasehold::{ErrorKind, database, lock_in, try_lock_in};
 use sqlx::{Executor, MySqlPool, Row};
@@ -33,7 +33,7 @@ const C: usize = 2;
 const SEVEN: usize = 3;
 const EIGHT: usize = 4;
 
-/// How many orders there are.
+/// Number of orders.
 const ORDERS: u32 = 100;
 
 async fn play() -> Result<Played> {

@@ -1,4 +1,4 @@
-//! A lease that is as long as somebody thought the work would take.
+//! A lease as long as the work was estimated to take.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ pub(crate) const STORY: Story = Story {
         "A's lease is as long as the work usually takes. This time the work takes longer, and B \
          acquires the lock as well. B's lease is therefore one hour. B crashes, and C waits for \
          the rest of the hour.",
-        "One number has to be both the longest work and the cost of a crash.",
+        "The lease has to be longer than the work, but it is also the time that others wait after \
+         a crash.",
         "leasehold's lease is short, so a crash costs little, and the holder renews it, so the \
          work may take any time.",
     ],
@@ -67,11 +68,11 @@ async fn naive(redis: &Redis) -> Result<Half> {
     Ok(stage.ends(is_kept, "Two clients worked at the same time, and then none for an hour."))
 }
 
-/// Returns when the lock has been held for longer than a lease, by the store's word.
-async fn outlast(locks: &leasehold::Leasehold, lease: Duration) -> Result<()> {
+/// Waits until the lock has been held for longer than a lease, according to the store.
+async fn outlast(locks: &leasehold::Client, lease: Duration) -> Result<()> {
     let end = Instant::now() + LONG;
     while Instant::now() < end {
-        let info = locks.read(NAME).await?;
+        let info = locks.inspect(NAME).await?;
         if info.iter().flat_map(|info| info.holders()).any(|claim| claim.since > lease) {
             return Ok(());
         }

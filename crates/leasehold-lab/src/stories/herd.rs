@@ -1,11 +1,11 @@
-//! One release that wakes all who wait.
+//! One release that wakes all waiters.
 
 use std::time::Duration;
 
-use leasehold::{Guard, Leasehold};
+use leasehold::{Client, MutexGuard};
 use testbed::{Proxy, Server, ZooKeeper};
 use tokio::task::JoinSet;
-use zookeeper_client::Client;
+use zookeeper_client::Client as Session;
 
 use crate::naive::zookeeper as naive_zookeeper;
 use crate::ours::{self, LONG, NAME};
@@ -50,13 +50,13 @@ async fn play() -> Result<Played> {
 async fn naive(server: &ZooKeeper) -> Result<Half> {
     let mut stage = Stage::naive("ephemeral sequential nodes; all waiters watch the first", LANES);
     let address = format!("127.0.0.1:{}", server.port());
-    let first = Client::connect(&address).await?;
+    let first = Session::connect(&address).await?;
     naive_zookeeper::begin(&first).await?;
     let mine = naive_zookeeper::stand(&first).await?;
     stage.step(A, "creates the first node").holds().shows(HOLDS, "A");
     let (mut waiting, mut watched) = (Vec::new(), Vec::new());
     for _ in 0..WAITERS {
-        let client = Client::connect(&address).await?;
+        let client = Session::connect(&address).await?;
         let mine = naive_zookeeper::stand(&client).await?;
         let watcher = naive_zookeeper::look(&client, &mine).await?;
         watched.push(watcher.ok_or_else(|| Trouble::new("acquired the lock while A holds it"))?);
@@ -99,8 +99,8 @@ async fn naive(server: &ZooKeeper) -> Result<Half> {
     Ok(stage.ends(at_first == 1, verdict))
 }
 
-/// Waits for the lock.
-async fn waiter(locks: Leasehold) -> Result<Guard> {
+/// Waits for the lock and returns its guard.
+async fn waiter(locks: Client) -> Result<MutexGuard> {
     Ok(locks.mutex(NAME).lock_timeout(LONG).await?)
 }
 
@@ -147,12 +147,13 @@ async fn ours(server: &ZooKeeper) -> Result<Half> {
     Ok(stage.ends(is_one && is_quiet && all == WAITERS, verdict))
 }
 
-/// The next that holds.
-async fn next(waiting: &mut JoinSet<Result<Guard>>) -> Result<Guard> {
+/// Waits for the next holder and returns its guard.
+async fn next(waiting: &mut JoinSet<Result<MutexGuard>>) -> Result<MutexGuard> {
     waiting.join_next().await.ok_or_else(|| Trouble::new("no client waits"))??
 }
 
-/// Returns when nobody has asked for a while: what follows is then the answer to what is done next.
+/// Waits until the server has received no requests for a while. Later requests are then caused by
+/// the next step.
 async fn settle(proxy: &Proxy) -> Result<()> {
     let mut quiet = 0;
     for _ in 0..2_000 {

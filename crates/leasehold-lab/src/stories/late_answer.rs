@@ -1,4 +1,4 @@
-//! A lock whose answer comes when its lease is nearly over, or quite.
+//! A lock whose grant arrives when its lease has almost or completely expired.
 
 use testbed::{Proxy, Redis, Server};
 
@@ -73,7 +73,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let through = format!("redis://127.0.0.1:{}/", proxy.port());
     let locks = [ours::client(&through, "A").await?, ours::client(&redis.url(), "B").await?];
     let mut wire = Wire::open(redis.port()).await?;
-    // So the connection is made, and the scripts are known.
+    // This opens the connection and loads the scripts.
     locks[A].mutex("warm").lock().await?.release().await?;
 
     proxy.hold_replies();
@@ -101,5 +101,5 @@ async fn ours(redis: &Redis) -> Result<Half> {
     guard.release().await?;
     stage.step(A, "release()").has_nothing().shows(LOCK, NOTHING);
     let is_kept = is_waiting && holder == "A";
-    Ok(stage.ends(is_kept, "A did not trust the late reply, and got the lock in its turn."))
+    Ok(stage.ends(is_kept, "A did not trust the late reply and got the lock when its turn came."))
 }

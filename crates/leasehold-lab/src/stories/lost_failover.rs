@@ -36,7 +36,7 @@ const MASTER: usize = 2;
 const REPLICA: usize = 3;
 const STOCK: usize = 4;
 
-/// A master, and a replica that can be kept from hearing of it; the stock is on a server of its own.
+/// A master, and a replica whose replication can be interrupted. The stock is on a separate server.
 struct Servers {
     master: Redis,
     replica: Redis,
@@ -55,7 +55,7 @@ impl Servers {
         Self { master, replica, between, stock }
     }
 
-    /// What sentinels do when the master is gone.
+    /// Fails over as sentinels do when the master is gone.
     fn fail_over(&self) -> String {
         self.master.kill();
         let answer = self.replica.command(&["REPLICAOF", "NO", "ONE"]);
@@ -139,7 +139,7 @@ async fn ours(servers: &Servers) -> Result<Half> {
     let left = stock.ask(&["GET", "stock"]).await?;
     let says = format!("continues: set(stock, {t1}, 9) → {answer}; starts over");
     stage.step(A, says).has_nothing().shows(STOCK, &left).good();
-    // There is nobody to give it back to.
+    // The server that granted this lock is gone.
     ours::dies(first);
     second.release().await?;
     stage.step(B, "release()").has_nothing().shows(REPLICA, NOTHING);

@@ -1,4 +1,4 @@
-//! A lock that was taken, and whose taker never heard of it.
+//! A lock that was taken, but whose client never received the reply.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub(crate) const STORY: Story = Story {
          finds the lock taken, and waits a whole lease for a lock that is its own.",
         "A cannot know whether a command without a reply was executed, and the second `SET NX` \
          cannot distinguish A's own key from another client's.",
-        "In leasehold, a claim gets its id before anything is sent. A repeats it, and the server \
-         returns the same grant with the same token.",
+        "In leasehold, A chooses an id for its claim before it sends anything. A repeats the \
+         request with this id, and the server returns the same grant with the same token.",
     ],
     play: || Box::pin(play()),
 };
@@ -40,7 +40,7 @@ async fn play() -> Result<Played> {
     Ok(Played { naive, ours: ours(&redis).await? })
 }
 
-/// Returns when an answer was lost, and has broken the connection.
+/// Waits until a reply was lost, and then closes the connection.
 async fn lose(proxy: &Proxy) -> Result<()> {
     for _ in 0..12_000 {
         if proxy.has_dropped() {
@@ -84,7 +84,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let proxy = Proxy::before(redis.port());
     let through = format!("redis://127.0.0.1:{}/", proxy.port());
     let locks = [ours::client(&through, "A").await?, ours::client(&redis.url(), "B").await?];
-    // So the connection is made, and the scripts are known.
+    // This opens the connection and loads the scripts.
     locks[A].mutex("warm").lock().await?.release().await?;
 
     proxy.drop_replies_after(0);
@@ -93,13 +93,13 @@ async fn ours(redis: &Redis) -> Result<Half> {
         async move { lock.lock().await }
     });
     lose(&proxy).await?;
-    let info = locks[B].read(NAME).await?;
+    let info = locks[B].inspect(NAME).await?;
     let granted = info.iter().flat_map(|info| info.holders()).find_map(|claim| claim.token);
     let holder = ours::holder(&locks[B]).await?;
     let says = "lock() → the connection breaks; was it executed?";
     stage.step(A, says).waits().shows(LOCK, &holder);
     let guard = taking.await??;
-    let is_same = granted == Some(guard.token());
+    let is_same = granted == Some(guard.grant());
     let token = stage.token(guard.token())?;
     let says = if is_same { "the same grant" } else { "another grant" };
     let says = format!("reconnects and retries with the same id → held, token {token}: {says}");

@@ -1,4 +1,4 @@
-//! A server of a majority that comes back without its memory, and votes again.
+//! A server of a majority that restarts without its data and votes again.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "A has the votes of N1 and N2 while N3 is down. N2 restarts without its data, N3 comes \
          back, and both vote for B. Two clients have a majority of the same three servers.",
-        "A vote is a promise until the lease expires, and a server without persistence forgets it \
+        "A vote has to last until the lease expires, but a server without persistence forgets it \
          at a restart.",
         "leasehold does not count a server's vote until the server has been up for the longest \
          lease that a client may request. By then, every forgotten lease has expired.",
@@ -35,7 +35,7 @@ const N1: usize = 2;
 const N2: usize = 3;
 const N3: usize = 4;
 
-/// The longest lease that anybody may ask for, and one that is.
+/// The query of a URL that limits leases, and a lease within this limit.
 const URL: &str = "?max_lease_ms=3000&node_timeout_ms=1000";
 const LEASE: Duration = Duration::from_millis(2_900);
 
@@ -74,7 +74,7 @@ async fn ours(nodes: &[Redis; 3]) -> Result<Half> {
     let mut stage = Stage::ours("redlock: with its delay after a restart", LANES);
     let url = redlock_url(nodes.iter().map(Redis::port)) + URL;
     let locks = [ours::client(&url, "A").await?, ours::client(&url, "B").await?];
-    // New servers have no vote either.
+    // Servers that were just restarted do not vote yet, so this waits until they do.
     for locks in &locks {
         locks.mutex("warm").lease(LEASE).lock_timeout(LONG).await?.release().await?;
     }

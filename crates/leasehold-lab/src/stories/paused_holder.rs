@@ -1,4 +1,4 @@
-//! A holder that stands still for longer than its lease, and then writes.
+//! A holder that is paused for longer than its lease, and then writes.
 
 use leasehold::{ErrorKind, State, fence};
 use testbed::{Redis, Server};
@@ -20,11 +20,11 @@ pub(crate) const STORY: Story = Story {
         "A reads the stock under the lock and is paused (garbage collection, SIGSTOP, a VM \
          migration) until its lease expires. B takes the lock, sells two items and releases it. A \
          resumes and writes the value that it computed before the pause.",
-        "The lock is in one place, the write goes to another, and nothing in between knows that A \
-         is late.",
+        "The lock and the stock are separate, and the stock does not know that A has lost the \
+         lock.",
         "leasehold cannot stop A from sending the write either. But each holder's token is higher \
-         than the previous one's, and the stock, protected by `fence::redis`, rejects lower \
-         tokens than the highest it has seen.",
+         than the previous one's, and the stock, protected by `fence::redis`, rejects tokens lower \
+         than the highest it has seen.",
     ],
     play: || Box::pin(play()),
 };
@@ -74,7 +74,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     a.say(&["SET", "stock", "10"]).await?;
     stage.begins(STOCK, "10");
 
-    // One that stands still renews nothing.
+    // A paused client does not renew.
     let late = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
     let t1 = stage.token(late.token())?;
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");

@@ -1,4 +1,4 @@
-//! A lock that is taken in one step and given its end in another.
+//! A lock that is taken in one step and given an expiry in another.
 
 use std::time::Duration;
 

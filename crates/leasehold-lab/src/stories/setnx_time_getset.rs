@@ -20,8 +20,8 @@ pub(crate) const STORY: Story = Story {
         "B's clock is one minute fast. B finds A's lock expired and takes it with `GETSET` while \
          A is still working. Later, C and D both find a crashed client's lock expired. C wins, \
          but D overwrites C's expiry time.",
-        "Each client goes by its own clock, and `GETSET` writes before the client knows whether \
-         it won. C no longer finds its own value when it releases, and leaves a lock that no \
+        "Each client goes by its own clock, and `GETSET` writes before the client knows whether it \
+         won. C no longer finds its own value when it releases, and leaves behind a lock that no \
          client holds.",
         "leasehold's leases expire by the server's clock, the queue determines the next client, \
          and a release compares with a value that no other client can have written.",
@@ -52,7 +52,8 @@ async fn naive(redis: &Redis) -> Result<Half> {
     Ok(stage.ends(!are_two && !is_left, verdict))
 }
 
-/// It is 1000 by the true clock, and B's shows 60 more. Whether both believe that they hold.
+/// Plays the case of a clock that is ahead. The true time is 1000, and B's clock shows 60 more.
+/// Returns whether both clients believe that they hold the lock.
 async fn ahead(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     let a = Timed { clock: 1000, lease: 30 };
     let said = a.set_if_free(wire).await?;
@@ -72,7 +73,8 @@ async fn ahead(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     Ok(is_taken)
 }
 
-/// Both are dead, and it is 1100 by everybody's clock. Whether a lock is left that nobody holds.
+/// Plays the race after both clients have crashed. All clocks show 1100. Returns whether the lock
+/// is left taken without a holder.
 async fn race(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     stage.step(A, "is killed").dies();
     stage.step(B, "is killed").dies();

@@ -1,6 +1,6 @@
-//! A resource of two nodes, each with its own memory of the greatest token.
+//! A resource of two nodes, each of which stores its own highest token.
 
-use leasehold::{ErrorKind, Token, fence};
+use leasehold::{ErrorKind, FencingToken, fence};
 use testbed::{Redis, Server};
 
 use crate::ours::{self, NAME, SHORT};
@@ -18,7 +18,7 @@ pub(crate) const STORY: Story = Story {
     telling: [
         "B has presented its token to node N1, but not yet to N2. A resumes, and N1 rejects its \
          write. N2 has seen no higher token and accepts it.",
-        "Each node compares only with the tokens that it has seen itself.",
+        "Each node knows only the tokens that it has seen itself.",
         "A holder must present its token to all nodes, with `check` on each, before it reads or \
          writes on any. From then on, no node accepts an older token.",
     ],
@@ -40,7 +40,8 @@ async fn play() -> Result<Played> {
     Ok(Played { naive, ours: half(&locks, &nodes, true).await? })
 }
 
-/// The same steps, with the token shown to all nodes first or to each as it comes.
+/// Plays the steps. The token is either presented to all nodes first, or to each node when it is
+/// written.
 async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Half> {
     let mut stage = match shows_first {
         true => Stage::ours("fence::redis::check on all nodes, then set", LANES),
@@ -88,12 +89,12 @@ async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Ha
     Ok(stage.ends(is_lost && !to_one && !to_other && found.answer == "nil", verdict))
 }
 
-/// Writes on a node, and tells whether it was taken.
+/// Writes to a node, and returns whether the write was accepted.
 async fn set(
     stage: &mut Stage,
     wires: &mut [Wire; 2],
     (who, node): (usize, usize),
-    (token, name): (Token, &str),
+    (token, name): (FencingToken, &str),
     value: &str,
 ) -> Result<bool> {
     let wire = &mut wires[node];

@@ -1,4 +1,4 @@
-//! A fence that is shown the token when something is written, and not when it is read.
+//! A fence that checks the token of writes, but not of reads.
 
 use leasehold::{ErrorKind, fence};
 use testbed::{Redis, Server};
@@ -20,8 +20,8 @@ pub(crate) const STORY: Story = Story {
          token is still the highest seen. Then B writes a value that it computed from its earlier \
          read.",
         "A fence learns of a new holder only when that holder presents its token, and B read \
-         without it. A's update is lost.",
-        "Present the token before reads that lead to a write, too, with `fence::redis::check`. \
+         without presenting it. A's update is lost.",
+        "Also present the token before reads that lead to a write, with `fence::redis::check`. \
          From then on, no older holder can change what was read.",
     ],
     play: || Box::pin(play()),
@@ -41,7 +41,7 @@ async fn play() -> Result<Played> {
     Ok(Played { naive, ours: half(&redis, true).await? })
 }
 
-/// The same steps, with the token shown before reading or not.
+/// Plays the steps. The token is either presented before reading or not.
 async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     let mut stage = match shows_first {
         true => Stage::ours("fence::redis::check, then read, then set", LANES),
@@ -96,12 +96,12 @@ async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     Ok(stage.ends(is_refused && left == "8", verdict))
 }
 
-/// Reads the stock, with or without a word of who does.
+/// Reads the stock, with or without presenting the token.
 async fn read(
     stage: &mut Stage,
     wire: &mut Wire,
     who: usize,
-    (token, name): (leasehold::Token, &str),
+    (token, name): (leasehold::FencingToken, &str),
     shows_first: bool,
 ) -> Result<()> {
     if shows_first {

@@ -1,4 +1,4 @@
-//! What the scripts are given, and what they answer.
+//! The scripts, and the parsing of their replies.
 
 use leasehold_core::kit::locked;
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Kind, Name, Result, Token};
 
-/// The scripts, each one atomic step.
+/// Scripts, each of which is one atomic step.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) join_mutex: Arc<Script>,
@@ -33,7 +33,8 @@ macro_rules! script {
     };
 }
 
-/// A script that has no usual case that comes before all others.
+/// Builds a script from the shared functions and this file, without a fast path for the common
+/// cases.
 macro_rules! common {
     ($file:literal) => {
         script!("restart", "clock", "companions", "grant", "common", $file)
@@ -41,7 +42,7 @@ macro_rules! common {
 }
 
 impl Scripts {
-    /// Scripts by which a server lets nobody in for so long after its start.
+    /// Creates the scripts. With them, a server grants no lock for `restart_delay` after its start.
     pub(super) fn new(restart_delay: Duration) -> Self {
         let started = |script: Arc<Script>| match restart_delay {
             Duration::ZERO => script,
@@ -79,7 +80,7 @@ impl Scripts {
 
 #[cfg(test)]
 impl Scripts {
-    /// Those of mutexes, to join and to leave, by the general way alone.
+    /// Returns the scripts to acquire and release a mutex that contain only the general code.
     pub(super) fn without_the_usual() -> (Arc<Script>, Arc<Script>) {
         (common!("join_mutex_queue"), common!("leave_mutex_queue"))
     }
@@ -89,7 +90,7 @@ fn restart_line(delay: Duration) -> String {
     format!("local RESTART = {}", millis(delay))
 }
 
-/// Whole milliseconds, at most a year; what is shorter is not none.
+/// Converts a duration to milliseconds, rounded up, and at most a year.
 pub(super) fn millis(d: Duration) -> u64 {
     const YEAR: u64 = 365 * 86_400_000;
     u64::try_from(d.as_micros().div_ceil(1_000)).unwrap_or(YEAR).min(YEAR)
@@ -100,7 +101,7 @@ pub(super) fn micros(d: Duration) -> u64 {
     u64::try_from(d.as_micros()).unwrap_or(YEAR).min(YEAR)
 }
 
-/// A kind as the scripts write it.
+/// Returns the word for a kind in the scripts.
 pub(super) fn kind_word(kind: Kind) -> &'static str {
     match kind {
         Kind::Mutex => "mutex",
@@ -113,7 +114,8 @@ fn kind_of(word: &str) -> Option<Kind> {
     [Kind::Mutex, Kind::RwLock, Kind::Semaphore].into_iter().find(|k| kind_word(*k) == word)
 }
 
-/// Holders as JSON; the last one is kept, since nearly all claims of a client have the same.
+/// Cache of a holder's JSON. It keeps only the last one, because nearly all claims of a client have
+/// the same holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderCache(Mutex<Option<(Arc<Holder>, Arc<str>)>>);
 
@@ -146,7 +148,8 @@ fn out_of_step() -> Error {
     Error::new(ErrorKind::Corrupt, what).with_hint(hint)
 }
 
-/// Whose the key of a lock is that is not one of ours, by the word of the scripts.
+/// Describes the owner of a foreign key. `word` is the kind of the key's value, as the scripts
+/// return it.
 fn foreigner(word: &str) -> &'static str {
     match word {
         "redisson" => "a Redisson client",
@@ -154,8 +157,8 @@ fn foreigner(word: &str) -> &'static str {
     }
 }
 
-/// A foreign key without an expiry: waiting for it could take forever. It may be a lock that is
-/// held, so the hint never suggests anything that would break it.
+/// Returns the error for a foreign key that never expires, for which a client could wait forever.
+/// The key may be a held lock, so the hint never suggests anything that would break it.
 fn endless(name: &Name, word: &str) -> Error {
     let (what, hint) = match word {
         "redisson" => (
@@ -173,10 +176,10 @@ fn endless(name: &Name, word: &str) -> Error {
             "make that client set an expiry (SET NX PX), or use another lock name",
         ),
     };
-    Error::new(ErrorKind::Corrupt, what).with_hint(hint).on(name)
+    Error::new(ErrorKind::Corrupt, what).with_hint(hint).with_lock(name)
 }
 
-/// A foreign key that `evict` does not delete.
+/// Returns the error for a foreign key that `evict` does not delete.
 fn kept(name: &Name, word: &str, left: i64) -> Error {
     let (what, hint) = match (word, left) {
         ("redisson", _) => (
@@ -199,13 +202,13 @@ fn kept(name: &Name, word: &str, left: i64) -> Error {
             "find the program that wrote the key, or use another lock name",
         ),
     };
-    Error::new(ErrorKind::Corrupt, what).with_hint(hint).on(name)
+    Error::new(ErrorKind::Corrupt, what).with_hint(hint).with_lock(name)
 }
 
 fn held_by_foreigner(name: &Name, word: &str, left: Duration) -> Error {
     let what = format!("held by {}; its key expires in {} s", foreigner(word), left.as_secs() + 1);
     let hint = "retry later, or call lock() to wait";
-    Error::new(ErrorKind::Contended, what).with_hint(hint).on(name)
+    Error::new(ErrorKind::Contended, what).with_hint(hint).with_lock(name)
 }
 
 fn just_started(name: &Name, left: Duration) -> Error {
@@ -214,7 +217,7 @@ fn just_started(name: &Name, left: Duration) -> Error {
          another {} s (restart_delay_ms in the URL)",
         left.as_secs() + 1
     );
-    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").on(name)
+    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").with_lock(name)
 }
 
 fn parts(value: Value) -> Result<Vec<Value>> {
@@ -248,8 +251,9 @@ fn token(value: Option<&Value>) -> Result<Token> {
     n.and_then(Token::new).ok_or_else(out_of_step)
 }
 
-/// The answer to what is usual: the token of whoever holds; or how many are before a waiter and itself,
-/// when to ask again, and its token.
+/// Parses the reply of the common cases: the holder's token, or three numbers for a waiter. These
+/// are the number of claims ahead, the microseconds until the next poll (or -1), and the waiter's
+/// token.
 fn joined_as_usual(claim: &Claim, answer: &[u8]) -> Result<Joined> {
     let words = std::str::from_utf8(answer).map_err(|_| out_of_step())?.split(' ');
     let mut numbers = words.map(|word| word.parse::<i64>().map_err(|_| out_of_step()));
@@ -330,10 +334,11 @@ fn foreign_mismatch(claim: &Claim, word: &str) -> Error {
         foreigner(word)
     );
     let hint = "use another lock name, or add ?prefix=… to the URL";
-    Error::new(ErrorKind::Mismatch, what).with_hint(hint).on(&claim.name)
+    Error::new(ErrorKind::Mismatch, what).with_hint(hint).with_lock(&claim.name)
 }
 
-/// The answers of `renew.lua`: nothing for those that hold nothing there.
+/// Parses the reply of `renew.lua`. The result is `None` for a claim that does not hold its main
+/// key.
 pub(super) fn renewed(value: Value) -> Result<Vec<Option<Renewal>>> {
     let numbers = parts(value)?;
     let one = |pair: &[Value]| match int(pair.first())? {
@@ -346,7 +351,7 @@ pub(super) fn renewed(value: Value) -> Result<Vec<Option<Renewal>>> {
     numbers.chunks(2).map(one).collect()
 }
 
-/// The answers of `beat.lua`, for claims on these locks.
+/// Parses the reply of `beat.lua` for claims on these locks.
 pub(super) fn beaten(names: &[&Name], value: Value) -> Result<Vec<Renewal>> {
     let one = |(answer, name): (Value, &&Name)| {
         let parts = parts(answer)?;
@@ -372,14 +377,15 @@ pub(super) fn number(value: &Value) -> Result<u64> {
     Ok(u64::try_from(int(Some(value))?).unwrap_or(0))
 }
 
-/// The answer of `leave_*.lua`: whether the claim was there, and whether there may be dead waiters
-/// before the next that lives, so that the call is to be made again.
+/// Parses the reply of `leave_*.lua`: whether the claim was present, and whether to repeat the
+/// call, because dead waiters may remain ahead of the next live one.
 pub(super) fn left(value: &Value) -> Result<(bool, bool)> {
     let n = number(value)?;
     Ok((n & 1 > 0, n & 2 > 0))
 }
 
-/// The answer of `reweigh.lua`, and whether the call is to be made again, as of `leave_*.lua`.
+/// Parses the reply of `reweigh.lua`: the result, and whether to repeat the call, because dead
+/// claims may remain ahead of one that fits now.
 pub(super) fn reweighed(value: Value) -> Result<(Reweighed, bool)> {
     let parts = parts(value)?;
     Ok(match int(parts.first())? {
@@ -390,7 +396,7 @@ pub(super) fn reweighed(value: Value) -> Result<(Reweighed, bool)> {
     })
 }
 
-/// The answer of `evict.lua`.
+/// Parses the reply of `evict.lua`.
 pub(super) fn evicted(name: &Name, value: Value) -> Result<usize> {
     if let Value::Array(parts) = &value {
         return Err(kept(name, text(parts.first())?, int(parts.get(1))?));
@@ -398,10 +404,10 @@ pub(super) fn evicted(name: &Name, value: Value) -> Result<usize> {
     Ok(usize::try_from(number(&value)?).unwrap_or(usize::MAX))
 }
 
-/// One answer of `read.lua`.
+/// One reply of `read.lua`.
 pub(super) struct Page {
     info: LockInfo,
-    /// The token after which there is more.
+    /// Token after which the next page begins, or `None` if this is the last page.
     pub(super) more: Option<u64>,
 }
 
@@ -415,19 +421,21 @@ impl Page {
         Ok(Self { info: described(name, &parts)?, more })
     }
 
-    /// The lock, if anybody is there.
+    /// Returns the lock if it has any claims.
     pub(super) fn shown(self) -> Option<LockInfo> {
         (!self.info.claims.is_empty()).then_some(self.info)
     }
 
-    /// Adds a later page, or what was seen before this one of what is further behind.
+    /// Appends claims from further back in the queue. Ignores them if the lock's kind or capacity
+    /// has changed between the two reads.
     pub(super) fn append(&mut self, later: Self) {
         if self.info.kind == later.info.kind && self.info.capacity == later.info.capacity {
             self.info.claims.extend(later.info.claims);
         }
     }
 
-    /// Takes out those that wait by these claims and hold by others: granted between two pages.
+    /// Removes the waiters that are among these holders. They were granted the lock after the
+    /// waiters were read.
     pub(super) fn without(&mut self, holders: &Self) {
         let held: HashSet<_> = holders.info.claims.iter().filter_map(|c| c.token).collect();
         self.info.claims.retain(|c| c.token.is_none_or(|token| !held.contains(&token)));
@@ -454,7 +462,8 @@ fn described(name: &Name, parts: &[Value]) -> Result<LockInfo> {
     Ok(LockInfo::new(name.clone(), kind, capacity, claims.collect::<Result<Vec<_>>>()?))
 }
 
-/// Whether what a main key begins with is one of ours: 32 hexadecimal digits and a blank or `!`.
+/// Returns whether a main key's value begins like a leasehold claim: 32 hexadecimal digits, then a
+/// blank or `!`.
 pub(super) fn is_ours(start: &[u8]) -> bool {
     let (id, rest) = start.split_at_checked(32).unwrap_or((start, &[]));
     id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit) && matches!(rest, [b' ' | b'!', ..])
@@ -471,7 +480,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn an_answer_from_outside_is_read_or_refused(answer in values(&[
+        fn any_reply_is_parsed_or_refused_in_one_line(answer in values(&[
             "17 3 host 4 label", "mutex", "semaphore", "", "string",
         ])) {
             let name = Name::new("x").unwrap();

@@ -1,11 +1,14 @@
 //! Finds the node of each slot of a Redis Cluster, and follows slots that move.
 //!
-//! The map is read from any node that answers and kept; a node that redirects a request corrects it.
-//! `MOVED`: that slot is there from now on. `ASK`: this key is already there, while its slot is on
-//! its way. `TRYAGAIN`: some of the keys are here and some there; that passes in a moment.
-//! A node that does not answer makes us read the map again, since its replica may have its slots by
-//! now. So does one whose address belongs to another cluster by now, which gets no request of ours
-//! (`redis/identity.rs`).
+//! The slot map is read from any node that responds, and cached. A node that cannot serve a request
+//! replies with one of these errors:
+//! - `MOVED`: the slot is on the named node from now on. The map is corrected.
+//! - `ASK`: this key is already on the named node, while its slot is being moved.
+//! - `TRYAGAIN`: some of the keys are on this node and others on another one, for a moment.
+//!
+//! If a node does not respond, the map is read again, because a replica may serve its slots now.
+//! The same happens if the node's address now belongs to another cluster. The node there gets no
+//! requests (`redis/identity.rs`).
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -23,40 +26,40 @@ use super::request::{Request, TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
 
-/// How long a node may take to tell the map.
+/// Maximum time for a node to return the map.
 const ASKED: Duration = Duration::from_secs(1);
-/// After so long without an answer the map is read anew.
+/// Time without a reply after which the map is read again.
 const LATE: Duration = Duration::from_secs(1);
-/// Between two tries while slots move or nodes fail over.
+/// Pause between two attempts while slots move or nodes fail over.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many redirections and pauses one request may meet.
+/// Maximum number of redirections and pauses of one request.
 const HOPS: u32 = 60;
 
-/// A cluster, as far as it is known.
+/// What this client knows about a cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
     seeds: Vec<Address>,
     login: Login,
     runtime: Handle,
     channel: String,
-    hears: Arc<dyn PushListener>,
+    listener: Arc<dyn PushListener>,
     members: Arc<Members>,
     map: Mutex<Map>,
-    /// Held by whoever reads the map.
+    /// Lock that is held while the map is read.
     looking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Map {
     nodes: HashMap<Address, Arc<Node>>,
-    /// The node of each slot; empty until the map was read.
+    /// Node of each slot. Empty until the map has been read.
     slots: Vec<Option<Arc<Node>>>,
-    /// How often it was read.
+    /// Number of times that the map was read.
     reads: u64,
 }
 
 impl Map {
-    /// The nodes that have slots.
+    /// Returns the nodes that serve slots.
     fn masters(&self) -> Vec<Arc<Node>> {
         let mut masters: Vec<Arc<Node>> = Vec::new();
         for node in self.slots.iter().flatten() {
@@ -74,14 +77,14 @@ impl Cluster {
         seeds: &[Address],
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn PushListener>,
+        listener: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         let cluster = Self {
             seeds: seeds.to_vec(),
             login: url.login.clone(),
             runtime: runtime.clone(),
             channel: channel.to_owned(),
-            hears: hears.clone(),
+            listener: listener.clone(),
             members: Arc::default(),
             map: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
@@ -97,15 +100,15 @@ impl Cluster {
         locked(&self.map)
     }
 
-    /// The node at an address. Each has a channel of its own name: a message is published to all
-    /// nodes, and shall be heard once.
+    /// Returns the node at an address, and creates it if it is new. Each node has its own channel
+    /// name, because a message is published to all nodes and should be received once.
     fn at(&self, at: &Address) -> Result<Arc<Node>> {
         let mut map = self.map();
         if let Some(node) = map.nodes.get(at) {
             return Ok(node.clone());
         }
         let channel = format!("{}.{}", self.channel, map.nodes.len());
-        let listening = Some((channel, self.hears.clone()));
+        let listening = Some((channel, self.listener.clone()));
         let gate = Some(self.members.clone() as Arc<dyn Gate>);
         let node = Node::new(at.clone(), &self.login, &self.runtime, listening, gate)?;
         map.nodes.insert(at.clone(), node.clone());
@@ -116,7 +119,7 @@ impl Cluster {
         self.map().slots.get(usize::from(slot)).cloned().flatten()
     }
 
-    /// The node of this slot.
+    /// Returns the node that serves this slot.
     pub(super) async fn node(&self, slot: u16) -> RedisResult<Arc<Node>> {
         if let Some(node) = self.known(slot).filter(|node| !node.is_doubtful()) {
             return Ok(node);
@@ -126,7 +129,7 @@ impl Cluster {
         self.known(slot).ok_or_else(|| unserved("no node serves this slot"))
     }
 
-    /// All nodes that have slots.
+    /// Returns all nodes that serve slots.
     pub(super) async fn masters(&self) -> RedisResult<Vec<Arc<Node>>> {
         let seen = self.map().reads;
         self.read_map(seen).await?;
@@ -138,13 +141,14 @@ impl Cluster {
     }
 
     pub(super) fn member(&self, slot: u16) -> u64 {
-        // The place of the node in memory is as good a number as any: it only tells them apart.
+        // The memory address of the node identifies it. The number only has to be unique.
         self.known(slot).map_or(0, |node| Arc::as_ptr(&node) as usize as u64)
     }
 
-    /// Runs a script on the node of its slot; see [`Servers::send_noting`](super::servers::Servers).
+    /// Runs a script on the node of its slot. See
+    /// [`Servers::send_noting`](super::servers::Servers).
     pub(super) async fn run(&self, request: &Request, doubt: &mut bool) -> RedisResult<Value> {
-        let Request { slot, script, call, divisible } = request;
+        let Request { slot, script, call, divisible, .. } = request;
         let slot = *slot;
         let (mut failed, mut moved, mut asking) = (0, 0, None);
         let mut last = None;
@@ -175,7 +179,7 @@ impl Cluster {
             match refusal(&error) {
                 Some(Refusal::Moved) => {
                     moved += 1;
-                    // Nodes that do not agree yet send us to and fro.
+                    // Nodes with different maps can redirect a request back and forth.
                     if moved > 2 {
                         sleep(&self.runtime, PAUSE).await;
                     }
@@ -191,7 +195,7 @@ impl Cluster {
                 Some(Refusal::Ask) => asking = self.redirected(&node, &error),
                 Some(Refusal::TryAgain) if *divisible => return Err(error),
                 Some(Refusal::TryAgain) => sleep(&self.runtime, PAUSE).await,
-                _ if is_elsewhere(&error) => {
+                _ if is_elsewhere(&error) && request.is_repeatable(*doubt) => {
                     failed += 1;
                     if failed >= TRIES {
                         return Err(error);
@@ -200,7 +204,8 @@ impl Cluster {
                     if failed > 1 {
                         sleep(&self.runtime, PAUSE).await;
                     }
-                    // Whoever was asked before may answer by now, so its failure is not final.
+                    // The node that failed may respond now, so a failure to read the map is not
+                    // final.
                     let _ = self.read_map(seen).await;
                 }
                 _ => return Err(error),
@@ -208,7 +213,8 @@ impl Cluster {
             last = Some(error);
         }
         match last {
-            // Sent to and fro until we gave up: a matter of time, not of what was written.
+            // The request was redirected until the limit. That is transient, so the last node's
+            // error is not reported.
             Some(error) if matches!(refusal(&error), Some(Refusal::Moved | Refusal::Ask)) => {
                 Err(given_up(None))
             }
@@ -216,8 +222,7 @@ impl Cluster {
         }
     }
 
-    /// Resolves when another node has this slot, which is looked at for as long as this one leaves
-    /// us without an answer.
+    /// Waits until a node other than `node` serves this slot. Reads the map every second meanwhile.
     async fn replaced(&self, slot: u16, node: &Arc<Node>) {
         loop {
             sleep(&self.runtime, LATE).await;
@@ -234,14 +239,14 @@ impl Cluster {
         self.at(&reachable(to, from.address())?).ok()
     }
 
-    /// Reads the map anew, unless somebody has done so since it was read for the `seen`th time.
+    /// Reads the map again, unless another task has done so since read number `seen`.
     async fn read_map(&self, seen: u64) -> RedisResult<()> {
         let _looking = self.looking.lock().await;
         if self.map().reads != seen {
             return Ok(());
         }
         let mut all: Vec<Arc<Node>> = self.map().nodes.values().cloned().collect();
-        // Those that the URL names first, since others may have left the cluster.
+        // The nodes of the URL come first, because others may have left the cluster.
         all.sort_by_key(|node| (node.is_doubtful(), !self.seeds.contains(node.address())));
         let mut cmd = redis::cmd("CLUSTER");
         cmd.arg("SLOTS");
@@ -254,7 +259,7 @@ impl Cluster {
                 }
             };
             match answer {
-                // It was moved to another cluster while we were connected.
+                // The node was moved to another cluster while the connection was open.
                 Ok(Value::Array(ranges)) if !self.members.is_same(&ranges) => {
                     last = Some(Members::stranger(node.address()));
                 }
@@ -275,10 +280,13 @@ impl Cluster {
         Err(given_up(last))
     }
 
-    /// Who joined by a node that serves nothing any more is told on a channel to which only a connection
-    /// to that node listened. All nodes pass all messages on, so any other can listen in its place.
+    /// Lets another node take over the channels of nodes that serve no slots any more.
+    ///
+    /// A waiter that joined through such a node is notified on a channel to which only a connection
+    /// to that node was subscribed. All nodes forward all messages, so a connection to any other
+    /// node can subscribe to it.
     fn adopt_orphans(&self) {
-        let expected = self.hears.expected();
+        let expected = self.listener.expected();
         if expected.is_empty() {
             return;
         }
@@ -306,7 +314,7 @@ impl Cluster {
     }
 }
 
-/// One line of CLUSTER SLOTS: from which slot to which, and who serves them.
+/// Parses one range of CLUSTER SLOTS: the first slot, the last slot, and the node that serves them.
 fn served(range: &Value, told_by: &Address) -> Option<(usize, usize, Address)> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else {
@@ -322,21 +330,21 @@ fn served(range: &Value, told_by: &Address) -> Option<(usize, usize, Address)> {
     Some((usize::try_from(*from).ok()?, usize::try_from(*to).ok()?, at))
 }
 
-/// As a node would say it.
+/// Returns an error like the one that a node sends if a slot is not served.
 fn unserved(what: &'static str) -> RedisError {
     RedisError::from((ServerErrorKind::ClusterDown.into(), "CLUSTERDOWN", what.to_owned()))
 }
 
-/// A node that does not know its own host is where whoever named it is.
+/// Parses the address of a node. If it has no host, the host is that of the node that reported it.
 fn reachable(at: &str, told_by: &Address) -> Option<Address> {
     let (host, port) = at.rsplit_once(':')?;
     match (host, told_by) {
-        ("" | "?", Address::Tcp(host, _)) => Address::told(host, port),
-        _ => Address::told(host, port),
+        ("" | "?", Address::Tcp(host, _)) => Address::reported(host, port),
+        _ => Address::reported(host, port),
     }
 }
 
-/// One request to a node that is only about to get the slot.
+/// Sends one request to the node that the slot is being moved to.
 async fn ask_there(
     node: &Arc<Node>,
     script: &Script,
@@ -373,8 +381,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_know_its_host_is_where_it_was_asked() {
-        let told_by = Address::told("10.0.0.7", "7000").unwrap();
+    fn node_without_a_host_is_at_the_queried_address() {
+        let told_by = Address::reported("10.0.0.7", "7000").unwrap();
         let at = |host: Value| served(&line(host, 7001), &told_by).map(|(.., at)| at.to_string());
         let word = |text: &str| Value::BulkString(text.into());
         assert_eq!(at(Value::Nil).as_deref(), Some("10.0.0.7:7001"));
@@ -388,12 +396,12 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_map_from_outside_is_read_or_passed_over(
+        fn any_slot_map_is_parsed_or_ignored(
             line in values(&["10.0.0.1", "::1", "?", "7000"]),
             host in values(&["10.0.0.1", "::1", "?", ""]),
             port in any::<i64>(),
         ) {
-            let told_by = Address::told("10.0.0.7", "7000").unwrap();
+            let told_by = Address::reported("10.0.0.7", "7000").unwrap();
             let _ = served(&line, &told_by);
             if let Some((from, to, at)) = served(&self::line(host, port), &told_by) {
                 prop_assert_eq!((from, to), (0, 5460));

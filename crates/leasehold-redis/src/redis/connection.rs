@@ -1,25 +1,29 @@
-//! Connections to one server: one for each runtime that calls, and none that a caller can break.
+//! Connections to one server: one per runtime that sends calls. So a runtime cannot break another
+//! runtime's connection.
 //!
-//! A call from a program's own runtime goes over a connection whose driver runs in that runtime, so
-//! no thread hands it to another and back; calls of our own thread (renewals, clean-up, callers
-//! without a runtime) have theirs there. So the two never wait for each other: a caller that blocks
-//! its executor stops its own takes, and no renewal.
+//! A call from a program's own runtime uses a connection whose driver runs in that runtime, so it
+//! needs no hand-over between threads. Calls of leasehold's own thread (renewals, clean-up, callers
+//! without a runtime) use a connection there. So a program's calls and leasehold's own calls never
+//! wait for each other. A caller that blocks its executor delays its own acquisitions, but no
+//! renewal.
 //!
-//! - *A connection breaks*: the next call makes a new one. Whoever listens is told
-//!   ([`PushListener::interrupted`]) after the new one listens again, since what was said meanwhile went
-//!   unheard.
-//! - *An answer does not come*: the caller's deadline ends the call, never the connection's; but a
-//!   connection on which a call was given up after [`SUSPECT`] is not used for new ones, since the
-//!   network may have lost it without a word.
-//! - *The address belongs to another server by now*: the new connection is refused ([`Gate`]).
-//! - *A caller is dropped*: what it sent may be done; its answer is thrown away when it comes.
-//! - *A runtime ends*: its connection ends with it, and is forgotten.
-//! - *A runtime has no I/O driver*: connecting there fails in its own task, and its calls then use
-//!   our thread's connection.
+//! - *A connection breaks.* The next call opens a new one. The listener is notified
+//!   ([`PushListener::interrupted`]) after the new connection has subscribed, because messages in
+//!   between were lost.
+//! - *A reply does not arrive.* The caller's deadline ends the call, not the connection. But if a
+//!   call is abandoned after at least [`SUSPECT`], its connection receives no new calls, because
+//!   the network may have dropped it silently.
+//! - *The address now belongs to another server.* The new connection is refused ([`Gate`]).
+//! - *A caller's future is dropped.* Its request may be executed, and the reply is discarded when
+//!   it arrives.
+//! - *A runtime ends.* Its connection ends with it and is removed.
+//! - *A runtime has no I/O driver.* Connecting there fails in its own task. Calls from that runtime
+//!   then use the connection of leasehold's thread.
 //!
-//! No timer of a caller's runtime is used, which may have none: limits are above, or on ours.
+//! Callers' runtimes may lack a timer, so their timers are not used. Time limits are set by the
+//! caller, or run on leasehold's own runtime.
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{Password, locked};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,86 +39,90 @@ use redis::{
     ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, Value,
 };
 use tokio::runtime::{Handle, Id};
+use tokio::task::JoinHandle;
 
 use super::fault::{self, Refusal};
 use super::url::{Address, Login};
 use leasehold_core::{Error, ErrorKind, Moment, Result};
 
-/// How long connecting and logging in may take.
+/// Maximum time to connect and log in.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the network may keep what we send unacknowledged before the connection is given up.
+/// Maximum time that sent data may stay unacknowledged before the connection is closed.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection that is idle, since it only listens, is asked so often whether it is still there: the
-/// network may have forgotten it without a word.
+/// Interval of TCP keep-alive probes. They detect that the network has silently dropped an idle
+/// connection, such as one that only listens.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// A connection on which somebody waited in vain for so long gets no new calls.
+/// Minimum age at which an abandoned call marks its connection as broken. The connection then
+/// receives no new calls.
 const SUSPECT: Duration = Duration::from_secs(1);
 
-/// Checks that a connection leads to the store that this client has used. One for each server.
+/// Check that a new connection leads to the store that this client has used before.
 #[async_trait]
 pub(crate) trait Gate: fmt::Debug + Send + Sync + 'static {
-    /// Refuses a new connection to `at` that leads elsewhere. Nothing was sent over it but the
-    /// login.
+    /// Refuses a new connection to `at` that leads to another store. Only the login has been sent
+    /// over the connection before.
     async fn admit(&self, connection: &mut MultiplexedConnection, at: &Address) -> RedisResult<()>;
-    /// A request that was sent then was answered.
-    fn heard(&self, _sent: Moment) {}
-    /// The time now, for [`heard`](Self::heard).
+    /// Records that a request that was sent at this time has been answered.
+    fn replied(&self, _sent: Moment) {}
+    /// Returns the current time, for [`replied`](Self::replied).
     fn now(&self) -> Moment {
         Moment::from_nanos(0)
     }
 }
 
-/// Who listens to what a server pushes on a channel of ours.
+/// Listener for the messages that a server pushes on leasehold's channels.
 pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
-    /// A message on our channel.
+    /// Handles a message on one of the channels.
     fn message(&self, text: &[u8]);
-    /// Some messages may have gone unheard.
+    /// Handles a possible loss of messages.
     fn interrupted(&self);
-    /// The channels on which messages are expected, of whichever connection they are.
+    /// Returns the channels on which messages are expected, on any connection.
     fn expected(&self) -> Vec<String> {
         Vec::new()
     }
-    /// What each connection listens to besides its own channel: what is said to all clients. That it may not is
-    /// no failure.
+    /// Returns the channel for messages to all clients, to which each connection subscribes in
+    /// addition to its own channel. A missing permission for it is not an error.
     fn common(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// One server, as one client of ours reaches it.
+/// One server, and this client's connections to it.
 pub(crate) struct Node {
     address: Address,
+    login: Login,
     client: Client,
     runtime: Handle,
     channel: Option<Channel>,
     gate: Option<Arc<dyn Gate>>,
     links: Mutex<HashMap<Id, Arc<Link>>>,
-    /// Channels of connections to other servers that are gone; our own thread's connection to this one
-    /// listens to them as well.
+    /// Channels of lost connections to other servers. The connection of leasehold's own thread to
+    /// this server subscribes to these channels, too.
     adopted: Mutex<BTreeSet<String>>,
-    /// It did not answer lately.
+    /// Whether a call was abandoned without a reply since the server last replied.
     doubtful: Arc<AtomicBool>,
 }
 
-/// What a node's connections listen to.
+/// Channels that a node's connections subscribe to.
 #[derive(Debug)]
 struct Channel {
-    /// Each connection's channel is this and its runtime's number.
+    /// Prefix of the channels' names. The runtime's number follows it.
     name: String,
-    hears: Arc<dyn PushListener>,
+    listener: Arc<dyn PushListener>,
 }
 
-/// The connection of one runtime, be there one or not.
+/// Connection of one runtime, which may or may not be open.
 #[derive(Debug)]
 struct Link {
     runtime: Handle,
     channel: Option<Arc<str>>,
     current: Mutex<Option<Connected>>,
-    /// Held by whoever connects.
-    connecting: tokio::sync::Mutex<()>,
-    /// It was connected before: then something may have gone unheard.
+    /// Lock that is held while connecting.
+    connecting: tokio::sync::Mutex<Option<Attempt>>,
+    /// Whether the link has been connected before. If so, a new connection may have missed
+    /// messages.
     was_up: AtomicBool,
-    /// Its runtime cannot do I/O.
+    /// Whether the link's runtime cannot do I/O.
     unable: AtomicBool,
 }
 
@@ -124,7 +132,7 @@ struct Connected {
     broken: Arc<AtomicBool>,
 }
 
-/// A script that the server runs in one atomic step.
+/// Script that the server runs in one atomic step.
 #[derive(Debug)]
 pub(crate) struct Script {
     code: String,
@@ -138,17 +146,18 @@ impl Script {
         Self { code, hash }
     }
 
-    /// The same with one part of its text replaced.
+    /// Returns the script with one part of its text replaced.
     pub(crate) fn with(&self, part: &str, by: &str) -> Self {
         Self::new(self.code.replacen(part, by, 1))
     }
 
-    /// The call of it by its hash, with so many keys; keys and arguments are to be appended.
+    /// Returns a call of the script by its hash with `keys` keys. The caller appends keys and
+    /// arguments.
     pub(crate) fn call(&self, keys: usize) -> Cmd {
         self.sized_call(keys, 0, 0)
     }
 
-    /// The same, with room for so many keys and arguments, and bytes in them.
+    /// Returns a call like `call`, with room for the given numbers of keys, arguments and bytes.
     pub(crate) fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
         const BEFORE: &str = "EVALSHA";
         let mut cmd =
@@ -157,7 +166,7 @@ impl Script {
         cmd
     }
 
-    /// The same call with the script in full, which the server then keeps.
+    /// Returns the same call with the script in full, which the server then caches.
     pub(crate) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVAL").arg(&self.code);
@@ -177,12 +186,13 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// A server that is not connected to yet. With a channel, every connection listens to a channel
-    /// of its own, whose name begins so, before anything else is sent over it. With a gate, each is
-    /// checked before that.
+    /// Creates a node that is not connected yet.
+    ///
+    /// With a channel, every connection subscribes to its own channel, whose name begins with
+    /// `channel`, before any other request. With a gate, each connection is checked before that.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the certificates of the URL cannot be used.
+    /// - [`ErrorKind::Config`]: the certificates of the URL cannot be used.
     pub(crate) fn new(
         address: Address,
         login: &Login,
@@ -192,9 +202,10 @@ impl Node {
     ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             client: client(&address, login)?,
+            login: login.clone(),
             address,
             runtime: runtime.clone(),
-            channel: channel.map(|(name, hears)| Channel { name, hears }),
+            channel: channel.map(|(name, listener)| Channel { name, listener }),
             gate,
             links: Mutex::default(),
             adopted: Mutex::default(),
@@ -206,35 +217,35 @@ impl Node {
         &self.address
     }
 
-    /// Whether it left a call unanswered since it was last trusted: it may be dead, without the
-    /// network having said so.
+    /// Returns whether a call was abandoned without a reply since the server last replied. The
+    /// server may have crashed without the network reporting it.
     pub(crate) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }
 
-    /// Ends [`is_doubtful`](Self::is_doubtful) until the next call that is not answered.
+    /// Resets [`is_doubtful`](Self::is_doubtful) until the next call that goes unanswered.
     pub(crate) fn trust_again(&self) {
         self.doubtful.store(false, Ordering::Relaxed);
     }
 
-    /// The channel on which a claim that is sent now, from here, hears of its grant.
+    /// Returns the channel for the notifications of claims that the calling runtime sends.
     pub(crate) fn channel(&self) -> Option<Arc<str>> {
         self.link().channel.clone()
     }
 
-    /// Whether a connection to this server listens to a channel, or did.
+    /// Returns whether a connection to this server is or was subscribed to a channel.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         let ours = self.channel.as_ref().and_then(|c| channel.strip_prefix(&c.name));
         ours.is_some_and(|rest| rest.starts_with(':')) || locked(&self.adopted).contains(channel)
     }
 
-    /// Listens to channels of connections to other servers, which are gone. Whoever listens is told
-    /// that something may have gone unheard.
+    /// Subscribes to the channels of lost connections to other servers, in the background. Then
+    /// reports to the listener that messages may have been lost.
     pub(crate) fn adopt(self: &Arc<Self>, channels: Vec<String>) {
         locked(&self.adopted).extend(channels.iter().cloned());
         let node = self.clone();
         drop(self.runtime.spawn(async move {
-            // If there is no connection now, the next one listens to them from its beginning.
+            // Without a connection now, the next one subscribes to them when it opens.
             let Ok(mut connected) = node.connected().await else { return };
             for channel in channels {
                 if let Err(error) = connected.connection.subscribe(channel).await {
@@ -242,18 +253,18 @@ impl Node {
                 }
             }
             if let Some(channel) = &node.channel {
-                channel.hears.interrupted();
+                channel.listener.interrupted();
             }
         }));
     }
 
-    /// Runs one command. What is not known is whether a command that failed was done.
+    /// Runs one command. If this fails, the command may have been executed.
     pub(crate) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
         self.call_noting(cmd, &mut false).await
     }
 
-    /// The same; `doubt` becomes true where it was sent and not answered, also when this is dropped: then
-    /// it may have been done.
+    /// Runs one command like `call`. Sets `doubt` if the command was sent and not answered, even if
+    /// this future is dropped. The command may then have been executed.
     async fn call_noting(&self, cmd: &Cmd, doubt: &mut bool) -> RedisResult<Value> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
@@ -264,19 +275,19 @@ impl Node {
         let answer = answer.and_then(Value::extract_error);
         if !answer.as_ref().is_err_and(fault::is_gone) {
             *doubt = before;
-            self.heard(sent);
+            self.replied(sent);
         }
         answer.inspect_err(|error| connected.note(error))
     }
 
-    /// Runs a script; sends it in full if the server does not know it.
+    /// Runs a script, and sends it in full if the server does not have it.
     #[cfg(feature = "redlock")]
     pub(crate) async fn run(&self, script: &Script, call: &Cmd) -> RedisResult<Value> {
         self.run_noting(script, call, &mut false).await
     }
 
-    /// The same. `doubt` becomes true where it may
-    /// have been done though it was not answered.
+    /// Runs a script, and sends it in full if the server does not have it. Sets `doubt` if the
+    /// script may have been executed although no reply arrived.
     pub(crate) async fn run_noting(
         &self,
         script: &Script,
@@ -291,7 +302,8 @@ impl Node {
         }
     }
 
-    /// Runs many commands in one go; one answer for each, which may be an error of the server.
+    /// Runs many commands in one batch. Each has its own reply, which may be an error of the
+    /// server.
     pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
@@ -299,19 +311,19 @@ impl Node {
         let answers = connected.connection.send_packed_commands(pipeline, 0, pipeline.len()).await;
         watched.answered();
         let answers = answers.inspect_err(|error| connected.note(error))?;
-        self.heard(sent);
+        self.replied(sent);
         for refused in answers.iter().filter(|answer| matches!(answer, Value::ServerError(_))) {
             let _ = refused.clone().extract_error().inspect_err(|error| connected.note(error));
         }
         Ok(answers)
     }
 
-    /// Has the server tell on a connection of its own which keys change that begin so; each begins with none
-    /// of the others.
+    /// Subscribes to changes of keys with these prefixes, on a separate connection. No prefix may
+    /// be a prefix of another one.
     pub(crate) async fn track(
         &self,
         prefixes: &[String],
-        hears: impl Fn(&[Value]) + Send + Sync + 'static,
+        on_change: impl Fn(&[Value]) + Send + Sync + 'static,
     ) -> RedisResult<Tracking> {
         let broken = Arc::new(AtomicBool::new(false));
         let ends = broken.clone();
@@ -320,7 +332,7 @@ impl Node {
             .set_response_timeout(Some(CONNECT))
             .set_push_sender(move |push: PushInfo| {
                 match push.kind {
-                    PushKind::Invalidate => hears(&push.data),
+                    PushKind::Invalidate => on_change(&push.data),
                     PushKind::Disconnection => ends.store(true, Ordering::Relaxed),
                     _ => {}
                 }
@@ -331,10 +343,10 @@ impl Node {
         for prefix in prefixes.iter().filter(|prefix| !prefix.is_empty()) {
             track.arg("PREFIX").arg(prefix);
         }
-        let door = self.door();
-        // In our own runtime, which has a timer, and drives the connection.
+        let settings = self.connect_settings();
+        // This runs in leasehold's own runtime, which has a timer and drives the connection.
         let begun = self.runtime.spawn(async move {
-            let mut connection = door.open(&config).await?;
+            let mut connection = settings.open(&config).await?;
             connection.send_packed_command(&track).await?.extract_error()?;
             Ok(connection)
         });
@@ -342,22 +354,24 @@ impl Node {
         Ok(Tracking { _connection: connection, broken })
     }
 
-    fn heard(&self, sent: Option<Moment>) {
+    fn replied(&self, sent: Option<Moment>) {
         if let (Some(gate), Some(sent)) = (&self.gate, sent) {
-            gate.heard(sent);
+            gate.replied(sent);
         }
     }
 
-    fn door(&self) -> Door {
-        let (client, address, gate) =
-            (self.client.clone(), self.address.clone(), self.gate.clone());
-        Door { client, address, gate }
+    fn connect_settings(&self) -> ConnectSettings {
+        let (address, gate) = (self.address.clone(), self.gate.clone());
+        // The password and certificate files of the URL may have changed.
+        let client = client(&address, &self.login).unwrap_or_else(|_| self.client.clone());
+        ConnectSettings { client, address, gate }
     }
 
-    /// The link of the runtime that polls us.
+    /// Returns the link of the calling runtime. A caller without a runtime that does I/O gets the
+    /// link of leasehold's own runtime.
     fn link(&self) -> Arc<Link> {
-        // An unwinding thread of a program built to abort has no second chance: there the
-        // caller's runtime, which may lack I/O, is not tried.
+        // Detecting a runtime without I/O requires unwinding. A program that aborts on panic uses
+        // leasehold's own runtime instead of the caller's.
         let here = Handle::try_current().ok().filter(|_| cfg!(panic = "unwind"));
         let here = here.unwrap_or_else(|| self.runtime.clone());
         let link = self.link_of(here);
@@ -369,7 +383,7 @@ impl Node {
         if let Some(link) = links.get(&runtime.id()) {
             return link.clone();
         }
-        // Runtimes that are gone took their connections with them.
+        // The connections of runtimes that ended are closed, so their links are removed.
         links.retain(|_, link| link.is_wanted());
         let channel = self.channel.as_ref().map(|c| format!("{}:{}", c.name, runtime.id()).into());
         let link = Arc::new(Link {
@@ -384,13 +398,23 @@ impl Node {
         link
     }
 
-    /// What the connection of a link listens to.
+    /// Returns the channels that the connection of a link subscribes to.
     fn channels(&self, link: &Link) -> Vec<String> {
         let mut channels: Vec<String> = link.channel.iter().map(ToString::to_string).collect();
         if link.runtime.id() == self.runtime.id() {
             channels.extend(locked(&self.adopted).iter().cloned());
         }
         channels
+    }
+
+    /// Converts the error of a new connection. A rejected password that can change is reported as
+    /// outdated.
+    fn refused(&self, error: RedisError) -> RedisError {
+        let is_changeable = self.login.password.as_ref().is_some_and(Password::is_changeable);
+        match fault::refusal(&error) == Some(Refusal::WrongPassword) && is_changeable {
+            true => fault::outdated(),
+            false => error,
+        }
     }
 
     async fn connected(&self) -> RedisResult<Connected> {
@@ -401,9 +425,11 @@ impl Node {
         }
     }
 
-    /// Connects, unless somebody else does just now. Dropped, it leaves that to end by itself.
+    /// Connects. A link has at most one attempt at a time, which continues when the call that
+    /// started it is dropped. So dropped calls to a server that does not respond leave at most one
+    /// connection behind.
     async fn connect(&self, link: Arc<Link>) -> RedisResult<Connected> {
-        let connecting = link.connecting.lock().await;
+        let mut connecting = link.connecting.lock().await;
         if let Some(connected) = link.up() {
             return Ok(connected);
         }
@@ -411,28 +437,45 @@ impl Node {
             sent: Instant::now(),
             blamed: Some([self.doubtful.clone(), self.doubtful.clone()]),
         };
-        // In a task of the runtime that is to drive the connection; a caller that is dropped leaves
-        // it to end by itself.
-        let ear = self.channel.as_ref().map(|c| (self.channels(&link), c.hears.clone()));
-        let task = link.runtime.spawn(connect(self.door(), ear));
+        connecting.take_if(|a| !a.task.is_finished() && a.until <= Instant::now());
+        let had_ended = connecting.as_ref().is_some_and(|a| a.task.is_finished());
+        let attempt = connecting.get_or_insert_with(|| {
+            let listening =
+                self.channel.as_ref().map(|c| (self.channels(&link), c.listener.clone()));
+            // The task runs in the runtime that will drive the connection.
+            let task = link.runtime.spawn(connect(self.connect_settings(), listening));
+            Attempt { task, until: Instant::now() + CONNECT }
+        });
         let limit = {
             let _context = self.runtime.enter();
-            tokio::time::sleep(CONNECT)
+            tokio::time::sleep(attempt.until.saturating_duration_since(Instant::now()))
         };
         let connected = tokio::select! {
-            connected = task => connected,
-            () = limit => return Err(timed_out()),
+            biased;
+            connected = &mut attempt.task => connected,
+            () = limit => {
+                *connecting = None;
+                return Err(timed_out());
+            }
         };
+        *connecting = None;
+        // A failure from before this call does not show whether the server works now.
+        let is_up = |c: &Connected| !c.broken.load(Ordering::Relaxed);
+        if had_ended && !matches!(&connected, Ok(Ok(connected)) if is_up(connected)) {
+            drop(connecting);
+            return Box::pin(self.connect(link)).await;
+        }
         watched.answered();
         match connected {
             Ok(connected) => {
-                let connected = connected?;
+                let connected = connected.map_err(|error| self.refused(error))?;
+                self.login.password.iter().for_each(Password::accepted);
                 *locked(&link.current) = Some(connected.clone());
                 drop(connecting);
                 if link.was_up.swap(true, Ordering::Relaxed)
                     && let Some(channel) = &self.channel
                 {
-                    channel.hears.interrupted();
+                    channel.listener.interrupted();
                 }
                 Ok(connected)
             }
@@ -446,7 +489,20 @@ impl Node {
     }
 }
 
-/// A connection on which the server tells of keys that change, until it is dropped.
+/// Attempt to connect. Dropping it ends the attempt.
+#[derive(Debug)]
+struct Attempt {
+    task: JoinHandle<RedisResult<Connected>>,
+    until: Instant,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Connection on which the server reports changed keys. Dropping it closes the connection.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     _connection: MultiplexedConnection,
@@ -471,7 +527,7 @@ impl Link {
         }
     }
 
-    /// Whether it has a connection, or is being used for the first time.
+    /// Returns whether the link is connected, or is being used for the first time.
     fn is_wanted(&self) -> bool {
         let unused = !self.was_up.load(Ordering::Relaxed);
         unused && !self.unable.load(Ordering::Relaxed)
@@ -482,8 +538,10 @@ impl Link {
 }
 
 impl Connected {
-    /// A server that takes no writes any more was a master once: whoever has its name or address next
-    /// may be another, which only a new connection finds.
+    /// Marks the connection as broken if the error requires a new one.
+    ///
+    /// A server that no longer accepts writes used to be the master. Another server may now have
+    /// its name or address, which only a new connection finds.
     fn note(&self, error: &RedisError) {
         if fault::is_gone(error) || fault::refusal(error) == Some(Refusal::ReadOnly) {
             self.broken.store(true, Ordering::Relaxed);
@@ -491,7 +549,8 @@ impl Connected {
     }
 }
 
-/// Watches one call: a connection whose answers do not come is not used for new calls.
+/// Guard of one call. If it is dropped without a reply after at least [`SUSPECT`], the connection
+/// receives no new calls.
 struct Call {
     sent: Instant,
     blamed: Option<[Arc<AtomicBool>; 2]>,
@@ -519,34 +578,34 @@ impl Drop for Call {
     }
 }
 
-/// One connection's ear.
+/// Receiver of the messages that the server pushes on one connection.
 #[derive(Debug)]
-struct Ear {
-    hears: Arc<dyn PushListener>,
+struct PushReceiver {
+    listener: Arc<dyn PushListener>,
     broken: Arc<AtomicBool>,
 }
 
-impl Ear {
-    fn hear(&self, push: &PushInfo) {
+impl PushReceiver {
+    fn receive(&self, push: &PushInfo) {
         match (&push.kind, push.data.as_slice()) {
-            (PushKind::Message, [_, Value::BulkString(text)]) => self.hears.message(text),
+            (PushKind::Message, [_, Value::BulkString(text)]) => self.listener.message(text),
             (PushKind::Disconnection, _) => {
                 self.broken.store(true, Ordering::Relaxed);
-                self.hears.interrupted();
+                self.listener.interrupted();
             }
             _ => {}
         }
     }
 }
 
-/// What opens connections to one server.
-struct Door {
+/// Settings for new connections to one server.
+struct ConnectSettings {
     client: Client,
     address: Address,
     gate: Option<Arc<dyn Gate>>,
 }
 
-impl Door {
+impl ConnectSettings {
     /// Connects, logs in, and checks where the connection leads.
     async fn open(&self, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
         let mut connection =
@@ -558,25 +617,25 @@ impl Door {
     }
 }
 
-/// Connects, logs in and listens. Runs in the runtime that is to drive the connection.
+/// Connects, logs in and subscribes. Runs in the runtime that will drive the connection.
 async fn connect(
-    door: Door,
-    ear: Option<(Vec<String>, Arc<dyn PushListener>)>,
+    settings: ConnectSettings,
+    listening: Option<(Vec<String>, Arc<dyn PushListener>)>,
 ) -> RedisResult<Connected> {
     let broken = Arc::new(AtomicBool::new(false));
     let mut config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let (mut channels, mut common) = (Vec::new(), None);
-    if let Some((names, hears)) = ear {
+    if let Some((names, listener)) = listening {
         channels = names;
-        common = hears.common();
-        let ear = Ear { hears, broken: broken.clone() };
+        common = listener.common();
+        let receiver = PushReceiver { listener, broken: broken.clone() };
         config = config.set_push_sender(move |push: PushInfo| {
-            ear.hear(&push);
+            receiver.receive(&push);
             Ok::<(), ()>(())
         });
     }
-    let mut connection = door.open(&config).await?;
+    let mut connection = settings.open(&config).await?;
     for channel in channels {
         connection.subscribe(channel).await?;
     }
@@ -600,7 +659,7 @@ fn ended() -> RedisError {
 fn client(address: &Address, login: &Login) -> Result<Client> {
     let failed = |e: RedisError| {
         Error::new(ErrorKind::Config, "cannot connect with the settings in the URL")
-            .because(fault::shown(&e))
+            .with_source(fault::shown(&e))
     };
     let at = match (address, &login.tls) {
         (Address::Tcp(host, port), None) => ConnectionAddr::Tcp(host.clone(), *port),
@@ -620,7 +679,7 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
         settings = settings.set_username(user);
     }
     if let Some(password) = &login.password {
-        settings = settings.set_password(password);
+        settings = settings.set_password(password.now());
     }
     let tcp = TcpSettings::default()
         .set_nodelay(true)
@@ -632,7 +691,7 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
         None => Client::open(info),
         #[cfg(feature = "tls")]
         Some(tls) => {
-            // The program may have chosen a provider; then that one stays.
+            // If the program has already chosen a provider, this has no effect.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let root_cert = tls.ca()?.map(|ca| ca.bytes);
             let client_tls = tls.identity()?.map(|(cert, key)| redis::ClientTlsConfig {
@@ -652,7 +711,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_sent_in_full_with_the_same_arguments() {
+    fn eval_of_a_script_has_the_same_arguments() {
         let script = Script::new("return 1");
         assert_eq!(script.hash.len(), 40);
         let mut call = script.call(1);
@@ -663,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_without_io_uses_our_thread() {
+    fn callers_runtime_without_io_uses_the_clients_thread() {
         let mut ours = tokio::runtime::Builder::new_multi_thread();
         let ours = ours.worker_threads(1).enable_all().build().unwrap();
         let server = testbed::redis();

@@ -1,4 +1,4 @@
-//! What is wrong with a Redis set-up: see [`leasehold_core::doctor`].
+//! Diagnoses the configuration of Redis servers: see [`leasehold_core::doctor`].
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::wall_micros;
 use leasehold_core::{Result, doctor};
 
-/// Looks at every master, and at the sentinels.
+/// Checks the configuration of every master and of the sentinels.
 pub(super) async fn diagnose(
     servers: &Servers,
     confirms: bool,
@@ -38,7 +38,7 @@ pub(super) async fn diagnose(
             }
             Err(error) => return Err(explain(error)),
         }
-        // Not permitted: INFO has said whether there is such a log at all.
+        // If CONFIG is not permitted, INFO has already shown whether there is an append-only file.
         let synced = setting(node, "appendfsync").await;
         if synced.is_some_and(|text| !text.contains("always")) {
             found.extend(not_at_once(&at, &found));
@@ -114,7 +114,7 @@ fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<
     found
 }
 
-/// Without an append-only file.
+/// Returns the finding for a server without an append-only file.
 fn forgets(at: &str, restart_delay: Duration) -> Finding {
     let what = format!("{at} has no append-only file (appendonly no)");
     if restart_delay.is_zero() {
@@ -144,7 +144,7 @@ fn writes_a_file(at: &str, found: &[Finding]) -> bool {
     !found.iter().any(no_file)
 }
 
-/// With an append-only file that is not synced each time.
+/// Returns the finding for an append-only file that is not synced on every write.
 fn not_at_once(at: &str, found: &[Finding]) -> Option<Finding> {
     writes_a_file(at, found).then(|| {
         Finding::weak(
@@ -157,7 +157,8 @@ fn not_at_once(at: &str, found: &[Finding]) -> Option<Finding> {
     })
 }
 
-/// One entry for each sentinel of the URL; `None`: it did not answer.
+/// Returns the findings about the quorum. `sentinels` has one entry per sentinel of the URL, which
+/// is `None` if that sentinel did not respond.
 fn quorum(sentinels: &[Quorum]) -> Vec<Finding> {
     let mut found = Vec::new();
     let silent = sentinels.iter().filter(|s| s.is_none()).count();

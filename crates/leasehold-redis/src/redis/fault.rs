@@ -1,31 +1,32 @@
-//! What Redis's errors mean: whether another try can help, and one line that says what to do.
+//! Interprets Redis's errors: whether a retry can help, and a one-line message with a hint.
 
 use redis::{ErrorKind as Driver, RedisError, ServerErrorKind};
 
+use leasehold_core::kit::Password;
 use leasehold_core::{Error, ErrorKind};
 
-/// What a server's refusal is about. Redis tells it by the first word of the error; an error
-/// within a script has that word somewhere in the text, where which is a matter of the version.
+/// Reason for a server's refusal. Redis states it in the first word of an error. An error within a
+/// script contains that word at a position that depends on the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The script is not in the server's cache: it is to be sent in full.
+    /// The script is not in the server's cache and has to be sent in full.
     NoScript,
-    /// Another node serves the slot, from now on or for this key alone; or some of the keys are
-    /// here and others there.
+    /// Another node serves the slot, from now on (`Moved`) or for this key only (`Ask`). With
+    /// `TryAgain`, some of the keys are on this node and others on another one.
     Moved,
     Ask,
     TryAgain,
-    /// No node serves the slot just now.
+    /// No node serves the slot at the moment.
     ClusterDown,
-    /// A replica, which takes no writes.
+    /// The server is a replica, which accepts no writes.
     ReadOnly,
     Loading,
-    /// It is busy with a script that somebody else wrote.
+    /// The server is busy with another program's script.
     Busy,
-    /// It has fewer replicas than it is told to demand.
+    /// The server has fewer replicas than its configuration requires.
     NoReplicas,
     OutOfMemory,
-    /// It cannot write to its disk.
+    /// The server cannot write to its disk.
     Disk,
     NoAuth,
     WrongPassword,
@@ -34,11 +35,11 @@ pub(crate) enum Refusal {
     CrossSlot,
     TooManyClients,
     NoDatabase,
-    /// It is no node of a cluster.
+    /// The server is not a cluster node.
     NoCluster,
-    /// It does not speak the protocol that Redis 6 has.
+    /// The server does not support the protocol of Redis 6.
     TooOld,
-    /// It has no command of this name: somebody disabled it.
+    /// The server has no such command, because an administrator disabled it.
     NoCommand,
     Other,
 }
@@ -86,7 +87,7 @@ const PHRASES: &[(&str, Refusal)] = &[
     ("Authentication", Refusal::NoAuth),
 ];
 
-/// What the server refused, or `None` if it did not answer at all.
+/// Returns the reason for a refusal, or `None` if the error is not a reply of the server.
 pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
     match error.kind() {
         Driver::AuthenticationFailed => return Some(Refusal::WrongPassword),
@@ -104,25 +105,35 @@ pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
     Some(known.map_or(Refusal::Other, |(_, known)| *known))
 }
 
-/// Whether the connection is no good any more. What was sent may have been done.
+/// Returns whether the connection is unusable. The request may have been executed.
 pub(crate) fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
 }
 
-/// What is wrong with a server that is not the one that this client has used.
-pub(crate) const ANOTHER_SERVER: &str = "the URL leads to another Redis server than when this \
-                                         client connected, and locks there exclude no client here";
-/// The same of a node, after its address.
+/// Message about a server that is not the one that this client has used.
+pub(crate) const ANOTHER_SERVER: &str = "the URL now leads to another Redis server, which does \
+                                         not have this client's locks";
+/// Message about a node that does not belong to the cluster that this client uses. It follows the
+/// node's address.
 pub(crate) const ANOTHER_CLUSTER: &str =
     "does not belong to the Redis Cluster that this client uses";
 
-/// The error of a connection that was refused for that: nothing was sent, and another server may be
-/// asked.
+/// Returns the error of a connection that was refused because it leads to another server or
+/// cluster. No request was sent, so another server may be tried.
 pub(crate) fn elsewhere(what: String) -> RedisError {
-    (Driver::Io, "not the server that was expected", what).into()
+    (Driver::Io, "connected to an unexpected server", what).into()
 }
 
-/// What [`elsewhere`] said, and the hint.
+/// Text by which an error that [`outdated`] created is recognized.
+const OUTDATED: &str = "the password is being changed";
+
+/// Returns the error of a connection whose password is being changed.
+pub(crate) fn outdated() -> RedisError {
+    (Driver::Io, "the server rejected the password", OUTDATED.to_owned()).into()
+}
+
+/// Returns the message and the hint of an error that [`elsewhere`] created. Returns `None` for
+/// other errors.
 fn as_elsewhere(error: &RedisError) -> Option<(&str, &'static str)> {
     let what = error.detail().filter(|_| error.kind() == Driver::Io)?;
     let hint = match what {
@@ -136,8 +147,11 @@ fn as_elsewhere(error: &RedisError) -> Option<(&str, &'static str)> {
     Some((what, hint))
 }
 
-/// One line for the caller.
+/// Converts an error of the driver to one of leasehold, with a one-line message and a hint.
 pub(crate) fn explain(error: &RedisError) -> Error {
+    if error.kind() == Driver::Io && error.detail() == Some(OUTDATED) {
+        return Password::outdated("the Redis server");
+    }
     if let Some((what, hint)) = as_elsewhere(error) {
         return Error::new(ErrorKind::Unreachable, what.to_owned()).with_hint(hint);
     }
@@ -146,9 +160,9 @@ pub(crate) fn explain(error: &RedisError) -> Error {
         None if error.kind() == Driver::InvalidClientConfig => (
             ErrorKind::Config,
             "cannot connect with the settings in the URL",
-            "check host, port and TLS in the URL",
+            "check the host, port and TLS settings in the URL",
         ),
-        // An alert of TLS, which the driver has as text only.
+        // The driver reports a TLS alert only as text.
         None if is_gone(error) && shown(error).contains("CertificateRequired") => (
             ErrorKind::Denied,
             "the Redis server requires a client certificate",
@@ -158,7 +172,7 @@ pub(crate) fn explain(error: &RedisError) -> Error {
         None if is_gone(error) => (
             ErrorKind::Unreachable,
             "cannot reach the Redis server",
-            "check that it is running, and host, port and TLS in the URL",
+            "check that it is running, and check the host, port and TLS settings in the URL",
         ),
         None => (
             ErrorKind::Corrupt,
@@ -174,10 +188,10 @@ pub(crate) fn explain(error: &RedisError) -> Error {
         ),
         Some(refusal) => described(refusal),
     };
-    Error::new(kind, what).with_hint(hint).because(shown(error))
+    Error::new(kind, what).with_hint(hint).with_source(shown(error))
 }
 
-/// Whether it is a key that the user may not touch, and not a command.
+/// Returns whether the user lacks access to a key, rather than to a command.
 pub(crate) fn is_about_keys(error: &RedisError) -> bool {
     let text = error.detail().unwrap_or_default();
     refusal(error) == Some(Refusal::NoPermission)
@@ -192,13 +206,13 @@ fn no_master(error: &RedisError) -> Error {
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// A server that took our writes before takes none now.
+/// Returns the error of a server that accepted writes before and now rejects them.
 pub(crate) fn demoted(error: &RedisError) -> Error {
     let what = "this Redis server was demoted to a replica and rejects writes until the fail-over \
                 is complete";
     let hint = "if it stays a replica, connect to its master, or use \
                 redis+sentinel://host1,host2,host3/mymaster";
-    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(error))
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).with_source(shown(error))
 }
 
 fn disabled(error: &RedisError) -> Error {
@@ -206,13 +220,20 @@ fn disabled(error: &RedisError) -> Error {
     let named = text.split(['\'', '`']).nth(1).filter(|name| !name.is_empty());
     let named = named.unwrap_or("that leasehold needs");
     let named: String = named.chars().filter(|c| !c.is_control()).take(40).collect();
+    if named.eq_ignore_ascii_case("sentinel") {
+        let hint = "name the sentinels (their port is usually 26379), or connect to this server \
+                    with redis://host:port";
+        return Error::new(ErrorKind::Unsupported, "this Redis server is not a sentinel")
+            .with_hint(hint)
+            .with_source(shown(error));
+    }
     let what = format!("the Redis server has no command {named}");
     let hint = "enable the command (rename-command in redis.conf); leasehold needs Redis 6 or \
                 later, or Valkey";
-    Error::new(ErrorKind::Unsupported, what).with_hint(hint).because(shown(error))
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint).with_source(shown(error))
 }
 
-/// The kind, what went wrong, and the hint.
+/// Returns the kind, the message and the hint for a refusal.
 fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
     use ErrorKind::{Config, Corrupt, Denied, Full, Unreachable, Unsupported};
     match refusal {
@@ -252,7 +273,7 @@ fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
         Refusal::NoReplicas => (
             Unreachable,
             "the Redis server has fewer working replicas than min-replicas-to-write",
-            "restart the replicas, or lower it: `CONFIG SET min-replicas-to-write N`",
+            "restart the replicas, or run `CONFIG SET min-replicas-to-write N` with a lower number",
         ),
         Refusal::OutOfMemory => (
             Full,
@@ -267,7 +288,7 @@ fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
         Refusal::NoAuth => (
             Denied,
             "the Redis server requires a password",
-            "put it into the URL: redis://user:password@host/",
+            "put the password into the URL: redis://user:password@host/",
         ),
         Refusal::WrongPassword => (
             Denied,
@@ -291,7 +312,7 @@ fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
         Refusal::TooManyClients => (
             Unreachable,
             "the Redis server has reached maxclients",
-            "raise it: `CONFIG SET maxclients N`",
+            "raise the limit: `CONFIG SET maxclients N`",
         ),
         Refusal::NoDatabase => (
             Config,
@@ -322,11 +343,55 @@ fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
     }
 }
 
-/// The server's own words on one line.
+/// Returns the server's own message on one line.
 pub(crate) fn shown(error: &RedisError) -> String {
     let text = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
     };
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waiters and elections continue after transient errors, and end with permanent ones.
+    #[test]
+    fn redis_errors_map_to_the_right_kind() {
+        use ErrorKind::{Config, Corrupt, Denied, Full, Unreachable, Unsupported};
+        for (said, kind) in [
+            ("LOADING Redis is loading the dataset in memory", Unreachable),
+            ("BUSY Redis is busy running a script.", Unreachable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Unreachable),
+            ("CLUSTERDOWN The cluster is down", Unreachable),
+            ("CLUSTERDOWN Hash slot not served", Unreachable),
+            ("MASTERDOWN Link with MASTER is down", Unreachable),
+            ("NOREPLICAS Not enough good replicas to write.", Unreachable),
+            ("NOSCRIPT No matching script. Please use EVAL.", Unreachable),
+            ("ERR max number of clients reached", Unreachable),
+            ("ERR max number of clients + cluster connections reached", Unreachable),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Full),
+            ("MISCONF Redis is configured to save RDB snapshots", Full),
+            ("MISCONF Errors writing to the AOF file: No space left on device", Full),
+            ("ERR Error running script: -OOM command not allowed when used memory", Full),
+            ("READONLY You can't write against a read only replica.", Denied),
+            ("NOAUTH Authentication required.", Denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Denied),
+            ("NOPERM User app has no permissions to run the 'eval' command", Denied),
+            ("MOVED 3999 127.0.0.1:6381", Config),
+            ("CROSSSLOT Keys in request don't hash to the same slot", Config),
+            ("ERR DB index is out of range", Config),
+            ("ERR This instance has cluster support disabled", Config),
+            ("ERR unknown command 'EVALSHA', with args beginning with:", Unsupported),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Corrupt),
+        ] {
+            let reply = redis::parse_redis_value(format!("-{said}\r\n").as_bytes()).unwrap();
+            let error = explain(&reply.extract_error().unwrap_err());
+            assert_eq!(error.kind(), kind, "{said}: {error}");
+        }
+        let reply = redis::parse_redis_value(b"-READONLY You can't write against a replica\r\n");
+        let error = demoted(&reply.unwrap().extract_error().unwrap_err());
+        assert!(error.is_transient(), "{error}");
+    }
 }

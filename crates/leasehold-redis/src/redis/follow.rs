@@ -1,17 +1,19 @@
-//! Following queues: Redis itself tells which keys changed.
+//! Subscriptions to queues, based on Redis's notifications of changed keys.
 //!
-//! `CLIENT TRACKING … BCAST` on a connection of its own: the server tells the keys that begin so whenever one of
-//! them is written, deleted or expires, whoever did it. So a lock that is followed costs nobody who takes it
-//! a command, and foreign clients are seen as well. One connection to each master for each
-//! that follows.
+//! Each subscription opens one connection to each master and sends `CLIENT TRACKING … BCAST`. The
+//! server then reports every key with the given prefixes that any client writes or deletes, or that
+//! expires. So clients that acquire a lock send no extra command for its subscribers, and changes
+//! by foreign clients are reported too.
 //!
-//! - *A connection breaks, or another server is the master now*: the following begins anew, and whoever follows looks,
-//!   since what changed meanwhile went unheard. *It cannot begin* (a right is missing, a server before 6): then he
-//!   looks now and then.
-//! - *It is dropped*: the task ends, and its connections with it.
+//! - *A connection breaks, or another server becomes the master.* The subscription's task
+//!   subscribes again and notifies the subscriber, which polls, because changes in between were not
+//!   reported.
+//! - *The subscription cannot start* (a permission is missing, or a server is older than version
+//!   6). The subscriber polls periodically.
+//! - *The subscription is dropped.* The task ends and closes its connections.
 //!
-//! A lease that runs out is told when the server finds the key expired, which may be later: of keys that nobody
-//! touches it looks at some, ten times a second.
+//! An expired lease is reported when the server finds the expired key, which can be later. The
+//! server checks a sample of the keys that no client accesses, ten times a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +27,10 @@ use super::servers::Servers;
 use leasehold_core::kit::Ends;
 use leasehold_core::store::{Follow, Queues, Stirrer};
 
-/// How often it is looked whether all connections are there, and to the right servers.
+/// Interval between checks that all connections are up and lead to the current masters.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Follows these queues; `None` where the server does not let us.
+/// Subscribes to these queues. Returns `None` if the server does not allow it.
 pub(super) async fn follow(
     servers: &Arc<Servers>,
     keyspace: &Keyspace,
@@ -51,7 +53,7 @@ pub(super) async fn follow(
     Ok(Some(follow.keeping(Ends::new(&task))))
 }
 
-/// What the keys of these queues begin with; none is the beginning of another.
+/// Returns the key prefixes of these queues. None of them is a prefix of another one.
 fn prefixes(keyspace: &Keyspace, queues: &Queues) -> Vec<String> {
     let begin = match queues {
         Queues::Of(name) => name.as_str(),
@@ -78,18 +80,18 @@ struct Following {
 type Tracked = Vec<(Arc<Node>, Tracking)>;
 
 impl Following {
-    /// Has every master tell.
+    /// Subscribes on every master.
     async fn begin(&self, servers: &Servers) -> RedisResult<Tracked> {
         let mut all = Vec::new();
         for node in servers.masters().await? {
             let (keyspace, queues, stirrer) =
                 (self.keyspace.clone(), self.queues.clone(), self.stirrer.clone());
-            let hears = move |told: &[Value]| {
-                if told.iter().any(|told| concerns(&keyspace, &queues, told)) {
+            let on_change = move |changes: &[Value]| {
+                if changes.iter().any(|changed| concerns(&keyspace, &queues, changed)) {
                     stirrer.stir();
                 }
             };
-            let tracking = node.track(&self.prefixes, hears).await?;
+            let tracking = node.track(&self.prefixes, on_change).await?;
             all.push((node, tracking));
         }
         Ok(all)
@@ -102,7 +104,8 @@ impl Following {
             if !self.stirrer.is_followed() {
                 return;
             }
-            // Who cannot be asked now is asked again; meanwhile nothing is certain.
+            // If the masters are unknown, changes may be missed. So the subscriber is notified at
+            // every check until all connections are up again.
             let masters = servers.masters().await.unwrap_or_default();
             let same = |(node, _): &(Arc<Node>, _)| masters.iter().any(|m| Arc::ptr_eq(m, node));
             let whole = tracked.len() == masters.len()
@@ -119,15 +122,15 @@ impl Following {
     }
 }
 
-/// Whether a key that changed, or all of them, is in one of these queues.
-fn concerns(keyspace: &Keyspace, queues: &Queues, told: &Value) -> bool {
-    match told {
+/// Returns whether a changed key, or the loss of all keys, concerns one of these queues.
+fn concerns(keyspace: &Keyspace, queues: &Queues, changed: &Value) -> bool {
+    match changed {
         Value::Array(keys) => keys.iter().any(|key| concerns(keyspace, queues, key)),
         Value::BulkString(key) => std::str::from_utf8(key)
             .ok()
             .and_then(|key| keyspace.lock_of(key))
             .is_some_and(|(name, _)| queues.has(name.as_str())),
-        // All keys are gone.
+        // Redis sends nil when all keys were deleted.
         Value::Nil => true,
         _ => false,
     }
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_one_of_the_queues_or_it_is_not() {
+    fn changed_keys_are_matched_to_the_followed_queues() {
         let keyspace = Keyspace::new("app:", false);
         let of = Queues::Of(Name::new("a").unwrap());
         let told = |key: &str| Value::Array(vec![Value::BulkString(key.into())]);

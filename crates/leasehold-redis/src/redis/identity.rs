@@ -1,41 +1,43 @@
-//! Which store a new connection leads to, checked before anything else is sent over it.
+//! Verifies which store a new connection leads to, before any other request is sent over it.
 //!
-//! # What could go wrong
-//! A connection breaks, and by the time of the next one its address belongs to another server: a
-//! pod's address was used again, a DNS name was changed, a node moved to another cluster. A client
-//! that trusts the address takes locks there, and all other clients take them where it does not
-//! look: two holders, without limit.
+//! # The risk
+//! After a connection breaks, its address may belong to another server. For example, a pod's
+//! address was reused, a DNS name was changed, or a node moved to another cluster. A client that
+//! trusts the address acquires locks on that server, while all other clients use the right one.
+//! That means two holders, without a time limit.
 //!
 //! # What is compared
-//! - *A node of a cluster* (`Members`): its map of the slots must name at least one node of the map
-//!   that this client used last. Node ids are random, survive restarts, and are different in each
-//!   cluster. A new node knows the others by the time that anyone is sent to it, and a promoted
-//!   replica has been in the map as a replica.
-//! - *Any other server* (`Identity`): a key without expiry, [`KEY`], has a random id and the time
-//!   at which it was made. The first client ever makes it; replicas, append-only files and dumps
-//!   have it as well. So a promoted replica and a server that kept its data have the known id.
+//! - *A node of a cluster* (`Members`): its slot map must name at least one node of the map that
+//!   this client used last. Node ids are random, survive restarts, and differ between clusters. A
+//!   new node knows the other nodes before any client is redirected to it. A promoted replica was
+//!   in the map as a replica.
+//! - *Any other server* (`Identity`): a key without expiry, [`KEY`], contains a random id and its
+//!   creation time. The first client of the store creates it. Replicas, append-only files and dumps
+//!   contain it too. So a promoted replica and a server that kept its data have the known id.
 //!
 //! # Another id, or none
-//! A server that lost its data is no other server, and goes on as the store's page says. It is
-//! known in one of these ways, and what fits none of them is refused:
-//! - It is the same process as before (`run_id`): it was emptied, or the key was evicted.
+//! A server that lost its data is still the same server, and remains in use (`docs/stores/redis.md`
+//! describes the effects). It is recognized in one of these ways, and any other server is refused:
+//! - It is the same process as before (`run_id`). Its data was deleted, or the key was evicted.
 //! - It has no id, and was started after the last reply that this client got from the store.
-//! - It has another id, which was made after that reply: by a client that met the emptied server
-//!   earlier.
-//! - It has no id, and the sentinels, asked since the connection broke, name it. (After any failure
-//!   they are asked, and a node is made anew; so its process is not known yet.)
+//! - It has another id, which was created after that reply. Another client found the empty server
+//!   earlier and created the id.
+//! - It has no id, and the sentinels named it when polled after the connection broke. (The client
+//!   polls them after every failure and creates a new node, so the node's process is not known
+//!   yet.)
 //!
-//! The last reply counts from when its request was sent: a client that was paused before it read
-//! the reply must not take the restart for older than it was.
+//! The time of the last reply is taken to be the time at which its request was sent. The time since
+//! then is measured before the server is queried, so a pause of the client in between can make it
+//! too short, but never too long. At worst the client refuses its own server, and tries again.
 //!
-//! # What is left
-//! A server that is started at our address after the last reply, with no id in it, is taken for
-//! ours after a restart without data; so is one whose user may neither run `INFO` nor has an id. A
-//! node that is moved to another cluster by `CLUSTER RESET SOFT` keeps its node id.
+//! # Limits
+//! A server without an id that was started at the known address after the last reply is accepted,
+//! as if it were a restart without data. So is a server without an id on which this user may not
+//! run `INFO`. A node that moved to another cluster with `CLUSTER RESET SOFT` keeps its node id.
 //!
-//! *The connection breaks in between*: it is not used. *We die after the key was written*: the next
-//! client finds it.
-//! *Two write it at once*: `SET NX`, then both read the same one.
+//! - *The connection breaks during the check.* It is not used.
+//! - *The client crashes after it wrote the key.* The next client finds the key.
+//! - *Two clients write the key at the same time.* They use `SET NX`, then both read the same id.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,21 +55,23 @@ use super::url::Address;
 use leasehold_core::kit::locked;
 use leasehold_core::{ClaimId, Clock, Moment};
 
-/// The key of the store's id.
+/// Key of the store's id.
 const KEY: &str = "leasehold:store";
-/// By how much a server may be younger than it says, which is in whole seconds.
+/// Maximum error of a server's reported uptime, which is in whole seconds.
 const ROUNDED: Duration = Duration::from_secs(1);
 
-/// The id of a store that is one server at a time.
+/// What this client knows about a store that is on one server at a time: its id, and the time of
+/// the last reply.
 #[derive(Debug, Default)]
 pub(super) struct Identity {
     known: Mutex<Option<Id>>,
-    /// When the last request was sent that was answered, in nanoseconds of `clock`.
-    heard: AtomicU64,
+    /// Time at which the last answered request was sent, in nanoseconds of `clock`.
+    last_reply: AtomicU64,
     clock: Clock,
 }
 
-/// An id: 32 hexadecimal digits, and when it was made, in microseconds of the server's clock.
+/// Id of a store: 32 hexadecimal digits, and its creation time in microseconds of the server's
+/// clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Id {
     text: String,
@@ -81,34 +85,35 @@ impl Id {
     }
 }
 
-/// The gate of one server's connections.
+/// Gate of one server's connections.
 #[derive(Debug)]
 struct Server {
     identity: Arc<Identity>,
-    /// The process that was there last.
+    /// `run_id` of the process that was last seen at this address.
     run: Mutex<Option<String>>,
 }
 
-/// What a server reports of itself.
+/// Properties that a server reports about itself.
 #[derive(Debug, Default)]
 struct Report {
     id: Option<Id>,
-    /// By its clock, in microseconds.
+    /// Time of the server's clock, in microseconds.
     now: u64,
     run: Option<String>,
     uptime: Option<Duration>,
 }
 
 impl Identity {
-    /// The gate of a server that has not been connected to yet.
+    /// Creates the gate of a server that has not been connected to yet.
     pub(super) fn gate(self: &Arc<Self>) -> Arc<dyn Gate> {
         Arc::new(Server { identity: self.clone(), run: Mutex::default() })
     }
 }
 
 impl Report {
-    /// Whether this is the store whose id is `known`. `run` is the process that was at this
-    /// address, and `silent` the time since the last reply.
+    /// Returns whether this server is the store with the id `known`.
+    ///
+    /// `run` is the process that was at this address, and `silent` the time since the last reply.
     fn is_of(&self, known: &Id, run: Option<&str>, silent: Duration) -> bool {
         if run.is_some() && self.run.as_deref() == run {
             return true;
@@ -132,15 +137,17 @@ impl Gate for Server {
         _at: &Address,
     ) -> RedisResult<()> {
         let (known, run) = (locked(&self.identity.known).clone(), locked(&self.run).clone());
+        // This is read before the server reads its clock. A late reply must not make `silent`
+        // longer than the age of another server's id.
+        let last_reply = Moment::from_nanos(self.identity.last_reply.load(Ordering::Relaxed));
+        let silent = self.identity.clock.now().since(last_reply);
         let report = match ask(connection).await {
             Ok(report) => report,
-            // Not known yet: whatever is wrong, calls are refused for the same reason, with more to
-            // say.
+            // The store is not known yet. Calls will be refused for the same reason, with a better
+            // error.
             Err(error) if known.is_none() && fault::refusal(&error).is_some() => return Ok(()),
             Err(error) => return Err(error),
         };
-        let heard = Moment::from_nanos(self.identity.heard.load(Ordering::Relaxed));
-        let silent = self.identity.clock.now().since(heard);
         if let Some(known) = &known
             && !report.is_of(known, run.as_deref(), silent)
         {
@@ -157,8 +164,8 @@ impl Gate for Server {
         Ok(())
     }
 
-    fn heard(&self, sent: Moment) {
-        self.identity.heard.fetch_max(sent.as_nanos(), Ordering::Relaxed);
+    fn replied(&self, sent: Moment) {
+        self.identity.last_reply.fetch_max(sent.as_nanos(), Ordering::Relaxed);
     }
 
     fn now(&self) -> Moment {
@@ -176,15 +183,16 @@ async fn ask(connection: &mut MultiplexedConnection) -> RedisResult<Report> {
     let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
     let now = micros(&next()?).unwrap_or(0);
     let id = text(next()?).as_deref().and_then(Id::parse);
-    // Another user may, so it is not known whether this one has to.
+    // If this user may not run INFO, the run id and the uptime stay unknown, and do not cause a
+    // refusal.
     let info = next().map(Info::of).ok();
     let figure = |name| info.as_ref().and_then(|info| info.figure(name)).map(str::to_owned);
     let uptime = figure("uptime_in_seconds").and_then(|text| text.parse().ok());
     Ok(Report { id, now, run: figure("run_id"), uptime: uptime.map(Duration::from_secs) })
 }
 
-/// Makes the id of a server that has none: the known one again, or a new one. `None` if it may not
-/// be written.
+/// Writes an id to a server that has none: the known id, or a new one. Returns the id that the
+/// server has then, or `None` if it cannot be read.
 async fn mark(
     connection: &mut MultiplexedConnection,
     known: Option<Id>,
@@ -213,21 +221,21 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// The nodes of the cluster that a client uses.
+/// Ids of the nodes of the cluster that this client uses.
 #[derive(Debug, Default)]
 pub(super) struct Members(Mutex<HashSet<String>>);
 
 impl Members {
-    /// Whether a map of the slots is of the same cluster as the last one.
+    /// Returns whether a slot map belongs to the same cluster as the last one.
     pub(super) fn is_same(&self, ranges: &[Value]) -> bool {
         let known = locked(&self.0);
         let ids = ids(ranges);
-        // Some servers that act as a cluster give their nodes no ids.
+        // Some servers that emulate a cluster give their nodes no ids.
         let is_anonymous = ids.is_empty() && !ranges.is_empty();
         known.is_empty() || is_anonymous || ids.iter().any(|id| known.contains(*id))
     }
 
-    /// Takes over the nodes of this map.
+    /// Replaces the known nodes with those of this map.
     pub(super) fn learn(&self, ranges: &[Value]) {
         let ids: HashSet<String> = ids(ranges).into_iter().map(str::to_owned).collect();
         if !ids.is_empty() {
@@ -235,7 +243,7 @@ impl Members {
         }
     }
 
-    /// The error of a node that belongs to another cluster.
+    /// Returns the error for a node that belongs to another cluster.
     pub(super) fn stranger(at: &Address) -> RedisError {
         fault::elsewhere(format!("{at} {}", fault::ANOTHER_CLUSTER))
     }
@@ -261,8 +269,8 @@ impl Gate for Members {
     }
 }
 
-/// The ids of all nodes of a map, replicas too: in each range, from the third part on, each node is
-/// its host, its port and its id.
+/// Returns the ids of all nodes of a map, including replicas. In each range, the third and all
+/// later parts are nodes, each with host, port and id.
 fn ids(ranges: &[Value]) -> HashSet<&str> {
     let nodes = ranges.iter().filter_map(|range| match range {
         Value::Array(parts) => parts.get(2..),
@@ -296,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_id_or_process_is_the_same_store() {
+    fn same_id_or_process_means_same_store() {
         let known = id('a', 7);
         let promoted = report(Some(known.clone()), Some("other"), Some(9_999));
         assert!(promoted.is_of(&known, Some("run"), SECOND));
@@ -308,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_an_id_is_the_same_store_if_it_was_started_since() {
+    fn server_without_an_id_is_the_same_store_if_started_since() {
         let known = id('a', 7);
         let silent = Duration::from_secs(60);
         for (uptime, same) in [(Some(59), true), (Some(61), true), (Some(62), false), (None, true)]
@@ -316,12 +324,12 @@ mod tests {
             let report = report(None, Some("new"), uptime);
             assert_eq!(report.is_of(&known, Some("run"), silent), same, "{uptime:?}");
         }
-        // The sentinels have named it.
+        // The sentinels have named this server, so its process is not known yet.
         assert!(report(None, Some("new"), Some(9_999)).is_of(&known, None, silent));
     }
 
     #[test]
-    fn another_id_is_the_same_store_if_it_was_made_since() {
+    fn different_id_is_the_same_store_if_created_since() {
         let known = id('a', 7);
         for (made, same) in [(99_000_000, true), (98_999_999, false), (100_000_001, true)] {
             let report = report(Some(id('b', made)), Some("new"), Some(0));
@@ -342,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_of_one_cluster_share_a_node() {
+    fn slot_maps_of_one_cluster_share_a_node() {
         let members = Members::default();
         assert!(members.is_same(&[]));
         members.learn(&[range(&["a", "replica"]), range(&["b"])]);
@@ -363,7 +371,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_map_and_an_id_from_outside_are_read_or_passed_over(
+        fn any_slot_map_and_store_id_are_parsed_or_ignored(
             map in values(&["10.0.0.1", "a", ""]),
             text in testbed::texts(&["0123456789abcdef0123456789abcdef 1700000000000000"]),
         ) {

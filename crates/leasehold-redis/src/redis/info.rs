@@ -1,8 +1,8 @@
-//! What a server reports of itself: INFO and TIME.
+//! The replies to INFO and TIME.
 
 use redis::Value;
 
-/// The answer to INFO.
+/// Reply to INFO.
 pub(super) struct Info(String);
 
 impl Info {
@@ -20,7 +20,7 @@ impl Info {
     }
 }
 
-/// The answer to TIME, in microseconds since 1970.
+/// Returns the time of a reply to TIME, in microseconds since 1970.
 pub(super) fn micros(value: &Value) -> Option<u64> {
     let Value::Array(parts) = value else { return None };
     let number = |i: usize| match parts.get(i) {

@@ -1,10 +1,12 @@
 //! The keys of a lock, and the slots of a cluster.
 //!
-//! A lock's *main key* is the prefix of the URL and the lock's name, byte for byte. Its companions
-//! begin with [`RESERVED`]; in a cluster all of them must be in the main key's slot, which the
-//! `{…}` in a key decides. The usual `{name}` is wrong for names such as `a}b` (only `a` counts) and
-//! `{}x` (nothing counts, all does), so companions carry a *tag* instead, from a table of one short
-//! string for each of the 16,384 slots.
+//! A lock's *main key* is the URL's prefix followed by the lock's name, byte for byte. Its
+//! companion keys begin with [`RESERVED`]. In a cluster all of them must be in the main key's slot,
+//! which the `{…}` in a key determines.
+//!
+//! The usual `{name}` is wrong for names such as `a}b` (only `a` is hashed) and `{}x` (the whole
+//! key is hashed). So companion keys contain a *tag* instead, from a table with one short string
+//! for each of the 16,384 slots.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -14,40 +16,46 @@ use redis::{Cmd, RedisWrite};
 use super::url::RESERVED;
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
-/// How many slots a cluster has.
+/// Number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
-/// How many keys a lock has, and about how many bytes one of them has more than the main key.
+/// Number of keys per lock, and approximate number of bytes by which the other keys are longer than
+/// the main key.
 const ALL: usize = 6;
 const COMPANION: usize = 20;
 
-/// Where the keys of locks are.
+/// Naming scheme of the keys of a store's locks.
 #[derive(Clone, Debug)]
 pub(super) struct Keyspace {
     prefix: String,
     cluster: bool,
 }
 
-/// The keys of one lock.
+/// Keys of one lock.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
-    /// In a cluster; else 0.
+    /// Slot in a cluster, otherwise 0.
     pub(super) slot: u16,
     pub(super) main: String,
-    /// In a cluster.
+    /// Tag of the slot in a cluster, otherwise `None`.
     tag: Option<&'static str>,
 }
 
 impl Keys {
-    /// How many keys [`write`](Self::write) tells, and about how many bytes they have.
+    /// Returns how many keys [`write`](Self::write) appends, and their approximate size in bytes.
     pub(super) fn size(&self) -> (usize, usize) {
         (ALL, ALL * (self.main.len() + COMPANION))
     }
 
-    /// Tells a script of one lock its keys, all that it may touch: a cluster must see which are on
-    /// their way to another node, and other servers (Dragonfly) refuse to touch those that they
-    /// were not told. They are, in the order in which the scripts take them: the main key, the
-    /// hybrid clock of the slot, which is never deleted, who waits, until when each does, the hash
-    /// of a lock that has no main key, and who holds that.
+    /// Appends all keys that a script of one lock may touch.
+    ///
+    /// A cluster node must see which keys are being moved to another node. Other servers
+    /// (Dragonfly) refuse to touch keys that are not in the request. The scripts expect this order:
+    /// 1. the main key
+    /// 2. the hybrid clock of the slot, which is never deleted
+    /// 3. the waiters by token
+    /// 4. the waiters by expiry
+    /// 5. the hash of a lock without a main key
+    /// 6. the holders of a lock without a main key
     pub(super) fn write(&self, call: &mut Cmd) {
         call.arg(&self.main);
         call.write_arg_fmt(self.clock());
@@ -56,12 +64,13 @@ impl Keys {
         }
     }
 
-    /// The hash of a lock that has no main key.
+    /// Returns the key of the hash of a lock without a main key.
     pub(super) fn meta(&self) -> String {
         self.companion('m').to_string()
     }
 
-    /// A key in the same slot to write for the sake of writing.
+    /// Returns a key in the same slot, which is written only so that `WAIT` has a write to wait
+    /// for.
     pub(super) fn mark(&self) -> String {
         format!("{}:mark", self.clock())
     }
@@ -92,32 +101,33 @@ impl Keyspace {
         if main.starts_with(RESERVED) {
             let what = format!("the prefix {RESERVED:?} is reserved for leasehold's own keys");
             let hint = "use another lock name, or add ?prefix=… to the URL";
-            return Err(Error::new(ErrorKind::InvalidName, what).with_hint(hint).on(name));
+            return Err(Error::new(ErrorKind::InvalidName, what).with_hint(hint).with_lock(name));
         }
         let slot = if self.cluster { slot(main.as_bytes()) } else { 0 };
         Ok(Keys { slot, main, tag: self.cluster.then(|| tag(slot)) })
     }
 
-    /// Patterns of SCAN that find every lock in use whose name starts so: main keys, and companions
-    /// of those that have none.
+    /// Returns SCAN patterns for every lock in use whose name begins with `prefix`. They match main
+    /// keys, and companion keys of locks without a main key.
     pub(super) fn patterns(&self, prefix: &str) -> [String; 2] {
         let escaped = escaped(&format!("{}{prefix}", self.prefix));
         let tag = if self.cluster { "{*}:" } else { "" };
         [format!("{escaped}*"), format!("{RESERVED}{tag}[wm]:{escaped}*")]
     }
 
-    /// What every key begins with that tells of a change of a lock whose name begins so.
+    /// Returns the prefixes of all keys that change when a lock whose name begins with `prefix`
+    /// changes.
     pub(super) fn beginnings(&self, prefix: &str) -> Vec<String> {
         let main = format!("{}{prefix}", self.prefix);
         let companions = match self.cluster {
-            // Each slot has its own tag.
+            // The tags of the slots differ, so only the part before the tag can be matched.
             true => vec![format!("{RESERVED}{{")],
             false => ['w', 'm'].iter().map(|letter| format!("{RESERVED}{letter}:{main}")).collect(),
         };
         [main].into_iter().chain(companions).collect()
     }
 
-    /// The lock that a found key belongs to, and whether it is its main key.
+    /// Returns the lock that a scanned key belongs to, and whether the key is its main key.
     pub(super) fn lock_of(&self, key: &str) -> Option<(Name, bool)> {
         let (main, is_main) = match key.strip_prefix(RESERVED) {
             None => (key, true),
@@ -135,7 +145,7 @@ impl Keyspace {
     }
 }
 
-/// What would be a pattern, taken for what it is.
+/// Escapes the characters that have a special meaning in a pattern of SCAN.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -147,7 +157,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// The slot of a key, as Redis Cluster computes it.
+/// Returns the slot of a key, as Redis Cluster computes it.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     let hashed = match key.iter().position(|b| *b == b'{') {
         None => key,
@@ -162,7 +172,7 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16(hashed) % SLOTS
 }
 
-/// CRC-16/XMODEM.
+/// Returns the CRC-16/XMODEM checksum.
 fn crc16(bytes: &[u8]) -> u16 {
     let one = |crc: u16, byte: &u8| {
         let shift = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
@@ -171,7 +181,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, one)
 }
 
-/// A short string of this slot; always the same one, in every version.
+/// Returns a short string that hashes to this slot. It is the same in every version.
 fn tag(slot: u16) -> &'static str {
     static TAGS: OnceLock<Vec<String>> = OnceLock::new();
     let tags = TAGS.get_or_init(|| {
@@ -209,7 +219,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // From the specification of Redis Cluster, and CLUSTER KEYSLOT.
+        // Values from the specification of Redis Cluster, and from CLUSTER KEYSLOT.
         assert_eq!(crc16(b"123456789"), 0x31c3);
         for (key, expected) in [("foo", 12_182), ("b", 3_300), ("{user1000}.following", 3_443)] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
@@ -225,8 +235,9 @@ mod tests {
         }
     }
 
+    // S26
     #[test]
-    fn s26_companions_are_in_the_slot_of_their_lock() {
+    fn auxiliary_keys_are_in_the_slot_of_their_lock() {
         let space = Keyspace::new("", true);
         for name in ["a", "a}b", "{}x", "{a}b", "a{b", "}", "{", "💥{x}"] {
             let name = Name::new(name).unwrap();
@@ -248,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_keys_are_no_locks() {
+    fn reserved_keys_are_not_locks() {
         let space = Keyspace::new("", false);
         let reserved = Name::new("leasehold:clock").unwrap();
         assert_eq!(space.keys(&reserved).unwrap_err().kind(), ErrorKind::InvalidName);
@@ -262,7 +273,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_key_from_outside_is_a_lock_or_none(key in testbed::texts(&[
+        fn any_key_is_mapped_to_its_lock_or_ignored(key in testbed::texts(&[
             "app:order", "leasehold:w:app:order", "leasehold:{6Y}:m:app:order",
         ])) {
             for cluster in [false, true] {

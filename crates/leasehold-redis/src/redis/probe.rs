@@ -1,4 +1,4 @@
-//! What the servers say of themselves, and what follows for the store's guarantees.
+//! Queries the servers' properties, and derives the store's guarantees from them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Error, ErrorKind, Result, telemetry};
 
-/// How long finding the servers may take.
+/// Maximum time to find the servers.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The first major version that speaks the protocol we need.
+/// First major version that supports the required protocol.
 const LEAST_VERSION: u32 = 6;
 
-/// Between two looks at servers of which one is gone.
+/// Pause between two queries while a server is gone.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connects, and tells what the store promises as it was found; and whether it is known to take writes.
+/// Connects, and returns the store's guarantees and whether its servers are known to accept writes.
 pub(super) async fn found(
     servers: &Servers,
     url: &RedisUrl,
@@ -36,7 +36,7 @@ pub(super) async fn found(
     let found = async {
         let masters = settled(servers, runtime, &mut gone).await;
         let masters = masters.map_err(|e| fault::explain(&e))?;
-        // Sentinels and clusters name masters only; a replica there is one that was demoted.
+        // Sentinels and clusters name only masters. A replica among them has been demoted.
         let is_master = |(_, info): &Found| info.is_some();
         let takes_writes = fails_over(url) || masters.iter().all(is_master);
         Ok((judged(&masters, url).await?, takes_writes))
@@ -54,11 +54,11 @@ pub(super) async fn found(
     }
 }
 
-/// A server that keeps locks, and what it says of itself if we may ask.
+/// A server that stores locks, and its INFO reply if this user may read it.
 type Found = (Arc<Node>, Option<Info>);
 
-/// Every server that keeps locks. In the middle of a fail-over one is named that is gone: then it is
-/// asked again, until another one is named in its place.
+/// Returns every server that stores locks. During a fail-over a server that is gone may be named.
+/// Then this repeats the query until another server is named instead.
 async fn settled(
     servers: &Servers,
     runtime: &Handle,
@@ -80,7 +80,7 @@ async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
     for node in servers.masters().await? {
         let info = match node.call(&redis::cmd("INFO")).await {
             Ok(value) => Some(Info::of(value)),
-            // Then nothing is promised that INFO would have shown.
+            // Without INFO, nothing that depends on it is guaranteed.
             Err(error) if is_hidden(&error) => None,
             Err(error) => return Err(error),
         };
@@ -89,12 +89,12 @@ async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
     Ok(found)
 }
 
-/// Whether the server keeps INFO to itself: from this user, or from everybody.
+/// Returns whether INFO is hidden from this user, or disabled for all users.
 pub(super) fn is_hidden(error: &RedisError) -> bool {
     matches!(fault::refusal(error), Some(Refusal::NoPermission | Refusal::NoCommand))
 }
 
-/// A setting as the server shows it, if it may be seen.
+/// Returns the server's reply about a setting as text, or `None` if it cannot be read.
 pub(super) async fn setting(node: &Node, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg(name);
@@ -133,23 +133,25 @@ async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
     Ok(promised)
 }
 
-/// Whether the server would tell this user what changes (`redis/follow.rs`). Rights are for a command and its
-/// first word, so one that changes nothing shows it. On a doubt it would: who follows finds out.
+/// Returns whether the server reports changes to this user (`redis/follow.rs`).
+///
+/// Permissions apply to a command and its subcommand, so a call that changes nothing tests them. If
+/// the result is unclear, this returns true, and the subscription itself finds out.
 async fn lets_us_follow(node: &Node) -> bool {
     let mut off = redis::cmd("CLIENT");
     off.arg("TRACKING").arg("OFF");
     node.call(&off).await.err().is_none_or(|error| fault::refusal(&error).is_none())
 }
 
-/// What the keys of a server outlive. An append-only file that is not synced each time has been written
-/// all the same before the answer goes out, so the end of the process alone loses nothing.
+/// Returns which failures the keys of a server survive. Even if the append-only file is not synced
+/// on every write, it is written before the reply. So a crash of the process alone loses nothing.
 async fn keeps(node: &Node, info: Option<&Info>) -> Durability {
     if info.and_then(|info| info.figure("aof_enabled")) != Some("1") {
         return Durability::Process;
     }
     let always = setting(node, "appendfsync").await.is_some_and(|text| text.contains("always"));
     let rests = setting(node, "no-appendfsync-on-rewrite").await;
-    // Not told: then as Redis has it, who has said `always` before.
+    // If the setting is hidden, Redis's default (`no`) is assumed.
     let rests = rests.is_some_and(|text| text.contains("yes"));
     if always && !rests { Durability::Disk } else { Durability::Machine }
 }
@@ -191,7 +193,7 @@ impl Info {
         Ok(())
     }
 
-    /// The policy by which it throws keys away, if it does.
+    /// Returns the policy by which the server evicts keys, if it does.
     pub(super) fn evicts(&self) -> Option<String> {
         let limited = self.figure("maxmemory").is_some_and(|most| most != "0");
         let policy = self.figure("maxmemory_policy")?;
@@ -208,7 +210,7 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
         "Tokens increase while the server keeps its data, whatever its clock does. After a loss of data \
          they increase unless the clock is behind the last token."
             .into(),
-        "Locks exclude clients that use SET NX PX on the same key, and the reverse. Those clients are not \
+        "Locks exclude clients that use SET NX PX on the same key, and vice versa. Those clients are not \
          in the queue: they do not get the lock while leasehold's waiters hand it over to each other."
             .into(),
         "Listing iterates over all keys of the database (SCAN). It does not show locks that only other \
@@ -297,8 +299,8 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     promised.liveness = Liveness::Lease;
     promised.clock = ClockModel::Wall;
     promised.lock_delay = true;
-    promised.at_least = true;
-    // Keys that are thrown away are gone without any crash at all.
+    promised.min_hold = true;
+    // Keys can be evicted without any crash.
     promised.grant = if fails_over || evicts.is_some() { Durability::Process } else { kept };
     promised.token = if evicts.is_some() { Durability::Process } else { kept };
     promised.on_pause = Survival::Fenced;
@@ -307,7 +309,7 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
         None if kept == Durability::Disk || !url.restart_delay.is_zero() => Survival::Exclusive,
         _ => Survival::Fenced,
     };
-    // Nothing is exclusive where locks are thrown away: whoever demands that it be is refused.
+    // Evicted locks are not exclusive. A caller that requires exclusion gets an error.
     promised.on_failover = match fails_over || evicts.is_some() {
         true => Survival::Fenced,
         false => Survival::NotApplicable,

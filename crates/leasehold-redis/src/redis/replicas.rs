@@ -1,17 +1,20 @@
-//! `replicas=N`: a grant counts once N replicas have it.
+//! `replicas=N`: a client relies on a grant only once N replicas have it.
 //!
-//! Redis answers before its replicas know, and a fail-over to one that does not know loses the grant.
-//! `WAIT` tells how many replicas have what *its own connection* wrote, and stalls that connection
-//! meanwhile. So there is one connection for it to each server, on which many grants are confirmed at
-//! once: it looks whether the server (still) has them, writes something itself, and waits until
-//! that is known by enough replicas; what was written before is known by them too.
+//! Redis replies before its replicas have a write. A fail-over to a replica that lacks the grant
+//! loses it. `WAIT` returns how many replicas have the writes of its own connection, and blocks
+//! that connection while it waits.
 //!
-//! What was found for a claim stands until the claim leaves: its heartbeat and whoever asks out of turn
-//! are told the same, and neither can be refused what the other was granted. A server that fails over
-//! or stands still meanwhile has found nothing, and is asked again.
+//! So there is one separate connection to each server, on which many grants are confirmed together.
+//! It checks that the server (still) has the grants, writes a key, and waits until enough replicas
+//! have that write. They then also have everything that was written before.
 //!
-//! This narrows the gap, and does not close it: the replica that is promoted may be another. A pushed
-//! grant is an invitation only; whoever it is for asks, and that is confirmed before the answer.
+//! The result for a claim is kept until the claim is released. Its heartbeat and all other requests
+//! for it get the same result, so they cannot contradict each other. If the server fails over or
+//! pauses meanwhile, there is no result, and the next request queries the master again.
+//!
+//! This narrows the gap but does not close it, because another replica may be promoted. A pushed
+//! grant is only a hint: the waiter polls, and the replicas confirm the grant before the poll is
+//! answered.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -32,40 +35,40 @@ use super::url::{Address, Login, Replicas, Shortfall};
 
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Result};
 
-/// Which part of a waiter's lease one heartbeat may wait for replicas, for whom others wait in turn; the
-/// next one asks again.
+/// Divisor of a waiter's lease that limits how long one heartbeat waits for replicas, because other
+/// claims wait for it. The next heartbeat checks again.
 const PART: u32 = 8;
-/// How much longer an answer may take than the replicas.
+/// Extra time to connect and to reply, beyond the time for the replicas.
 const CONNECTING: Duration = Duration::from_secs(1);
 
-/// Confirms the grants of one client.
+/// Confirmation of the grants of one client.
 #[derive(Debug)]
-pub(super) struct Confirm {
+pub(super) struct ReplicaConfirmations {
     wanted: Replicas,
     servers: Arc<Servers>,
     login: Login,
     runtime: Handle,
     groups: Mutex<HashMap<Address, Arc<Group>>>,
-    /// What was asked, and found or not yet: a heartbeat waits for a part of the time only, and the next
-    /// one goes on.
-    asked: Mutex<HashMap<ClaimId, Asked>>,
+    /// Confirmations by claim, finished or pending. A heartbeat waits for only a part of the time,
+    /// and the next one continues to wait.
+    confirmations: Mutex<HashMap<ClaimId, Confirmation>>,
 }
 
-/// How many replicas have a grant; `None` if the server has not.
+/// Number of replicas that have a grant, or `None` if the server does not have it.
 type Reached = Result<Option<u32>, Unknown>;
 
-/// Why it is not known how many replicas have a grant: the kind, what went wrong, and the hint.
+/// Reason why the number of replicas is unknown: the kind of error, its text, and the hint.
 type Unknown = (ErrorKind, String, Option<String>);
 
-/// One grant that is being confirmed, for as many as wait for it.
+/// One grant that is being confirmed, which any number of calls can wait for.
 #[derive(Clone, Debug)]
-struct Asked {
-    /// Which server was asked: what one has told says nothing of another.
+struct Confirmation {
+    /// Server that was queried. Its result does not apply to another server.
     at: Address,
     reached: watch::Receiver<Option<Reached>>,
 }
 
-/// Those who wait for one server's replicas.
+/// Grants that wait for the replicas of one server.
 #[derive(Debug)]
 struct Group {
     node: Arc<Node>,
@@ -75,22 +78,23 @@ struct Group {
 #[derive(Debug, Default)]
 struct Pending {
     grants: Vec<Grant>,
-    /// Somebody is at work on them.
+    /// Whether a task is confirming grants.
     running: bool,
 }
 
 #[derive(Debug)]
 struct Grant {
-    /// Asks the server whether it has the grant.
-    look: redis::Cmd,
-    /// What the answer begins with if it has. After a fail-over it may have somebody else's.
+    /// Command that reads the grant from the server.
+    read: redis::Cmd,
+    /// Beginning of the reply if the server has the grant. After a fail-over, it may have another
+    /// claim's grant.
     ours: String,
-    /// What to write in the same slot.
+    /// Key in the same slot, which is written for `WAIT`.
     mark: String,
-    told: watch::Sender<Option<Reached>>,
+    result: watch::Sender<Option<Reached>>,
 }
 
-impl Confirm {
+impl ReplicaConfirmations {
     pub(super) fn new(
         wanted: Replicas,
         login: &Login,
@@ -103,17 +107,19 @@ impl Confirm {
             login: login.clone(),
             runtime: runtime.clone(),
             groups: Mutex::default(),
-            asked: Mutex::default(),
+            confirmations: Mutex::default(),
         }
     }
 
-    /// How long a grant may wait for the replicas: for those of an earlier one, and its own.
+    /// Returns how long a grant may wait for the replicas. An earlier batch and the grant's own
+    /// batch each take up to half of that.
     pub(super) fn within(&self) -> Duration {
         (self.wanted.within + CONNECTING) * 2
     }
 
-    /// Refuses a lease that would be over each time before it is clear that too few replicas answer, so
-    /// that nobody could ever hold without them.
+    /// Rejects a lease that can expire before it is clear that too few replicas respond, if the
+    /// lock is then to be held anyway ([`Shortfall::Accept`]). No client could then hold the lock
+    /// while replicas are missing.
     pub(super) fn check(&self, claim: &Claim) -> Result<()> {
         let Replicas { within, short, .. } = self.wanted;
         if short == Shortfall::Refuse || claim.lease >= within * 3 {
@@ -128,7 +134,7 @@ impl Confirm {
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
-    /// What the server itself answers, which has no longer than without replicas.
+    /// Limits a call to the time that it would have without replicas.
     pub(super) async fn limited<T>(
         &self,
         limit: Duration,
@@ -141,36 +147,36 @@ impl Confirm {
         }
     }
 
-    /// Returns when enough replicas know of this claim's grant.
+    /// Waits until enough replicas have this claim's grant.
     pub(super) async fn grant(&self, claim: &Claim, keys: &Keys) -> Result<()> {
-        self.told(self.ask(claim, keys).await?).await
+        self.result(self.begin(claim, keys).await?).await
     }
 
-    /// The same for many, each for itself, at once. Those that take longer than others can be kept
-    /// waiting for are unknown, until they are asked about again.
+    /// Waits for many grants concurrently, each with its own result. If some take too long for the
+    /// other claims, their result is unknown until the next request.
     pub(super) async fn all(&self, grants: &[(&Claim, Keys)]) -> Vec<Result<()>> {
-        let mut asked = Vec::with_capacity(grants.len());
+        let mut started = Vec::with_capacity(grants.len());
         for (claim, keys) in grants {
-            asked.push(self.ask(claim, keys).await);
+            started.push(self.begin(claim, keys).await);
         }
         let shortest = grants.iter().map(|(claim, _)| claim.waiter_lease).min();
         let mut limit = pin!(sleep(&self.runtime, shortest.unwrap_or_default() / PART));
-        let (mut late, mut all) = (false, Vec::with_capacity(asked.len()));
-        for asked in asked {
-            let asked = match asked {
-                Ok(asked) => asked,
+        let (mut late, mut all) = (false, Vec::with_capacity(started.len()));
+        for confirmation in started {
+            let confirmation = match confirmation {
+                Ok(confirmation) => confirmation,
                 Err(error) => {
                     all.push(Err(error));
                     continue;
                 }
             };
-            let told = tokio::select! {
+            let result = tokio::select! {
                 biased;
-                told = self.told(asked) => Some(told),
+                result = self.result(confirmation) => Some(result),
                 () = std::future::ready(()), if late => None,
                 () = &mut limit, if !late => None,
             };
-            all.push(told.unwrap_or_else(|| {
+            all.push(result.unwrap_or_else(|| {
                 late = true;
                 let what = "granted, but the replicas have not confirmed it yet";
                 Err(Error::new(ErrorKind::Unreachable, what))
@@ -179,23 +185,23 @@ impl Confirm {
         all
     }
 
-    /// Begins to confirm a grant, beside others, unless that was begun before.
-    async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<Asked> {
+    /// Starts to confirm a grant together with others, unless that has already been started.
+    async fn begin(&self, claim: &Claim, keys: &Keys) -> Result<Confirmation> {
         let node = self.servers.node(keys.slot).await.map_err(|e| fault::explain(&e))?;
         let group = self.group(node.address())?;
-        let (told, reached) = watch::channel(None);
-        let asked = Asked { at: node.address().clone(), reached };
+        let (result, reached) = watch::channel(None);
+        let confirmation = Confirmation { at: node.address().clone(), reached };
         {
-            let mut all = locked(&self.asked);
+            let mut all = locked(&self.confirmations);
             match all.get(&claim.id) {
-                Some(before) if before.at == asked.at && before.is_of_use() => {
+                Some(before) if before.at == confirmation.at && before.is_of_use() => {
                     return Ok(before.clone());
                 }
-                _ => drop(all.insert(claim.id, asked.clone())),
+                _ => drop(all.insert(claim.id, confirmation.clone())),
             }
         }
-        let (look, ours) = look(claim, keys);
-        let grant = Grant { look, ours, mark: keys.mark(), told };
+        let (read, ours) = read_command(claim, keys);
+        let grant = Grant { read, ours, mark: keys.mark(), result };
         let start = {
             let mut pending = locked(&group.pending);
             pending.grants.push(grant);
@@ -205,13 +211,13 @@ impl Confirm {
             let wanted = self.wanted;
             drop(self.runtime.spawn(async move { group.work(wanted).await }));
         }
-        Ok(asked)
+        Ok(confirmation)
     }
 
-    /// Returns when enough replicas know of it.
-    async fn told(&self, mut asked: Asked) -> Result<()> {
-        let told = asked.reached.wait_for(Option::is_some).await.map(|told| told.clone());
-        let Ok(Some(reached)) = told else {
+    /// Waits for the result of a confirmation, and fails if it is not sufficient.
+    async fn result(&self, mut confirmation: Confirmation) -> Result<()> {
+        let found = confirmation.reached.wait_for(Option::is_some).await.map(|found| found.clone());
+        let Ok(Some(reached)) = found else {
             let what = "the runtime of this client was shut down";
             return Err(Error::new(ErrorKind::Closed, what).with_hint("connect again"));
         };
@@ -239,17 +245,17 @@ impl Confirm {
         Ok(())
     }
 
-    /// How many replicas had this claim's grant as it was confirmed.
+    /// Returns how many replicas had this claim's grant when it was confirmed.
     pub(super) fn reached(&self, id: ClaimId) -> Option<u32> {
-        match &*locked(&self.asked).get(&id)?.reached.borrow() {
+        match &*locked(&self.confirmations).get(&id)?.reached.borrow() {
             Some(Ok(reached)) => *reached,
             _ => None,
         }
     }
 
-    /// This claim is no more.
+    /// Removes the confirmation of this claim's grant.
     pub(super) fn forget(&self, id: ClaimId) {
-        locked(&self.asked).remove(&id);
+        locked(&self.confirmations).remove(&id);
     }
 
     fn group(&self, at: &Address) -> Result<Arc<Group>> {
@@ -264,8 +270,8 @@ impl Confirm {
     }
 }
 
-impl Asked {
-    /// Whether it is not known yet, or for good: what could not be asked is asked again.
+impl Confirmation {
+    /// Returns whether the result is pending or final. A failed query has to be repeated.
     fn is_of_use(&self) -> bool {
         match &*self.reached.borrow() {
             Some(found) => found.is_ok(),
@@ -274,8 +280,9 @@ impl Asked {
     }
 }
 
-/// What tells whether a server has a grant, and what it answers then.
-fn look(claim: &Claim, keys: &Keys) -> (redis::Cmd, String) {
+/// Returns the command that reads a grant, and the beginning of its reply if the server has the
+/// grant.
+fn read_command(claim: &Claim, keys: &Keys) -> (redis::Cmd, String) {
     match claim.kind {
         Kind::Mutex if claim.capacity == 1 => {
             let mut cmd = redis::cmd("GETRANGE");
@@ -291,7 +298,7 @@ fn look(claim: &Claim, keys: &Keys) -> (redis::Cmd, String) {
 }
 
 impl Group {
-    /// Confirms until nobody waits any more.
+    /// Confirms grants until none are pending.
     async fn work(&self, wanted: Replicas) {
         loop {
             let grants = {
@@ -302,27 +309,27 @@ impl Group {
                 }
                 std::mem::take(&mut pending.grants)
             };
-            // Connecting, the first time, is not the replicas' fault.
+            // The time to connect, at the first use, must not count as the replicas' delay.
             let limit = wanted.within + CONNECTING;
             let confirmed = tokio::time::timeout(limit, self.confirm(&grants, wanted)).await;
             let reached = match confirmed {
                 Ok(Ok(answers)) => reached(&answers, &grants),
                 Ok(Err(error)) => vec![Err(unknown(&error)); grants.len()],
-                // It may have it, and no replica is known to.
+                // The server may have the grant, but no replica is known to have it.
                 Err(_) if wanted.short == Shortfall::Accept => vec![Ok(Some(0)); grants.len()],
                 Err(_) => {
-                    let what = "the server did not reply while it waited for its replicas";
+                    let what = "the server did not report in time how many replicas have the grant";
                     vec![Err((ErrorKind::Unreachable, what.to_owned(), None)); grants.len()]
                 }
             };
-            grants.into_iter().zip(reached).for_each(|(grant, reached)| grant.tell(reached));
+            grants.into_iter().zip(reached).for_each(|(grant, reached)| grant.report(reached));
         }
     }
 
     async fn confirm(&self, grants: &[Grant], wanted: Replicas) -> RedisResult<Vec<Value>> {
         let mut pipeline = Pipeline::new();
         for grant in grants {
-            pipeline.add_command(grant.look.clone());
+            pipeline.add_command(grant.read.clone());
         }
         if let Some(grant) = grants.first() {
             pipeline.cmd("SET").arg(&grant.mark).arg("").arg("PX").arg(60_000);
@@ -334,14 +341,14 @@ impl Group {
 }
 
 impl Grant {
-    fn tell(self, reached: Reached) {
-        // Nobody may be listening any more.
-        let _ = self.told.send(Some(reached));
+    fn report(self, reached: Reached) {
+        // The waiting calls may have been dropped.
+        let _ = self.result.send(Some(reached));
     }
 }
 
-/// What an error says of a grant. Whoever is not the master of its slot any more can say nothing, and the
-/// next one is asked.
+/// Converts an error to the reason why the result for a grant is unknown. A server that is no
+/// longer the master of its slot cannot give a result, and the next master is queried.
 fn unknown(error: &RedisError) -> Unknown {
     let moved = matches!(
         fault::refusal(error),
@@ -355,17 +362,17 @@ fn unknown(error: &RedisError) -> Unknown {
     (error.kind(), error.reason(), error.hint().map(str::to_owned))
 }
 
-/// How many replicas have which grant, by the answers to what was sent together.
+/// Returns how many replicas have each grant, from the replies to one batch.
 fn reached(answers: &[Value], grants: &[Grant]) -> Vec<Reached> {
     let [looks @ .., wrote, waited] = answers else { return vec![Ok(None); grants.len()] };
-    // Without a write of its own it has waited for an earlier one.
+    // If the write failed, WAIT waited for an earlier write.
     let waited = wrote.clone().extract_error().and_then(|_| waited.clone().extract_error());
     let waited = match waited {
         Ok(Value::Int(n)) => Ok(u32::try_from(n).unwrap_or(0)),
         Ok(_) => Ok(0),
         Err(error) => Err(unknown(&error)),
     };
-    let reached = |(look, grant): (&Value, &Grant)| match look.clone().extract_error() {
+    let reached = |(reply, grant): (&Value, &Grant)| match reply.clone().extract_error() {
         Ok(Value::BulkString(found)) if found.starts_with(grant.ours.as_bytes()) => {
             waited.clone().map(Some)
         }
@@ -385,19 +392,19 @@ mod tests {
     proptest! {
         #![proptest_config(testbed::cases())]
 
-        /// No answer, however damaged, is taken for more replicas than it says.
+        /// No reply, however damaged, may count as more replicas than it contains.
         #[test]
-        fn what_replicas_have_is_never_more_than_was_told(answers in proptest::collection::vec(
+        fn confirmed_replicas_never_exceed_the_reported_number(answers in proptest::collection::vec(
             values(&["17 ours", "17", "OK", ""]), 0..6,
         )) {
             let grant = |ours: &str| Grant {
-                look: redis::Cmd::new(),
+                read: redis::Cmd::new(),
                 ours: ours.into(),
                 mark: String::new(),
-                told: watch::Sender::new(None),
+                result: watch::Sender::new(None),
             };
             let grants = [grant("17 "), grant("18 ")];
-            let most = answers.last().and_then(|told| match told {
+            let most = answers.last().and_then(|reply| match reply {
                 Value::Int(n) => u32::try_from(*n).ok(),
                 _ => None,
             });

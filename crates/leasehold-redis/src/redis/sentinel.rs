@@ -1,15 +1,21 @@
 //! Finds the master through sentinels, and finds it again after a fail-over.
 //!
-//! The driver does not follow fail-overs, so this does: the sentinels are asked, at once, whom they
-//! call the master; whoever is named must say of itself that it is one. That is asked when there is
-//! no connection yet, when one broke, when a server says that it takes no writes, and each second for
-//! which an answer does not come.
+//! The driver does not follow fail-overs, so this module does. It queries all sentinels at once for
+//! the master. The named server must then report the role of a master. The sentinels are queried in
+//! four cases:
+//! - There is no connection yet.
+//! - A connection broke.
+//! - A server reports that it accepts no writes.
+//! - A reply is overdue. Then the query is repeated every second.
 //!
-//! A master that is cut off from its sentinels but not from us goes on as master until it is told, and
-//! acknowledges renewals that its successor knows nothing of. So one sentinel is asked each second
-//! whether there was a fail-over; who knows of a later one (by its number, the configuration epoch) is
-//! believed before those who know of an earlier one, and before the server's own word. Where the
-//! sentinels cannot be reached either, nothing here can tell, and the store's guarantees say so.
+//! A master that is partitioned from its sentinels but not from this client remains a master until
+//! a sentinel reaches it. It acknowledges renewals that its successor does not know. So one
+//! sentinel is polled each second for a fail-over. Fail-overs have a number, the configuration
+//! epoch. The sentinel that knows the latest one is trusted over the others, and over the server's
+//! own role.
+//!
+//! If the sentinels are unreachable as well, this module cannot detect the fail-over. The store's
+//! guarantees state that.
 
 use leasehold_core::kit::locked;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,20 +26,21 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::connection::{Node, PushListener, Script};
+use super::connection::{Node, PushListener};
 use super::identity::Identity;
-use super::request::{TRIES, given_up, is_elsewhere, sleep};
+use super::request::{Request, TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
 
-/// What one sentinel says: how many others it knows of, and how many must agree.
+/// Reply of one sentinel: how many other sentinels it knows, and how many must agree. `None` if it
+/// did not respond.
 pub(super) type Quorum = Option<(u32, u32)>;
 
-/// How long a sentinel may take to answer.
-const ASKED: Duration = Duration::from_millis(500);
-/// After so long without an answer the sentinels are asked whether there is another master.
+/// Maximum time for a sentinel to respond.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time without a reply after which the sentinels are queried for another master.
 const LATE: Duration = Duration::from_secs(1);
-/// Between two tries during a fail-over.
+/// Pause between two attempts during a fail-over.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A master that sentinels know by name.
@@ -44,15 +51,15 @@ pub(super) struct Sentinel {
     login: Login,
     runtime: Handle,
     channel: String,
-    hears: Arc<dyn PushListener>,
+    listener: Arc<dyn PushListener>,
     identity: Arc<Identity>,
     current: Mutex<Option<Arc<Node>>>,
-    /// The greatest number of a fail-over that a sentinel has told: who tells of an earlier one has not
-    /// heard of it yet.
+    /// Highest fail-over number that a sentinel has reported. A sentinel that reports a lower one
+    /// does not know the latest fail-over yet.
     epoch: AtomicU64,
-    /// That of the current master.
+    /// Fail-over number of the current master.
     chosen: AtomicU64,
-    /// Held by whoever looks for the master.
+    /// Lock that is held while searching for the master.
     looking: tokio::sync::Mutex<()>,
 }
 
@@ -63,7 +70,7 @@ impl Sentinel {
         name: &str,
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn PushListener>,
+        listener: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         let node = |at: &Address| Node::new(at.clone(), &url.sentinel_login, runtime, None, None);
         Ok(Self {
@@ -72,7 +79,7 @@ impl Sentinel {
             login: url.login.clone(),
             runtime: runtime.clone(),
             channel: channel.to_owned(),
-            hears: hears.clone(),
+            listener: listener.clone(),
             identity: Arc::default(),
             current: Mutex::default(),
             epoch: AtomicU64::new(0),
@@ -86,14 +93,9 @@ impl Sentinel {
         locked(&self.current)
     }
 
-    /// Runs a script on the master, whoever it is by now; see
-    /// [`Servers::send_noting`](super::servers::Servers).
-    pub(super) async fn run(
-        &self,
-        script: &Script,
-        call: &Cmd,
-        doubt: &mut bool,
-    ) -> RedisResult<Value> {
+    /// Runs a script on the current master. See [`Servers::send_noting`](super::servers::Servers).
+    pub(super) async fn run(&self, request: &Request, doubt: &mut bool) -> RedisResult<Value> {
+        let Request { script, call, .. } = request;
         let mut last = None;
         for tries in 0..TRIES {
             if tries > 1 {
@@ -111,7 +113,7 @@ impl Sentinel {
                 () = self.replaced(&node) => Err(given_up(None)),
             };
             match answer {
-                Err(error) if is_elsewhere(&error) => {
+                Err(error) if is_elsewhere(&error) && request.is_repeatable(*doubt) => {
                     self.doubt(&node);
                     last = Some(error);
                 }
@@ -121,8 +123,8 @@ impl Sentinel {
         Err(given_up(last))
     }
 
-    /// Resolves when the sentinels name another master than this one, which they are asked about
-    /// for as long as it leaves us without an answer.
+    /// Waits until the sentinels name a master other than `node`. Polls them every second
+    /// meanwhile.
     async fn replaced(&self, node: &Arc<Node>) {
         loop {
             sleep(&self.runtime, LATE).await;
@@ -132,25 +134,24 @@ impl Sentinel {
         }
     }
 
-    /// Asks one of the sentinels, in their turn. A master that they have replaced may go on, and answer
-    /// us, until somebody demotes it: its renewals are worth nothing.
+    /// Polls one of the sentinels, in turn. A master that the sentinels have replaced may still
+    /// reply until it is demoted, but the renewals that it acknowledges have no effect.
     pub(super) async fn watch(&self, turn: usize) {
         let Some(known) = self.known() else { return };
         let count = self.sentinels.len().max(1);
         let Some(sentinel) = self.sentinels.get(turn % count) else { return };
-        let Ok(Ok(told)) = tokio::time::timeout(ASKED, told(sentinel, &self.name)).await else {
-            return;
-        };
-        self.epoch.fetch_max(told.epoch, Ordering::Relaxed);
-        let newer = told.epoch > self.chosen.load(Ordering::Relaxed);
-        if told.at.is_some_and(|at| newer && at != *known.address()) {
+        let query = query_master(sentinel, &self.name);
+        let Ok(Ok(report)) = tokio::time::timeout(QUERY_TIMEOUT, query).await else { return };
+        self.epoch.fetch_max(report.epoch, Ordering::Relaxed);
+        let newer = report.epoch > self.chosen.load(Ordering::Relaxed);
+        if report.at.is_some_and(|at| newer && at != *known.address()) {
             self.doubt(&known);
-            // Those who wait ask there; who holds does so at the next renewal.
+            // Waiters poll the new master now. Holders use it at their next renewal.
             let _ = self.master().await;
         }
     }
 
-    /// This server may be master no more.
+    /// Forgets this server, which may no longer be the master.
     fn doubt(&self, node: &Arc<Node>) {
         let mut current = self.current();
         if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, node)) {
@@ -162,7 +163,7 @@ impl Sentinel {
         self.current().clone().filter(|node| !node.is_doubtful())
     }
 
-    /// The master.
+    /// Returns the master.
     pub(super) async fn master(&self) -> RedisResult<Arc<Node>> {
         if let Some(node) = self.known() {
             return Ok(node);
@@ -171,12 +172,12 @@ impl Sentinel {
         if let Some(node) = self.known() {
             return Ok(node);
         }
-        let (at, epoch) = self.asked().await?;
+        let (at, epoch) = self.query_all().await?;
         let before = self.current().clone().filter(|node| *node.address() == at);
         let node = match before {
             Some(node) => node,
             None => {
-                let listening = Some((self.channel.clone(), self.hears.clone()));
+                let listening = Some((self.channel.clone(), self.listener.clone()));
                 let gate = Some(self.identity.gate());
                 Node::new(at, &self.login, &self.runtime, listening, gate)
                     .map_err(|e| RedisError::from(std::io::Error::other(e.reason())))?
@@ -194,19 +195,19 @@ impl Sentinel {
                 );
                 return Err(std::io::Error::other(what).into());
             }
-            // A user without the right to ask has to believe the sentinels.
+            // A user without permission for ROLE has to trust the sentinels.
             Err(error) if !is_elsewhere(&error) => {}
             Err(error) => return Err(error),
         }
         self.chosen.store(epoch, Ordering::Relaxed);
         let changed = self.current().replace(node.clone()).is_some_and(|b| !Arc::ptr_eq(&b, &node));
         if changed {
-            self.hears.interrupted();
+            self.listener.interrupted();
         }
         Ok(node)
     }
 
-    /// What each sentinel says of the quorum.
+    /// Returns the quorum that each sentinel reports.
     pub(super) async fn quorums(&self) -> Vec<Quorum> {
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("MASTER").arg(&self.name);
@@ -223,37 +224,42 @@ impl Sentinel {
     async fn in_time(&self, node: &Arc<Node>, cmd: &Cmd) -> RedisResult<Value> {
         tokio::select! {
             answer = node.call(cmd) => answer,
-            () = sleep(&self.runtime, ASKED) => {
+            () = sleep(&self.runtime, QUERY_TIMEOUT) => {
                 Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
             }
         }
     }
 
-    /// Asks all sentinels; the first good answer counts that tells of no earlier fail-over than we know
-    /// of. Where most answer and all are behind, they were set up anew.
+    /// Queries all sentinels, and returns the first master whose fail-over number is not lower than
+    /// the highest known.
+    ///
+    /// If more than half of the sentinels report a master, all with lower numbers, the sentinels
+    /// were set up again. Then this returns the master with the highest of these numbers.
     pub(super) async fn ask(&self) -> RedisResult<Address> {
-        self.asked().await.map(|(at, _)| at)
+        self.query_all().await.map(|(at, _)| at)
     }
 
-    /// The same, and the number of the fail-over.
-    async fn asked(&self) -> RedisResult<(Address, u64)> {
-        let mut asked = JoinSet::new();
+    /// Queries all sentinels like `ask`, and also returns the fail-over number.
+    async fn query_all(&self) -> RedisResult<(Address, u64)> {
+        let mut queries = JoinSet::new();
         for node in &self.sentinels {
             let (node, name) = (node.clone(), self.name.clone());
-            // On our own thread, where there are timers.
-            let one = async move { tokio::time::timeout(ASKED, told(&node, &name)).await };
-            asked.spawn_on(one, &self.runtime);
+            // The queries run on leasehold's own thread, which has timers.
+            let query = async move {
+                tokio::time::timeout(QUERY_TIMEOUT, query_master(&node, &name)).await
+            };
+            queries.spawn_on(query, &self.runtime);
         }
         let (mut last, mut unknown, mut behind) = (None, false, Vec::new());
-        while let Some(answer) = asked.join_next().await {
+        while let Some(answer) = queries.join_next().await {
             match answer {
-                Ok(Ok(Ok(Told { at: Some(at), epoch }))) => {
+                Ok(Ok(Ok(ReportedMaster { at: Some(at), epoch }))) => {
                     if epoch >= self.epoch.fetch_max(epoch, Ordering::Relaxed) {
                         return Ok((at, epoch));
                     }
                     behind.push((epoch, at));
                 }
-                Ok(Ok(Ok(Told { at: None, .. }))) => unknown = true,
+                Ok(Ok(Ok(ReportedMaster { at: None, .. }))) => unknown = true,
                 Ok(Ok(Err(error))) => last = Some(error),
                 Ok(Err(_)) | Err(_) => {}
             }
@@ -277,13 +283,13 @@ impl Sentinel {
     }
 }
 
-/// Whom a sentinel calls the master, and the number of the fail-over that made it so.
-struct Told {
+/// The master that a sentinel reports, and the number of the fail-over that promoted it.
+struct ReportedMaster {
     at: Option<Address>,
     epoch: u64,
 }
 
-async fn told(sentinel: &Node, name: &str) -> RedisResult<Told> {
+async fn query_master(sentinel: &Node, name: &str) -> RedisResult<ReportedMaster> {
     let mut both = redis::Pipeline::new();
     both.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
     both.cmd("SENTINEL").arg("MASTER").arg(name);
@@ -293,10 +299,10 @@ async fn told(sentinel: &Node, name: &str) -> RedisResult<Told> {
         _ => None,
     };
     let known = answers.next().unwrap_or(Value::Nil);
-    Ok(Told { at, epoch: figure(&known, "config-epoch").map_or(0, u64::from) })
+    Ok(ReportedMaster { at, epoch: figure(&known, "config-epoch").map_or(0, u64::from) })
 }
 
-/// One figure of what a sentinel says of a master.
+/// Returns the number in the field `name` of a sentinel's reply about a master.
 fn figure(value: &Value, name: &str) -> Option<u32> {
     match value {
         Value::Map(pairs) => {
@@ -333,7 +339,7 @@ fn named(parts: &[Value]) -> Option<Address> {
     let [Value::BulkString(host), Value::BulkString(port)] = parts else { return None };
     let host = std::str::from_utf8(host).ok()?;
     let port = std::str::from_utf8(port).ok()?;
-    Address::told(host, port)
+    Address::reported(host, port)
 }
 
 #[cfg(test)]
@@ -344,7 +350,7 @@ mod tests {
     use crate::values::values;
 
     #[test]
-    fn a_master_is_read_from_both_protocols() {
+    fn master_is_parsed_from_both_protocol_versions() {
         let word = |text: &str| Value::BulkString(text.into());
         let flat = vec![word("name"), word("m"), word("config-epoch"), word("7")];
         assert_eq!(figure(&Value::Array(flat), "config-epoch"), Some(7));
@@ -359,7 +365,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn what_a_sentinel_says_is_read_or_is_nothing(answer in values(&[
+        fn any_sentinel_reply_is_parsed_or_ignored(answer in values(&[
             "config-epoch", "7", "name", "10.0.0.1", "::1", "6379",
         ])) {
             let _ = figure(&answer, "config-epoch");

@@ -1,11 +1,13 @@
-//! The servers of a store, whichever deployment they are: who gets a call, and what happens to a call
-//! whose server is gone, moved or no master any more.
+//! The servers of a store in every deployment. Selects the server of a call, and retries a call
+//! whose server is gone, moved or no longer the master.
 //!
-//! Every request here may be repeated: what it does is decided by the claim's id. So a request whose
-//! connection broke is sent again, over a new connection or to another server, a few times; then it
-//! is for those above to say how long they are patient.
+//! A request may be repeated, because its effect is determined by the claim's id. So a request whose
+//! connection broke is sent again a few times, over a new connection or to another server. After
+//! that the caller decides how long to retry. The exception is the eviction of all holders. It is
+//! not repeated if it may have been executed, because the next holder would be evicted as well.
 //!
-//! What is rare or long is in a box: a call's future is copied as it is made, all branches of it.
+//! Rare or large futures are boxed. A call's future is copied when it is created, with the space
+//! for all its branches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +24,10 @@ use super::sentinel::Sentinel;
 use super::url::{Deployment, RedisUrl};
 use leasehold_core::Result;
 
-/// How often a sentinel is asked whether there is another master, each in its turn.
+/// Interval between polls of the sentinels for another master. They are polled in turn.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// The servers of one store.
+/// Servers of one store.
 #[derive(Debug)]
 pub(super) enum Servers {
     Single(Arc<Node>),
@@ -38,26 +40,26 @@ impl Servers {
         url: &RedisUrl,
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn PushListener>,
+        listener: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         Ok(match &url.deployment {
             Deployment::Single(address) => Self::Single(Node::new(
                 address.clone(),
                 &url.login,
                 runtime,
-                Some((channel.to_owned(), hears.clone())),
+                Some((channel.to_owned(), listener.clone())),
                 Some(Arc::<Identity>::default().gate()),
             )?),
             Deployment::Sentinel { sentinels, master } => {
-                Self::Sentinel(Sentinel::new(url, sentinels, master, runtime, channel, hears)?)
+                Self::Sentinel(Sentinel::new(url, sentinels, master, runtime, channel, listener)?)
             }
             Deployment::Cluster(seeds) => {
-                Self::Cluster(Cluster::new(url, seeds, runtime, channel, hears)?)
+                Self::Cluster(Cluster::new(url, seeds, runtime, channel, listener)?)
             }
         })
     }
 
-    /// Who serves this slot just now, as far as is known.
+    /// Returns the node that serves this slot, as far as is known.
     pub(super) async fn node(&self, slot: u16) -> RedisResult<Arc<Node>> {
         match self {
             Self::Single(node) => Ok(node.clone()),
@@ -66,7 +68,7 @@ impl Servers {
         }
     }
 
-    /// Every server that keeps locks.
+    /// Returns every server that stores locks.
     pub(super) async fn masters(&self) -> RedisResult<Vec<Arc<Node>>> {
         match self {
             Self::Cluster(cluster) => cluster.masters().await,
@@ -74,7 +76,7 @@ impl Servers {
         }
     }
 
-    /// Whether there is somebody who says who keeps the locks, and may say another one soon.
+    /// Returns whether sentinels or cluster nodes respond, which may name another master soon.
     pub(super) async fn can_fail_over(&self) -> bool {
         match self {
             Self::Single(_) => false,
@@ -83,8 +85,8 @@ impl Servers {
         }
     }
 
-    /// Looks now and then whether the sentinels name another master by now, for as long as the store is
-    /// used.
+    /// Starts a task that periodically checks whether the sentinels name another master. The task
+    /// ends when the store is dropped.
     pub(super) fn watch(self: &Arc<Self>, runtime: &Handle) {
         let Self::Sentinel(_) = &**self else { return };
         let watched = Arc::downgrade(self);
@@ -101,7 +103,7 @@ impl Servers {
         }));
     }
 
-    /// Which member of the store serves this slot, as a number.
+    /// Returns a number that identifies the server of this slot within the store.
     pub(super) fn member(&self, slot: u16) -> u64 {
         match self {
             Self::Cluster(cluster) => cluster.member(slot),
@@ -109,13 +111,16 @@ impl Servers {
         }
     }
 
-    /// Sends a request to whoever serves its slot.
+    /// Sends a request to the server of its slot.
     pub(super) async fn send(&self, request: &Request) -> RedisResult<Value> {
         self.send_noting(request, &mut false).await
     }
 
-    /// The same; notes in `doubt` whether it was sent before without an answer, so that it may have been
-    /// done twice. A server that refuses it, or is not reached, has not done it.
+    /// Sends a request like `send`. Sets `doubt` if the request may have been executed more often
+    /// than the result shows.
+    ///
+    /// That is the case if an earlier attempt was sent and not answered. A server that refuses a
+    /// request, or is not reached, has not executed it.
     pub(super) async fn send_noting(
         &self,
         request: &Request,
@@ -124,19 +129,19 @@ impl Servers {
         let Request { script, call, .. } = request;
         match self {
             Self::Single(node) => match node.run_noting(script, call, doubt).await {
-                // The server may have been restarted since the connection was last used.
-                Err(error) if fault::is_gone(&error) => {
+                // The server may have restarted since the connection was last used.
+                Err(error) if fault::is_gone(&error) && request.is_repeatable(*doubt) => {
                     Box::pin(node.run_noting(script, call, doubt)).await
                 }
                 answer => answer,
             },
-            Self::Sentinel(sentinel) => Box::pin(sentinel.run(script, call, doubt)).await,
+            Self::Sentinel(sentinel) => Box::pin(sentinel.run(request, doubt)).await,
             Self::Cluster(cluster) => Box::pin(cluster.run(request, doubt)).await,
         }
     }
 
-    /// Sends many requests, as one to each server; what was not answered well that way is sent
-    /// again by itself.
+    /// Sends many requests, with one batch per server. A request that fails in the batch is sent
+    /// again on its own.
     pub(super) async fn send_all(&self, requests: &[Request]) -> Vec<RedisResult<Value>> {
         if let [one] = requests {
             return vec![self.send(one).await];

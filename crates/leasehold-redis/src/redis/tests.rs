@@ -1,5 +1,5 @@
-//! What is usual beside the whole: random calls on two locks, one by scripts that begin with the usual
-//! case and one by scripts without it, answer by answer.
+//! Compares the scripts that handle common cases first with the general scripts. Random calls run
+//! on two locks, one with each kind of script, and every reply must be equal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Bench {
         redis::from_redis_value(self.ask(words)).unwrap()
     }
 
-    /// Who has the main key, and who waits and lives.
+    /// Returns the holder's value in the main key, and the waiters that have not expired.
     fn state(&self, side: &Side) -> (Option<String>, Vec<String>) {
         let main = side.name.as_str();
         let value: Option<String> = redis::from_redis_value(self.ask(&["GET", main])).unwrap();
@@ -108,17 +108,15 @@ impl Bench {
         format!("left: {:?}", self.run(&side.leave, &call))
     }
 
-    /// Something happens that is no call of ours.
+    /// Applies a change that is not a leasehold call.
     fn happens(&self, side: &Side, what: u64, which: usize) {
         let main = side.name.as_str();
         let (waiting, ends) = (format!("leasehold:w:{main}"), format!("leasehold:x:{main}"));
         match what {
             0 => drop(self.ask(&["DEL", main])),
-            1 => {
-                drop(self.ask(&["SET", main, "somebody else's random word", "NX", "PX", "600000"]))
-            }
+            1 => drop(self.ask(&["SET", main, "another library's value", "NX", "PX", "600000"])),
             2 => drop(self.ask(&["SET", main, "0", "NX"])),
-            // One of those who live dies.
+            // One of the live waiters dies.
             _ => {
                 let living = self.texts(&["ZRANGEBYSCORE", &ends, "1", "+inf"]);
                 let ours = self.texts(&["ZRANGE", &waiting, "0", "-1"]);
@@ -132,7 +130,7 @@ impl Bench {
 }
 
 #[test]
-fn the_usual_case_does_what_the_whole_does() {
+fn fast_path_scripts_behave_like_the_full_scripts() {
     let bench = Bench::new(testbed::redis());
     let (usual, whole) = (Scripts::new(Duration::ZERO), Scripts::without_the_usual());
     for seed in 1..=12 {
@@ -144,7 +142,7 @@ fn the_usual_case_does_what_the_whole_does() {
         for step in 0..300 {
             let (who, what, extra) = (dice.below(5) + 1, dice.below(12), dice.below(6));
             let which = usize::try_from(dice.below(3)).unwrap();
-            // A claim's lock-delay is its own for ever.
+            // The lock delay of a claim never changes.
             let delay = if who == 5 { 60 } else { 0 };
             let done = |side: &Side| match what {
                 0..=3 => bench.join(side, who, delay, Mode::Wait),

@@ -1,22 +1,22 @@
-//! The URL of a Redis store: servers, credentials, and our parameters.
+//! The URL of a Redis store: servers, credentials and leasehold's parameters.
 //!
-//! The driver's own parser is not used: it knows one host only, and what it does not understand it passes
-//! over.
+//! The driver's own parser is not used. It supports only one host, and ignores what it does not
+//! understand.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leasehold_core::kit::{Host, Tls, TlsWords, UrlParts};
+use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// Redis's port.
+/// Default port of Redis.
 pub(crate) const PORT: u16 = 6379;
-/// A sentinel's port.
+/// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26_379;
-/// What the keys and channels of ours begin with that stand beside the locks' own.
+/// Prefix of leasehold's own keys and channels, other than the locks' main keys.
 pub(crate) const RESERVED: &str = "leasehold:";
-/// The longest prefix of lock names.
+/// Maximum length of the prefix of lock names.
 const MAX_PREFIX: usize = 100;
 const TLS: TlsWords = TlsWords {
     scheme: "rediss:",
@@ -25,7 +25,7 @@ const TLS: TlsWords = TlsWords {
     built: cfg!(feature = "tls"),
 };
 
-/// Where a server listens.
+/// Address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Address {
     Tcp(String, u16),
@@ -33,8 +33,8 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// As a server names another.
-    pub(crate) fn told(host: &str, port: &str) -> Option<Self> {
+    /// Parses an address that a server returned for another server.
+    pub(crate) fn reported(host: &str, port: &str) -> Option<Self> {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let strange = |c: char| c.is_control() || c.is_whitespace();
         let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -52,11 +52,11 @@ impl fmt::Display for Address {
     }
 }
 
-/// How to log in to a server, whichever it is.
+/// Credentials for any server of the store.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
+    pub(crate) password: Option<Password>,
     pub(crate) db: i64,
     pub(crate) tls: Option<Tls>,
 }
@@ -70,29 +70,30 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Which servers make the store.
+/// Servers that form the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Deployment {
     Single(Address),
-    /// Whoever the sentinels call the master of this name.
+    /// The server that the sentinels report as the master with this name.
     Sentinel {
         sentinels: Vec<Address>,
         master: String,
     },
-    /// The nodes of a cluster that are asked for the others.
+    /// The nodes of a cluster that are queried for the other nodes.
     Cluster(Vec<Address>),
 }
 
-/// What happens when fewer replicas than wished for have a grant.
+/// Action when fewer replicas than requested have a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortfall {
-    /// The lock is given back, and the caller told.
+    /// The lock is released, and the caller gets an error.
     Refuse,
-    /// The lock is held all the same.
+    /// The lock is held anyway.
     Accept,
 }
 
-/// How many replicas shall have a grant before it counts.
+/// Setting `replicas=N`: how many replicas must have a grant, within which time, and what happens
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replicas {
     pub(crate) count: u32,
@@ -100,17 +101,17 @@ pub(crate) struct Replicas {
     pub(crate) short: Shortfall,
 }
 
-/// A URL, taken apart.
+/// Parsed URL.
 #[derive(Clone, Debug)]
 pub(crate) struct RedisUrl {
     pub(crate) deployment: Deployment,
     pub(crate) login: Login,
-    /// For the sentinels, which have users of their own.
+    /// Credentials for the sentinels, which have their own users.
     pub(crate) sentinel_login: Login,
-    /// Main keys are this and the lock's name.
+    /// Prefix of the main keys, before the lock's name.
     pub(crate) prefix: String,
     pub(crate) replicas: Option<Replicas>,
-    /// For how long after its start a server lets nobody in.
+    /// Time after a server's start during which it grants no locks.
     pub(crate) restart_delay: Duration,
 }
 
@@ -118,27 +119,28 @@ fn refused<T>(what: impl Into<String>, hint: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Config, what).with_hint(hint))
 }
 
-/// The parts of a URL, and from them how to log in.
+/// Parses a URL into its parts and the credentials in them.
 pub(crate) fn parts(url: &str, port: u16, encrypted: bool) -> Result<(UrlParts, Login)> {
     let mut parts = UrlParts::parse(url, "redis://host:port/", port)?;
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (user, password) = (given(parts.user.take()), given(parts.password.take()));
+    let password = password.map(|text| parts.secret(text));
     let tls = parts.tls(encrypted, &TLS)?;
     Ok((parts, Login { user, password, db: 0, tls }))
 }
 
-/// Those addresses.
+/// Converts hosts to addresses.
 pub(crate) fn addresses(hosts: Vec<Host>) -> Vec<Address> {
     hosts.into_iter().map(|host| Address::Tcp(host.name, host.port)).collect()
 }
 
-/// The prefix of lock names.
+/// Takes the prefix of lock names from the parameters.
 pub(crate) fn prefix(parts: &mut UrlParts) -> Result<String> {
     let prefix = parts.take("prefix").unwrap_or_default();
     if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
         return refused(
             format!("invalid prefix {:?}", shown(&prefix)),
-            &format!("use at most {MAX_PREFIX} bytes and no control characters"),
+            &format!("use at most {MAX_PREFIX} bytes, and no control characters"),
         );
     }
     if prefix.starts_with(RESERVED) {
@@ -183,12 +185,14 @@ impl RedisUrl {
             if master.is_empty() {
                 return refused(
                     "the URL does not name the master",
-                    "write it as redis+sentinel://host1,host2,host3/mymaster",
+                    "use redis+sentinel://host1,host2,host3/mymaster",
                 );
             }
             login.db = database(db)?;
             sentinel_login.user = parts.take("sentinel_user");
-            sentinel_login.password = parts.take("sentinel_password");
+            let file = parts.take("sentinel_password_file").map(PathBuf::from);
+            let password = parts.take("sentinel_password");
+            sentinel_login.password = password.map(|text| Password::new(text, file));
             Deployment::Sentinel { sentinels: hosts, master: master.to_owned() }
         } else if is_cluster {
             let database = database(&parts.path)?;
@@ -214,13 +218,13 @@ impl RedisUrl {
         Self::finish(deployment, parts, login, sentinel_login)
     }
 
-    /// `redis+unix:///path/of/socket?db=1&user=…&password=…`
+    /// Parses `redis+unix:///path/of/socket?db=1&user=…&password=…`.
     fn unix(url: &str) -> Result<Self> {
         let (mut parts, mut login) = parts(url, PORT, false)?;
         if !parts.hosts.is_empty() || parts.path.len() < 2 {
             return refused(
                 "invalid store URL: redis+unix: needs the absolute path of a socket",
-                "write it as redis+unix:///run/redis/redis.sock",
+                "use redis+unix:///run/redis/redis.sock",
             );
         }
         let path = PathBuf::from(std::mem::take(&mut parts.path));
@@ -230,7 +234,7 @@ impl RedisUrl {
             login.user = Some(user);
         }
         if let Some(password) = parts.take("password") {
-            login.password = Some(password);
+            login.password = Some(parts.secret(password));
         }
         Self::finish(Deployment::Single(Address::Unix(path)), parts, login, Login::default())
     }
@@ -286,7 +290,8 @@ pub(crate) fn database(text: &str) -> Result<i64> {
     }
 }
 
-/// Part of a URL for an error message; with an `@` in it, it may be part of a password.
+/// Returns a part of a URL for an error message. Text with an `@` may be part of a password and is
+/// hidden.
 fn shown(text: &str) -> String {
     if text.contains('@') { "***".into() } else { text.chars().take(60).collect() }
 }
@@ -300,12 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_that_there_are() {
+    fn all_url_forms_are_parsed() {
         let parse = |url| RedisUrl::parse(url).unwrap();
         let single = parse("redis://us%40er:p%3Aw@h:7/3?prefix=app:&replicas=2&replicas_ms=50");
         assert_eq!(single.deployment, Deployment::Single(tcp("h", 7)));
         assert_eq!(single.login.user.as_deref(), Some("us@er"));
-        assert_eq!(single.login.password.as_deref(), Some("p:w"));
+        assert_eq!(single.login.password.map(|p| p.now()).as_deref(), Some("p:w"));
         assert_eq!((single.login.db, single.prefix.as_str()), (3, "app:"));
         let within = Duration::from_millis(50);
         assert_eq!(single.replicas, Some(Replicas { count: 2, within, short: Shortfall::Refuse }));
@@ -337,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_in_one_line_without_secrets() {
+    fn bad_urls_are_refused_in_one_line_without_secrets() {
         for url in [
             "redis:h",
             "redis://h:0",
@@ -378,13 +383,13 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "redis://u:sekret@h:7/3?prefix=a%3A&replicas=2&replicas_ms=5&restart_delay_ms=9", "rediss+sentinel://u:sekret@a,b:5/m/2?tls_ca=/x", "redis+cluster://a:1,b:2", "redis+unix:///run/s?db=1&user=u&password=p"
         ])) {
             if let Err(error) = RedisUrl::parse(&url) {
                 let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
-                // Only where it still stands before the @ is it the password.
+                // The text is a password only if it is still before the `@`.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                 proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
             }

@@ -1,17 +1,18 @@
-//! Taking: one attempt asks all nodes at once and counts.
+//! Acquisition: one attempt sends a request to all nodes at once and counts the votes.
 //!
-//! - *A node is slow*: after its time it counts as silent. What was sent to it goes on its way, and a
-//!   vote that it gives later is one more vote, or is released with the others: a release follows the
-//!   request on the same connection. What was *not* sent yet (the node was being met, or did not know
-//!   the script) when the attempt is over or the claim was given up is not sent any more: it would
-//!   come after the release.
-//! - *No majority*: what was got is released on every node that may have given it, at once, so that
-//!   those who were faster find a majority.
-//! - *Two meet* and each gets some nodes: both release. Who has waited longest, as the nodes tell
-//!   it, tries again at once, after times at random that grow; the others step back.
-//! - *The caller is dropped* while we ask: the attempt goes on in its own task, and gives back what
-//!   it got if the claim was given up meanwhile.
-//! - *We die*: each vote ends with its lease.
+//! - *A node is slow.* After its time limit it counts as silent. A request that was sent still
+//!   reaches it. Its late vote counts as an additional vote, or is released with the others,
+//!   because the release follows the request on the same connection. A request that was *not* sent
+//!   yet when the attempt ended or the claim was given up is never sent, because it would arrive
+//!   after the release. (The client was still connecting, or the node did not know the script.)
+//! - *There is no majority.* The votes are released immediately on every node that may have given
+//!   one, so that faster clients find a majority.
+//! - *Two attempts collide* and each gets some nodes. Both release them. The client that has waited
+//!   longest according to the nodes retries soon, after random and growing pauses. The others back
+//!   off.
+//! - *The caller's future is dropped* during the requests. The attempt continues in its own task,
+//!   and releases what it acquired if the claim was given up meanwhile.
+//! - *The client crashes.* Each vote expires with its lease.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -31,10 +32,10 @@ use super::shared::Shared;
 use leasehold_core::kit::{drift, wall_micros};
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Moment, Token};
 
-/// For how long what was sent to a slow node is followed.
+/// Additional time for which a request to a slow node continues.
 pub(super) const LATE: Duration = Duration::from_millis(1_500);
 
-/// What an attempt came to.
+/// Result of an attempt.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Held {
@@ -43,23 +44,23 @@ pub(super) enum Outcome {
         start: Moment,
     },
     Busy(Busy),
-    /// Too few nodes can vote; or the grant came too late.
+    /// Too few nodes can vote, or the grant came too late.
     Failed(Error),
 }
 
-/// Others have it.
+/// State of a lock that other claims hold.
 #[derive(Debug)]
 pub(super) struct Busy {
     pub(super) holders: Vec<HolderInfo>,
-    /// One holder has a majority, and not several some nodes each.
+    /// Whether one holder has a majority, rather than several claims with some nodes each.
     pub(super) decided: bool,
     pub(super) ahead: usize,
     pub(super) head_remaining: Option<Duration>,
-    /// How long it took to find out.
+    /// Duration of the attempt.
     pub(super) took: Duration,
 }
 
-/// One node's vote.
+/// Vote of one node.
 #[derive(Debug)]
 enum Vote {
     Granted { stored: bool, last: u64 },
@@ -67,7 +68,7 @@ enum Vote {
 }
 
 impl Vote {
-    /// What a node answers to a ballot with this proposal.
+    /// Parses a node's reply to a ballot with this proposal.
     fn read(answer: &mut Elements, proposal: u64) -> Result<Self, Trouble> {
         let vote = match answer.text().as_deref() {
             Some("forgot") => return Err(Trouble::Forgot),
@@ -83,11 +84,11 @@ impl Vote {
     }
 }
 
-/// Whom a node has given its vote to.
+/// Claim to which a node has given its vote.
 #[derive(Debug)]
 struct Other {
     value: String,
-    /// `None`: it never ends by itself.
+    /// Remaining time of the key, or `None` if it never expires.
     left: Option<Duration>,
     rank: usize,
     last: u64,
@@ -108,13 +109,15 @@ impl Other {
     }
 }
 
-/// How the answers of all nodes come in: each node's first word.
+/// Receiver of the nodes' results, which gets one result per node.
 pub(super) type Answers<T> = mpsc::UnboundedReceiver<(usize, Result<T, Trouble>)>;
 
 impl Shared {
-    /// Asks every node at once, each with `limit` to answer. What is not answered by then goes on
-    /// for `late` longer: a request that was not sent yet would be missing from the votes, or from
-    /// the releases. One task asks them all, with one timer: each costs as much as a request.
+    /// Sends a request to every node at once. Each node has `limit` to reply.
+    ///
+    /// Requests without a reply continue for `late` longer. If a request that was not sent yet were
+    /// dropped, its vote or release would be missing. One task with one timer handles all nodes,
+    /// because a task costs as much as a request.
     pub(super) fn ask_each<T, F>(
         &self,
         limit: Duration,
@@ -128,19 +131,19 @@ impl Shared {
         let (sender, answers) = mpsc::unbounded_channel();
         let mut asked: Vec<_> = (0..self.nodes.len()).map(|i| Some(Box::pin(ask(i)))).collect();
         self.runtime.spawn(async move {
-            let hear = |i, answer| drop(sender.send((i, answer)));
-            if tokio::time::timeout(limit, all(&mut asked, hear)).await.is_ok() {
+            let on_answer = |i, answer| drop(sender.send((i, answer)));
+            if tokio::time::timeout(limit, all(&mut asked, on_answer)).await.is_ok() {
                 return;
             }
             for (i, _) in asked.iter().enumerate().filter(|(_, work)| work.is_some()) {
-                hear(i, Err(Trouble::Slow(limit)));
+                on_answer(i, Err(Trouble::Slow(limit)));
             }
             drop(tokio::time::timeout(late, all(&mut asked, |_, _| ())).await);
         });
         answers
     }
 
-    /// Another name of the same server, earlier in the URL.
+    /// Returns an earlier address in the URL that leads to the same server.
     pub(super) fn twin_of(&self, node: usize) -> Option<Trouble> {
         let run = self.nodes.get(node)?.run()?;
         let twin =
@@ -148,7 +151,8 @@ impl Shared {
         Some(Trouble::Twin(twin.address().clone()))
     }
 
-    /// Makes one attempt; `waits` puts the claim among those who are told when a node is free.
+    /// Makes one attempt. `waits` registers the claim as a waiter that is notified when a node
+    /// becomes free.
     pub(super) async fn attempt(
         self: &Arc<Self>,
         claim: &Claim,
@@ -172,8 +176,9 @@ impl Shared {
                 Decision::Open => {}
                 decided => break decided,
             }
-            // A majority has it, but some with a token of their own: the rest may settle it if they
-            // answer as fast.
+            // A majority has accepted the attempt, but some of these nodes know a higher token. The
+            // other nodes get as much time again, because their votes may make a write-back
+            // unnecessary.
             let elapsed = self.claims.now().since(start);
             let answer = match round.write_back() {
                 None => answers.recv().await,
@@ -183,7 +188,7 @@ impl Shared {
                 },
             };
             let Some((i, answer)) = answer else { break Decision::Failed };
-            round.hear(i, self.heard(entry, i, answer, &mut others, &mut troubles));
+            round.add_answer(i, self.read_answer(entry, i, answer, &mut others, &mut troubles));
         };
         let mut refused: Vec<bool> = others.iter().map(Option::is_some).collect();
         for (i, _) in troubles.iter().filter(|(_, trouble)| trouble.undone()) {
@@ -217,8 +222,8 @@ impl Shared {
         self.not_held(round, others, troubles, elapsed)
     }
 
-    /// What a node's answer is for the round; what else it says is noted.
-    fn heard(
+    /// Converts a node's reply to an answer for the round, and records its other information.
+    fn read_answer(
         self: &Arc<Self>,
         entry: &Entry,
         node: usize,
@@ -241,7 +246,7 @@ impl Shared {
             Err(trouble) => {
                 let abstains = matches!(trouble, Trouble::Forgot);
                 if abstains {
-                    self.tell_later(node);
+                    self.restore_later(node);
                 }
                 troubles.push((node, trouble));
                 if abstains { Answer::Abstained } else { Answer::Silent }
@@ -249,7 +254,7 @@ impl Shared {
         }
     }
 
-    /// What an attempt came to that is not held.
+    /// Returns the outcome of an attempt that does not hold the lock.
     fn not_held(
         &self,
         round: Round,
@@ -281,14 +286,15 @@ impl Shared {
         for other in &busy {
             let (count, holder) = votes.entry(&other.value).or_default();
             *count += 1;
-            // Whom most nodes know under a token knows best.
+            // The holder that the nodes know with the highest token is the most reliable one.
             *holder = holder.max_by_token(other.holder.as_ref());
         }
         let most = votes.values().max_by_key(|(count, _)| *count);
         let decided = most.is_some_and(|(count, _)| *count >= needed);
         let holders = most.and_then(|(_, holder)| holder.cloned()).into_iter().collect();
         let ahead = busy.iter().map(|other| other.rank).max().unwrap_or(0) + 1;
-        // When so many of them have ended that, with those that are free, a majority is.
+        // The time after which enough keys have expired that, with the free nodes, a majority is
+        // free.
         let missing = needed.saturating_sub(granted + 1);
         let head_remaining = busy.get(missing).and_then(|o| o.left).filter(|_| ahead == 1);
         Outcome::Busy(Busy { holders, decided, ahead, head_remaining, took })
@@ -297,7 +303,7 @@ impl Shared {
     fn too_few(&self, granted: usize, busy: usize, mut troubles: Vec<(usize, Trouble)>) -> Error {
         let needed = majority(self.nodes.len());
         let heard = granted + busy;
-        // Those that were not waited for, but are known to have no vote yet.
+        // These nodes have not replied yet, but are known to have no vote.
         let now = self.claims.now();
         for (i, node) in self.nodes.iter().enumerate() {
             let left = node.run().map(|run| run.votes_from().since(now)).unwrap_or_default();
@@ -307,26 +313,27 @@ impl Shared {
         }
         let mut young: Vec<Duration> = troubles.iter().filter_map(|(_, t)| t.votes_in()).collect();
         young.sort_unstable();
-        // Without so many of them there is no majority, whoever else comes back.
+        // A majority needs at least this number of them, even if all other nodes come back.
         let without = needed.saturating_sub(self.nodes.len() - young.len());
         let again = match without.checked_sub(1) {
             Some(last) => young.get(last).copied(),
-            // The others may come back before; if they do not, these will do.
+            // The other nodes would be sufficient, and may come back at any time. If they do not,
+            // the young nodes are sufficient.
             None => (heard + young.len() >= needed).then_some(Duration::ZERO),
         };
         let what = format!(
-            "{granted} of {} servers voted for this client, {needed} are needed",
+            "{granted} of {} servers voted for this client, but it needs {needed} votes",
             self.nodes.len()
         );
         let error = self.in_trouble(what, &troubles);
         match again {
-            Some(again) => error.not_before(again),
+            Some(again) => error.with_retry_after(again),
             None => error,
         }
     }
 
-    /// An error because of some nodes. Each problem is listed once, and the first with a hint gives
-    /// the error its hint.
+    /// Builds an error about some nodes. Each problem is listed once, and the first hint becomes
+    /// the hint of the error.
     pub(super) fn in_trouble(&self, what: String, troubles: &[(usize, Trouble)]) -> Error {
         let mut listed: Vec<(Problem, Vec<String>)> = Vec::new();
         // All nodes that do not vote yet are listed with the longest time of any of them.
@@ -355,7 +362,7 @@ impl Shared {
             .into_iter()
             .map(|(problem, nodes)| format!("{}: {}", nodes.join(", "), problem.what))
             .collect();
-        if listed.is_empty() { error } else { error.because(listed.join("; ")) }
+        if listed.is_empty() { error } else { error.with_source(listed.join("; ")) }
     }
 
     async fn vote(&self, node: usize, ballot: &Ballot) -> Result<Vote, Trouble> {
@@ -394,7 +401,8 @@ impl Shared {
         }
     }
 
-    /// Has a majority store this token; tells which token that is in the end.
+    /// Has a majority store this token, and returns the token that was finally stored, or `None` if
+    /// there is no majority.
     async fn write_back(
         self: &Arc<Self>,
         claim: &Claim,
@@ -402,7 +410,8 @@ impl Shared {
         value: &str,
         mut token: u64,
     ) -> Option<u64> {
-        // A second time if a node remembers more than it told: it lost the name's record between.
+        // The second round is needed if a node knows a higher token than it reported, because it
+        // has lost the name's record since.
         for _ in 0..2 {
             let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
                 let (shared, keys) = (self.clone(), self.keys(&claim.name));
@@ -441,15 +450,18 @@ impl Shared {
     }
 }
 
-/// Waits for all that is asked; what was answered is no more in its slot.
-async fn all<F: Future>(asked: &mut [Option<Pin<Box<F>>>], mut hear: impl FnMut(usize, F::Output)) {
+/// Waits for all requests. The slot of an answered request is emptied.
+async fn all<F: Future>(
+    asked: &mut [Option<Pin<Box<F>>>],
+    mut on_answer: impl FnMut(usize, F::Output),
+) {
     poll_fn(|context| {
         for (i, slot) in asked.iter_mut().enumerate() {
             if let Some(work) = slot
                 && let Poll::Ready(answer) = work.as_mut().poll(context)
             {
                 *slot = None;
-                hear(i, answer);
+                on_answer(i, answer);
             }
         }
         match asked.iter().all(Option::is_none) {
@@ -470,7 +482,7 @@ impl MaxByToken for Option<&HolderInfo> {
     }
 }
 
-/// What all nodes are asked in an attempt.
+/// Request that an attempt sends to all nodes.
 #[derive(Debug)]
 struct Ballot {
     keys: [String; 5],
@@ -479,14 +491,15 @@ struct Ballot {
     lease: u64,
     proposal: u64,
     holder: String,
-    /// For how long it has waited, and for how much longer it counts as alive, in milliseconds.
+    /// For a claim that waits: how long it has waited, and for how long from now it counts as
+    /// alive, in milliseconds.
     waits: Option<(u64, u64)>,
     entry: Arc<Entry>,
     over: AtomicBool,
 }
 
 impl Ballot {
-    /// What it gets now would not be released any more.
+    /// Returns whether a vote that arrives now would not be released any more.
     fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst) || self.entry.has_left()
     }
@@ -501,12 +514,13 @@ impl Ballot {
     }
 }
 
-/// How one who waits is written down: read again by the scripts and by [`super::inspect`].
+/// Returns the text that registers a waiter. The scripts and [`super::inspect`] parse it.
 pub(super) fn waiter(claim: &str, channel: &str, holder: &str) -> String {
     format!("{claim} {channel} {holder}")
 }
 
-/// Rounded up: a lease at the node is never shorter than ours.
+/// Converts a duration to milliseconds, rounded up so that the lease at the node is never shorter
+/// than the client's.
 pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
@@ -522,7 +536,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_vote_from_outside_is_read_or_refused(answer in values(&[
+        fn any_vote_is_parsed_or_refused(answer in values(&[
             "stored", "granted", "busy", "forgot", "0123456789abcdef.1", "",
             r#"{"host":"a","pid":1,"label":""}"#,
         ])) {

@@ -1,8 +1,9 @@
-//! What this client knows of its own claims: which attempt is the last, who holds, who is woken.
+//! What the client knows about its own claims: their latest attempts, their grants, and their
+//! notifications.
 //!
-//! The servers keep votes; that some votes together are a grant, only the client that counted them
-//! knows. So a claim that was granted is remembered here, and asking for it again extends it, under
-//! the same token (P8). A claim that nobody remembers is lost.
+//! The servers store votes. Only the client that counted the votes knows that they are a grant. So
+//! a granted claim is remembered here, and a repeated request extends it under the same token (P8).
+//! A claim that is not remembered is lost.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -19,28 +20,29 @@ use leasehold_core::{Claim, ClaimId, Clock, Moment, Token};
 /// One claim of this client.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// One attempt or extension of it at a time.
+    /// Lock that allows one attempt or extension at a time.
     pub(super) gate: tokio::sync::Mutex<()>,
-    /// The number of the last attempt.
+    /// Number of the last attempt.
     attempts: AtomicU64,
     left: AtomicBool,
     state: Mutex<State>,
     woken: Notify,
-    /// The highest token that nodes told of this name.
+    /// Highest token that nodes have reported for the claim's lock.
     seen: AtomicU64,
-    /// Since when it is here: nodes wake first who has waited longest. Each is told for how long, since
-    /// our wall clock is not theirs.
+    /// Time at which the claim was created. Nodes first notify the claim that has waited longest.
+    /// Each node is sent the time waited so far, because the client's clock differs from the
+    /// node's.
     since: Moment,
-    /// Whether it stands among those who wait.
+    /// Whether the claim is registered as a waiter.
     pub(super) waits: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     held: Option<Held>,
-    /// Which nodes have said that they are free.
+    /// For each node, whether it has reported that the lock is free there.
     freed: Vec<bool>,
-    /// How many are before it, as was last told.
+    /// Number of claims ahead, as last reported.
     ahead: usize,
 }
 
@@ -48,9 +50,9 @@ struct State {
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) token: Token,
-    /// What the main keys hold.
+    /// Value of the main keys.
     pub(super) value: String,
-    /// Until when a majority is known to hold it.
+    /// Time until which a majority of the nodes is known to keep the grant.
     pub(super) until: Moment,
 }
 
@@ -69,13 +71,13 @@ impl Entry {
         }
     }
 
-    /// The number of a new attempt, which the news of freed nodes so far do not concern.
+    /// Returns the number of a new attempt, and discards earlier reports that the lock is free.
     pub(super) fn next_attempt(&self) -> u64 {
         locked(&self.state).freed.fill(false);
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// For how many milliseconds it has waited.
+    /// Returns how many milliseconds the claim has waited.
     pub(super) fn waited(&self) -> u64 {
         let waited = Clock::default().now().since(self.since);
         u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)
@@ -89,7 +91,8 @@ impl Entry {
         self.seen.load(Ordering::SeqCst)
     }
 
-    /// Its caller wants no more of it: whatever an attempt still gets is to be given back.
+    /// Returns whether the caller has given up the claim. An attempt must then release whatever it
+    /// still acquires.
     pub(super) fn has_left(&self) -> bool {
         self.left.load(Ordering::SeqCst)
     }
@@ -102,7 +105,8 @@ impl Entry {
         locked(&self.state).held = held;
     }
 
-    /// A majority was extended; never shortens.
+    /// Records that a majority of the nodes has extended the grant until `until`. Never shortens
+    /// the grant.
     pub(super) fn extended(&self, until: Moment) {
         if let Some(held) = &mut locked(&self.state).held {
             held.until = held.until.max(until);
@@ -114,17 +118,19 @@ impl Entry {
         self.waits.store(true, Ordering::SeqCst);
     }
 
-    /// How long to wait for a message before asking all the same: longer the more are before us, so
-    /// that a crowd asks no more often than a few do. At random, so that those who ask at the same
-    /// time do not do so again.
+    /// Returns how long a waiter waits for a message before it polls.
+    ///
+    /// The pause grows with the number of claims ahead, so that many waiters together poll no more
+    /// often than a few do. The pause is random, so that clients that poll at the same time do not
+    /// collide again.
     pub(super) fn pause(&self, longest: Duration) -> Duration {
         let ahead = u32::try_from(locked(&self.state).ahead).unwrap_or(u32::MAX);
         let base = SHORTEST_PAUSE.saturating_add(PAUSE_EACH.saturating_mul(ahead)).min(longest);
         base.mul_f64(0.5 + random())
     }
 
-    /// Resolves when a majority of the nodes has said that it is free, or one has and the others
-    /// have had time to.
+    /// Waits until a majority of the nodes has reported that the lock is free. After the first
+    /// report, waits only briefly for the other nodes.
     pub(super) async fn woken(&self) {
         loop {
             let freed = locked(&self.state).freed.iter().filter(|freed| **freed).count();
@@ -151,17 +157,19 @@ impl Entry {
     }
 }
 
-/// How long one who waits waits for a message, at the least.
+/// Pause of a waiter with no claims ahead, before random variation.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(60);
-/// And how much longer for each who is before it.
+/// Additional pause for each claim ahead.
 const PAUSE_EACH: Duration = Duration::from_millis(10);
-/// How long the other nodes have to say that they are free too.
+/// Time limit after the first report for the other nodes to report that the lock is free.
 const OTHERS: Duration = Duration::from_millis(5);
 
-/// A number from 0 to 1, to spread things in time. Not for secrets.
+/// Returns a random number from 0 to 1 to spread events in time. The number is not suitable for
+/// secrets.
 pub(super) fn random() -> f64 {
     let mut bytes = [0; 4];
-    // Without a random source everybody meets in the middle; connecting has checked for one.
+    // Without a random source all clients use the same value. The client checks for a source when
+    // it connects.
     if getrandom::fill(&mut bytes).is_err() {
         return 0.5;
     }
@@ -189,11 +197,11 @@ impl Claims {
         locked(&self.entries).get(&id).cloned()
     }
 
-    /// The claim's entry, made if it is new.
+    /// Returns the claim's entry, and creates the entry if the claim is new.
     pub(super) fn enter(&self, claim: &Claim) -> Arc<Entry> {
         let mut entries = locked(&self.entries);
-        // Holds that ended by the clock and were never given back; looked for only when there are
-        // many.
+        // Removes holds that expired and were never released. The check runs only when there are
+        // many entries.
         if entries.len() > 1_000 && entries.len().is_power_of_two() {
             let now = self.now();
             entries.retain(|_, entry| entry.held().is_none_or(|held| held.until > now));
@@ -209,7 +217,7 @@ impl Claims {
         locked(&self.entries).len()
     }
 
-    /// Forgets the claim; what it was.
+    /// Removes the claim, marks its entry as left, and returns the entry.
     pub(super) fn leave(&self, id: ClaimId) -> Option<Arc<Entry>> {
         let entry = locked(&self.entries).remove(&id)?;
         entry.left.store(true, Ordering::SeqCst);
@@ -217,14 +225,14 @@ impl Claims {
     }
 }
 
-/// What one node's connection hears.
+/// Receiver of the messages from one node.
 #[derive(Debug)]
-pub(super) struct Ear {
+pub(super) struct NodePushListener {
     pub(super) node: usize,
     pub(super) claims: Arc<Claims>,
 }
 
-impl PushListener for Ear {
+impl PushListener for NodePushListener {
     fn message(&self, text: &[u8]) {
         let id = std::str::from_utf8(text).ok().and_then(ClaimId::from_hex);
         if let Some(entry) = id.and_then(|id| self.claims.get(id)) {
@@ -233,6 +241,6 @@ impl PushListener for Ear {
     }
 
     fn interrupted(&self) {
-        // Who waits asks by itself before long; a message lost here is as one lost on its way.
+        // No action is needed: every waiter polls after a short time, as after any lost message.
     }
 }

@@ -1,4 +1,4 @@
-//! What is wrong with the servers as they are set up.
+//! Diagnoses the configuration of the servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use leasehold_core::ErrorKind;
 use leasehold_core::doctor::{Finding, clocks};
 use leasehold_core::kit::wall_micros;
 
-/// How long a server has to answer.
+/// Time limit for a server to respond.
 const LIMIT: Duration = Duration::from_secs(2);
 
 impl Shared {
@@ -102,7 +102,7 @@ fn number(nodes: usize) -> Option<Finding> {
     })
 }
 
-/// Servers that share a machine share its fate.
+/// Returns a finding if most of the servers are on one machine, because they fail together.
 fn together(hosts: &[String]) -> Vec<Finding> {
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for host in hosts {
@@ -124,9 +124,9 @@ fn host(address: &str) -> String {
     address.rsplit_once(':').map_or(address, |(host, _)| host).to_owned()
 }
 
-/// A server that does not vote now.
+/// Returns the finding about a server that does not vote at the moment.
 fn no_vote(what: &str, trouble: &Trouble) -> Finding {
-    let why = "without its vote, fewer servers may fail before no lock can be acquired";
+    let why = "without its vote, fewer further failures are tolerated";
     let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica | Trouble::HasReplicas(_))
         || matches!(trouble, Trouble::Failed(e)
             if crate::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
@@ -148,7 +148,7 @@ trait About {
 }
 
 impl About for Finding {
-    /// The same finding about something else.
+    /// Returns the finding with another text about what was found.
     fn about(mut self, what: &str) -> Self {
         self.what = what.to_owned();
         self

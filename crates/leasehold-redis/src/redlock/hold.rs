@@ -1,16 +1,18 @@
-//! Holding and leaving: extensions, keys set again, releases.
+//! Extensions, restored keys and releases of held locks.
 //!
-//! - *An extension* needs a majority of nodes that still have the key. With less it changes nothing:
-//!   the nodes that extended stay extended, the old validity stands, and it is asked again
-//!   (scenario 31). If so many have lost the key that no majority can have it, the lock is lost.
-//! - *Nodes that have lost the key* (they restarted, or were out of reach when it was taken) get it
-//!   again once a majority was extended, so that the next failure finds all of them. Who renewed does
-//!   not wait for them, and they are listened to all the same: a node that is always the last to
-//!   answer would never get it otherwise.
-//! - *A release* goes to all nodes, always, also where the vote seemed to fail, and is repeated for
-//!   each that does not answer, until the lease is over there by itself. The first one to each server
-//!   carries its script, so that one message is all that it needs. Who releases goes on when a
-//!   majority has answered; a client that ends then ([`Store::disconnect`]) waits a little for the rest.
+//! - *An extension* needs a majority of nodes that still have the key. With fewer nodes the old
+//!   validity remains, the nodes that extended the key keep the extension, and the client retries
+//!   (scenario 31). The lock is lost once the nodes that may still have the key are fewer than a
+//!   majority.
+//! - *Nodes that have lost the key* get it again once a majority has extended it, so that the
+//!   holder has all nodes again before the next failure. (They restarted, or were unreachable when
+//!   the lock was acquired.) The renewal does not wait for them, but their replies are still
+//!   processed. Otherwise a node that always replies last would never get the key.
+//! - *A release* is always sent to all nodes, even after a vote that seemed to fail. It is repeated
+//!   for each node that does not reply, until the lease there has expired. The first release to
+//!   each server contains the script, so that one message is sufficient. The caller continues when
+//!   a majority has replied. A client that disconnects then ([`Store::disconnect`]) waits a short
+//!   time for the rest.
 //!
 //! [`Store::disconnect`]: leasehold_core::store::Store::disconnect
 
@@ -37,7 +39,7 @@ pub(super) struct Hold {
     pub(super) held: Held,
 }
 
-/// What one node says of a key.
+/// State of a key on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Ours,
@@ -45,11 +47,11 @@ enum Key {
     Others,
 }
 
-/// What was heard of one hold.
+/// Replies about one hold.
 #[derive(Clone, Debug)]
 struct Count {
     tally: Tally,
-    /// The nodes that have lost its key.
+    /// Nodes that have lost the hold's key.
     free: Vec<usize>,
 }
 
@@ -58,7 +60,7 @@ impl Count {
         Self { tally: Tally::new(nodes), free: Vec::new() }
     }
 
-    fn hear(&mut self, node: usize, key: Option<Key>) {
+    fn add_answer(&mut self, node: usize, key: Option<Key>) {
         self.tally.count(key.map(|key| key == Key::Ours));
         if key == Some(Key::Free) {
             self.free.push(node);
@@ -66,17 +68,19 @@ impl Count {
     }
 }
 
-/// How much longer than one call a node may take for each that comes with it.
+/// Time by which each call in a batch extends the time limit of a node.
 const EACH: Duration = Duration::from_micros(200);
-/// How long a release that was not answered waits before it is sent again.
+/// Delay before an unanswered release is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl Shared {
     /// Extends many holds with one pipeline to each node.
     ///
     /// # Errors
-    /// If nothing is known of any of them: of one that is neither extended nor lost while others
-    /// are, what is told is what is left of it.
+    /// - [`ErrorKind::Unreachable`]: the result is unknown for every hold.
+    ///
+    /// If the result is known for some holds, the others are returned with their remaining
+    /// validity.
     pub(super) async fn extend(self: &Arc<Self>, holds: Vec<Hold>) -> Result<Vec<Renewal>> {
         let sent = self.claims.now();
         let many = u32::try_from(holds.len()).unwrap_or(u32::MAX);
@@ -111,7 +115,7 @@ impl Shared {
                     vec![None; holds.len()]
                 }
             };
-            counts.iter_mut().zip(keys).for_each(|(count, key)| count.hear(i, key));
+            counts.iter_mut().zip(keys).for_each(|(count, key)| count.add_answer(i, key));
             if counts.iter().all(|count| count.tally.passed() || count.tally.denied()) {
                 break;
             }
@@ -123,7 +127,7 @@ impl Shared {
                 majority(self.nodes.len()),
                 self.nodes.len()
             );
-            return Err(self.in_trouble(what, &troubles).but(ErrorKind::Unreachable));
+            return Err(self.in_trouble(what, &troubles).with_kind(ErrorKind::Unreachable));
         }
         let extended = |(hold, count)| self.extended(hold, count, sent);
         let renewals = holds.iter().zip(&counts).map(extended).collect();
@@ -131,7 +135,7 @@ impl Shared {
         Ok(renewals)
     }
 
-    /// Heals the nodes that answer after all was decided.
+    /// Restores keys on the nodes that reply after the result was decided.
     fn heal_the_last(
         self: &Arc<Self>,
         holds: Vec<Hold>,
@@ -171,7 +175,8 @@ impl Shared {
         Renewal::Holding { token, remaining: Some(remaining) }
     }
 
-    /// Sets the key again where it is missing, if it is held still. Nobody waits for it.
+    /// Sets the key again on a node where it is missing, if the lock is still held. Runs in the
+    /// background.
     fn heal(self: &Arc<Self>, hold: &Hold, node: usize) {
         let now = self.claims.now();
         if hold.entry.held().is_none_or(|held| held.until <= now) || hold.entry.has_left() {
@@ -186,14 +191,15 @@ impl Shared {
         self.runtime.spawn(async move {
             let asked = shared.nodes[node].ask(&shared.scripts.heal, &call);
             let _ = tokio::time::timeout(LATE, asked).await;
-            // It was released meanwhile: then this key too.
+            // The lock was released meanwhile, so this key must be released as well.
             if entry.has_left() {
                 shared.release_some(&claim, u64::MAX, |i| i == node);
             }
         });
     }
 
-    /// Releases everything of the claim on all nodes; tells whether it was held or waited.
+    /// Removes the claim's key and its registration as a waiter on all nodes. Returns whether the
+    /// claim held the lock or waited.
     pub(super) async fn leave(self: &Arc<Self>, claim: &Claim) -> Result<bool> {
         let entry = self.claims.leave(claim.id);
         let entry = entry.as_deref();
@@ -215,16 +221,17 @@ impl Shared {
                 return Ok(waited);
             }
         }
-        if tally.heard() < majority(self.nodes.len()) {
+        if tally.answer_count() < majority(self.nodes.len()) {
             let what = "too few servers confirmed the release; the lock will be free when its \
                         lease expires";
-            return Err(self.in_trouble(what.into(), &troubles).but(ErrorKind::Unreachable));
+            return Err(self.in_trouble(what.into(), &troubles).with_kind(ErrorKind::Unreachable));
         }
-        // In doubt: the silent ones may have had it.
+        // The result is unclear, because silent nodes may have had the key.
         Ok(true)
     }
 
-    /// Releases attempts up to this one where `which` says. Nobody waits for it.
+    /// Releases the claim's attempts up to the number `up_to` on the nodes that `which` selects.
+    /// Runs in the background.
     pub(super) fn release_some(
         self: &Arc<Self>,
         claim: &Claim,
@@ -234,8 +241,8 @@ impl Shared {
         self.release_on(claim, up_to, false, which);
     }
 
-    /// Takes a claim that was refused for good from among those who wait, and releases what nodes
-    /// may still give it. Nobody waits for it.
+    /// Removes the registration of a claim that was refused permanently, and releases votes that
+    /// nodes may still give it. Runs in the background.
     pub(super) fn withdraw(self: &Arc<Self>, claim: &Claim) {
         self.release_on(claim, u64::MAX, true, |_| true);
     }
@@ -255,12 +262,13 @@ impl Shared {
         }
     }
 
-    /// The call that releases at one node, and takes the claim from among those who wait.
+    /// Returns the call that releases the claim on one node. With `waits` it also removes the
+    /// claim's registration as a waiter.
     fn release_call(&self, released: &Released, up_to: u64, node: usize, waits: bool) -> Cmd {
         let Released { keys, id, holder } = released;
         let mut call = self.scripts.release.call(4);
         call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(id);
-        // Beyond 2^53 Lua would not count exactly.
+        // Lua counts exactly only up to 2^53.
         call.arg(up_to.min(1 << 52));
         if waits {
             call.arg(waiter(id, &self.nodes[node].channel(), holder));
@@ -268,7 +276,7 @@ impl Shared {
         call
     }
 
-    /// Releases at one node; what is not answered is owed to it.
+    /// Releases the claim on one node. An unanswered release is queued for repetition.
     fn release_at(
         self: Arc<Self>,
         i: usize,
@@ -276,14 +284,14 @@ impl Shared {
         lease: Duration,
     ) -> impl Future<Output = Result<bool, Trouble>> + Send + 'static {
         let until = self.claims.now().plus(lease + drift(lease));
-        // From now on, not from when this is polled first.
+        // The count begins now, not when the returned future is first polled.
         let under_way = UnderWay::begin(&self.releases);
         async move {
             let _under_way = under_way;
             match self.release_once(i, &call).await {
                 Err(Trouble::Strange) => Err(Trouble::Strange),
                 Err(trouble) => {
-                    self.owe(i, call, until);
+                    self.queue_release(i, call, until);
                     Err(trouble)
                 }
                 released => released,
@@ -291,8 +299,8 @@ impl Shared {
         }
     }
 
-    /// Returns when no release is under way any more that was not tried at least once; a server that
-    /// hangs is waited for as long as people wait for one.
+    /// Waits until every release in progress has been tried at least once. Waits for an
+    /// unresponsive server no longer than `patient`.
     pub(super) async fn all_released(&self) {
         let mut releases = self.releases.subscribe();
         let none = releases.wait_for(|count| *count == 0);
@@ -307,10 +315,10 @@ impl Shared {
         }
     }
 
-    /// Has the release sent again until the node answers or the lease is over there by itself: one
-    /// task for each node, however much is owed to it.
-    fn owe(self: &Arc<Self>, i: usize, call: Cmd, until: Moment) {
-        if !self.nodes[i].owe(call, until) {
+    /// Sends a release again until the node replies or the lease there has expired. One task per
+    /// node handles all its queued releases.
+    fn queue_release(self: &Arc<Self>, i: usize, call: Cmd, until: Moment) {
+        if !self.nodes[i].queue_release(call, until) {
             return;
         }
         let shared = self.clone();
@@ -320,14 +328,14 @@ impl Shared {
             loop {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(AGAIN * 10);
-                while let Some(call) = node.owed(shared.claims.now()) {
+                while let Some(call) = node.next_release(shared.claims.now()) {
                     match shared.release_once(i, &call).await {
-                        Ok(_) | Err(Trouble::Strange) => node.paid(),
+                        Ok(_) | Err(Trouble::Strange) => node.release_answered(),
                         Err(_) => break,
                     }
                     pause = AGAIN;
                 }
-                if node.owes_nothing() {
+                if node.is_release_queue_empty() {
                     return;
                 }
             }
@@ -335,7 +343,7 @@ impl Shared {
     }
 }
 
-/// What all nodes are told of a claim that is released.
+/// Arguments of a release for all nodes.
 struct Released {
     keys: [String; 5],
     id: String,
@@ -349,7 +357,7 @@ impl Released {
     }
 }
 
-/// Counts a release for as long as it is under way.
+/// Guard that counts a release as long as it is in progress.
 struct UnderWay(tokio::sync::watch::Sender<usize>);
 
 impl UnderWay {
@@ -365,14 +373,14 @@ impl Drop for UnderWay {
     }
 }
 
-/// One claim that waits.
+/// One waiting claim.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) claim: Claim,
     pub(super) entry: Arc<Entry>,
 }
 
-/// Renewals of claims that hold and of claims that wait, apart. Those that nobody knows are neither.
+/// Separates renewals of holders from those of waiters. Unknown claims are in neither result.
 pub(super) fn sorted(
     renewals: &[Renew],
     find: impl Fn(ClaimId) -> Option<Arc<Entry>>,

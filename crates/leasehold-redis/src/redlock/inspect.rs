@@ -1,4 +1,4 @@
-//! For people: who holds, who waits, eviction. Nothing here decides who holds.
+//! Status and eviction for operators. No code here decides which client holds a lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::redis::keys::escaped;
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
 use leasehold_core::{Holder, Kind, Name, Result, Token};
 
-/// How many of those who wait one script looks at, and how many are shown at most.
+/// Number of waiters that one script call reads, and maximum number of waiters shown.
 const PAGE: u64 = 500;
 const SHOWN: u64 = 10_000;
 
@@ -27,7 +27,7 @@ struct View {
     token: Option<Token>,
     holder: Option<Holder>,
     since: Duration,
-    /// How many waiters were looked at, those that died included.
+    /// Number of waiters that were read, including dead ones.
     looked: u64,
     waiting: Vec<Waiting>,
 }
@@ -58,7 +58,7 @@ impl View {
     }
 }
 
-/// What SCAN answers: where it goes on, and keys.
+/// Parses a reply to SCAN: the next cursor, and keys.
 fn page(answer: Value) -> Option<(String, Vec<String>)> {
     let Value::Array(answer) = answer else { return None };
     let mut answer = answer.into_iter();
@@ -82,8 +82,8 @@ impl Shared {
         self.majority_of(&mut answers).await
     }
 
-    /// One node's view, in pages. Who leaves in between may hide one who comes later; the other
-    /// nodes know that one too.
+    /// Returns one node's view, read in pages. A waiter that leaves in between may hide a later
+    /// one, which the other nodes know as well.
     async fn view(&self, node: usize, keys: &[String; 5]) -> Result<View, Trouble> {
         let (mut view, mut looked) = (None::<View>, 0);
         loop {
@@ -107,7 +107,7 @@ impl Shared {
         }
     }
 
-    /// What all nodes answered that did; an error if that is no majority.
+    /// Returns the replies of all nodes that replied, or an error if they are not a majority.
     async fn majority_of<T>(&self, answers: &mut super::attempt::Answers<T>) -> Result<Vec<T>> {
         let (mut heard, mut troubles) = (Vec::new(), Vec::new());
         while let Some((i, answer)) = answers.recv().await {
@@ -123,7 +123,7 @@ impl Shared {
         Err(self.in_trouble(what, &troubles))
     }
 
-    /// How long a slow node is waited for where others have answered already.
+    /// Returns how long to wait for a slow node after others have replied.
     pub(super) fn patient(&self) -> Duration {
         self.node_timeout.saturating_mul(4)
     }
@@ -134,15 +134,15 @@ impl Shared {
         Ok((!claims.is_empty()).then(|| LockInfo::new(name.clone(), Kind::Mutex, 1, claims)))
     }
 
-    /// The holder, if one has a majority, and everybody whom half of the nodes know to wait: a few may
-    /// remember one who has gone, or holds by now.
+    /// Returns the holder, if it has a majority, and all waiters that at least half of the nodes
+    /// know. A few nodes may still know a waiter that has left or holds the lock by now.
     fn claims_of(&self, views: &[View]) -> Vec<ClaimInfo> {
         let held = self.value_held(views);
         let holding = held.map(|value| {
             let theirs = || views.iter().filter(|view| view.value == value);
             let best = theirs().max_by_key(|view| view.token);
             let holder = best.and_then(|view| view.holder.clone());
-            // Another client of the recipe says nothing of itself.
+            // Other Redlock clients store no holder information.
             let label = match value {
                 scripts::NO_LOCK => "a key of another type, which belongs to another program",
                 _ => "a client of another library",
@@ -179,7 +179,7 @@ impl Shared {
         holding.into_iter().chain(shown).collect()
     }
 
-    /// The main key that a majority has.
+    /// Returns the main key's value that a majority has.
     fn value_held<'a>(&self, views: &'a [View]) -> Option<&'a str> {
         let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
         for view in views.iter().filter(|view| !view.value.is_empty()) {
@@ -221,27 +221,31 @@ impl Shared {
         Ok(locks)
     }
 
+    /// Reads the values on the nodes, and then removes only these values. A request to a server may
+    /// arrive late, or twice after its reply was lost. If another client has acquired the lock
+    /// meanwhile, its value is a different one and stays.
     pub(super) async fn evict(self: &Arc<Self>, name: &Name, which: Evict) -> Result<usize> {
         let views = self.views(name).await?;
-        let value = match which {
-            Evict::Holders => None,
+        let values: BTreeSet<&str> = match which {
+            // Votes of attempts without a majority are removed as well.
+            Evict::Holders => views.iter().map(|view| &*view.value).collect(),
             Evict::Token(token) => {
                 let held = self.value_held(&views);
                 let its = views.iter().filter(|view| held == Some(&*view.value));
-                if its.filter_map(|view| view.token).max() != Some(token) {
-                    return Ok(0);
-                }
-                held.map(str::to_owned)
+                let has_token = its.filter_map(|view| view.token).max() == Some(token);
+                held.filter(|_| has_token).into_iter().collect()
             }
         };
+        let values: Vec<String> =
+            values.into_iter().filter(|value| !value.is_empty()).map(str::to_owned).collect();
+        if values.is_empty() {
+            return Ok(0);
+        }
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
-            let (shared, keys, value) = (self.clone(), self.keys(name), value.clone());
+            let (shared, keys, values) = (self.clone(), self.keys(name), values.clone());
             async move {
                 let mut call = shared.scripts.evict.call(4);
-                call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
-                if let Some(value) = value {
-                    call.arg(value);
-                }
+                call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(values);
                 let mut answer = shared.nodes[i].ask(&shared.scripts.evict, &call).await?;
                 answer.natural().ok_or(Trouble::Strange)
             }
@@ -262,7 +266,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_view_from_outside_is_read_or_refused(answer in values(&[
+        fn any_view_is_parsed_or_refused(answer in values(&[
             "0123456789abcdef.1", r#"{"host":"a","pid":1,"label":""}"#, "",
             r#"0123456789abcdef lock-channel {"host":"a","pid":1,"label":""}"#,
         ])) {

@@ -1,12 +1,12 @@
-//! One server: its connection, which run of it we talk to, and whether it votes.
+//! One server: its connection, its current run, and whether it votes.
 //!
-//! A node is *met* once for each run of the server: its run id and age are read, the voting script
-//! of that run is put there, and, if it has forgotten (it is new, restarted, was emptied or is another
-//! server), somebody tells it what the others know once that is long enough ago
-//! ([`round::recollect`]).
+//! A client *meets* a node once for each run of the server. It reads the run id and the age, and
+//! loads the voting script of that run. The node may have forgotten its data, because it is new,
+//! was restarted or emptied, or is another server. A client then restores the highest token from
+//! the other nodes after the delay ([`round::recollect`]).
 //!
-//! A server that has a replica is not met, and has no vote: who fails over to that replica, which
-//! lags behind, has two servers under one name, and one of them does not know who holds.
+//! A server that has a replica is not met, and has no vote. After a fail-over to that replica,
+//! which lags behind, two servers use one name. One of them does not know the held locks.
 //!
 //! [`round::recollect`]: super::round::recollect
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 
-use super::claims::{Claims, Ear};
+use super::claims::{Claims, NodePushListener};
 use super::round::Known;
 use super::scripts::{self, Elements, Scripts};
 use super::url::RedlockUrl;
@@ -29,10 +29,10 @@ use crate::redis::fault::Refusal;
 use crate::redis::url::Address;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
 
-/// The key of a node's memory.
+/// Key of a node's memory.
 pub(super) const MEMORY_KEY: &str = "leasehold:redlock";
 
-/// What a user of these servers needs, in the words of `ACL SETUSER`.
+/// Permissions that a user of these servers needs, in the syntax of `ACL SETUSER`.
 const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get +set +del +pttl \
                       +pexpire +pexpireat +time +publish +subscribe +zadd +zrem +zrange +zrank \
                       +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info";
@@ -44,23 +44,23 @@ pub(super) struct Node {
     clock: Clock,
     pub(super) restart_delay: Duration,
     run: Mutex<Option<Arc<Run>>>,
-    /// Held by whoever meets it.
+    /// Lock that is held while meeting the server.
     meeting: tokio::sync::Mutex<()>,
-    debts: Mutex<Debts>,
-    /// Held by whoever tells it what it forgot.
-    pub(super) telling: tokio::sync::Mutex<()>,
+    queued: Mutex<QueuedReleases>,
+    /// Lock that is held while restoring the node's token.
+    pub(super) restoring: tokio::sync::Mutex<()>,
 }
 
-/// The most releases that are owed to one node; beyond, its leases do it.
-const MOST_DEBTS: usize = 10_000;
+/// Maximum number of queued releases per node. Beyond it, locks are freed when their leases expire.
+const MAX_QUEUED_RELEASES: usize = 10_000;
 
 /// Releases that a node has not answered yet.
 #[derive(Debug, Default)]
-struct Debts {
-    /// Each with the time at which its lease is over.
+struct QueuedReleases {
+    /// Calls, each with the time at which its lease expires.
     calls: VecDeque<(Cmd, Moment)>,
-    /// Somebody is sending them.
-    paying: bool,
+    /// Whether a task is currently sending the queued releases.
+    sending: bool,
 }
 
 /// One run of a server.
@@ -72,17 +72,17 @@ pub(super) struct Run {
     pub(super) settings: Settings,
 }
 
-/// What this client has lived through with one run of a server.
+/// This client's history with one run of a server.
 #[derive(Debug)]
 struct Lived {
-    /// It votes from here on, in nanoseconds.
+    /// Time from which the server votes, in nanoseconds of the client's clock.
     votes_from: AtomicU64,
-    /// It started then, at the latest.
+    /// Latest possible time of the server's start.
     started: Moment,
-    /// It was a replica before it was a master.
+    /// Whether the server was a replica before it became a master.
     promoted: bool,
     voted: AtomicBool,
-    /// It has run the script that releases.
+    /// Whether the server has run the release script.
     knows_release: AtomicBool,
 }
 
@@ -91,13 +91,16 @@ impl Run {
         Moment::from_nanos(self.lived.votes_from.load(Ordering::SeqCst))
     }
 
-    /// The node has said that it does not vote until then.
+    /// Records that the node does not vote before this time.
     pub(super) fn votes_not_before(&self, from: Moment) {
         self.lived.votes_from.fetch_max(from.as_nanos(), Ordering::SeqCst);
     }
 
-    /// If it has forgotten now: for how long it has, if only its start can have done that. Who voted
-    /// and has forgotten was emptied since; who was promoted has the memory of another server.
+    /// Returns for how long the node has been without its data, if only its start can be the
+    /// reason. Otherwise returns zero.
+    ///
+    /// A node that has voted in this run and has forgotten its data since was emptied. A promoted
+    /// replica has another server's memory.
     pub(super) fn has_forgotten_for(&self, now: Moment) -> Duration {
         let lived = &self.lived;
         match lived.promoted || lived.voted.load(Ordering::SeqCst) {
@@ -107,27 +110,27 @@ impl Run {
     }
 }
 
-/// What people should know of a server.
+/// Settings of a server that the operator should know about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
     pub(super) evicts: Option<String>,
     pub(super) durable: bool,
 }
 
-/// Why a node did not do what it was asked.
+/// Reason why a node did not execute a request.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// It is reached, and does not vote yet.
+    /// The node is reachable, but does not vote until this time has passed.
     Young(Duration),
-    /// It has forgotten.
+    /// The node has forgotten its data.
     Forgot,
     /// Another name in the URL leads to the same server.
     Twin(Address),
-    /// It copies another server, and has no vote of its own.
+    /// The node replicates another server, and has no vote of its own.
     Replica,
-    /// So many servers copy it.
+    /// The node has replicas, and therefore no vote. The value is their number.
     HasReplicas(usize),
-    /// The attempt was over before the node was asked.
+    /// The attempt ended before the request was sent.
     Over,
     Failed(RedisError),
     Strange,
@@ -140,7 +143,7 @@ impl From<RedisError> for Trouble {
     }
 }
 
-/// A trouble in words.
+/// Description of a problem with a node, for an error.
 pub(super) struct Problem {
     pub(super) kind: ErrorKind,
     pub(super) what: String,
@@ -148,7 +151,7 @@ pub(super) struct Problem {
 }
 
 impl Trouble {
-    /// Whether the server certainly did nothing of what it was asked.
+    /// Returns whether the server certainly did not execute any part of the request.
     pub(super) fn undone(&self) -> bool {
         match self {
             Self::Young(_) | Self::Forgot | Self::Twin(_) | Self::Replica => true,
@@ -158,7 +161,7 @@ impl Trouble {
         }
     }
 
-    /// When it votes again, where that is all its trouble.
+    /// Returns how long it takes until the node votes, if that is the only problem.
     pub(super) fn votes_in(&self) -> Option<Duration> {
         match self {
             Self::Young(left) => Some(*left),
@@ -166,7 +169,7 @@ impl Trouble {
         }
     }
 
-    /// The error about this node.
+    /// Returns the error about this node.
     pub(super) fn explain(&self, node: &Address) -> Error {
         let Problem { kind, what, hint } = self.problem();
         let error = Error::new(kind, format!("{node}: {what}"));
@@ -176,7 +179,7 @@ impl Trouble {
         }
     }
 
-    /// What is wrong, without the node's address.
+    /// Returns the problem without the node's address.
     pub(super) fn problem(&self) -> Problem {
         use ErrorKind::{Config, Corrupt, Denied, Unreachable};
         let problem = |kind, what: &str, hint: &str| Problem {
@@ -212,8 +215,8 @@ impl Trouble {
             Self::HasReplicas(count) => problem(
                 Config,
                 &format!(
-                    "has no vote because it has {count} replica(s): one that is promoted would \
-                     not know the held locks"
+                    "has no vote because it has {count} replica(s): a promoted replica would not \
+                     know the held locks"
                 ),
                 "run `REPLICAOF NO ONE` on the replicas, or use \
                  redis+sentinel://host1,host2,host3/mymaster",
@@ -248,19 +251,19 @@ impl Trouble {
     }
 }
 
-/// Rounded up: nobody is told to come back too early.
+/// Formats a duration in seconds, rounded up so that no client retries too early.
 pub(super) fn seconds(time: Duration) -> String {
     format!("{} s", time.as_millis().div_ceil(1_000))
 }
 
-/// How long a server has been up at the least whose `uptime_in_seconds` is this: the difference of two
-/// times, each cut to whole seconds.
+/// Returns the minimum time that a server with this `uptime_in_seconds` has been up. The value is
+/// the difference of two times that are each truncated to whole seconds.
 const fn up_for(uptime_in_seconds: u64) -> Duration {
     Duration::from_secs(uptime_in_seconds.saturating_sub(1))
 }
 
 impl Node {
-    /// The servers of the URL, none of them connected to yet.
+    /// Creates the nodes of the URL, not connected yet.
     pub(super) fn all(
         url: &RedlockUrl,
         runtime: &Handle,
@@ -268,16 +271,16 @@ impl Node {
         channel: &str,
     ) -> Result<Vec<Arc<Self>>> {
         let one = |(node, address): (usize, &Address)| {
-            let ear = Arc::new(Ear { node, claims: claims.clone() });
-            let channel = Some((format!("{MEMORY_KEY}:{channel}"), ear as Arc<_>));
+            let listener = Arc::new(NodePushListener { node, claims: claims.clone() });
+            let channel = Some((format!("{MEMORY_KEY}:{channel}"), listener as Arc<_>));
             Ok(Arc::new(Self {
                 connection: Connection::new(address.clone(), &url.login, runtime, channel, None)?,
                 clock: Clock::default(),
                 restart_delay: url.restart_delay,
                 run: Mutex::default(),
                 meeting: tokio::sync::Mutex::default(),
-                debts: Mutex::default(),
-                telling: tokio::sync::Mutex::default(),
+                queued: Mutex::default(),
+                restoring: tokio::sync::Mutex::default(),
             }))
         };
         url.nodes.iter().enumerate().map(one).collect()
@@ -287,12 +290,12 @@ impl Node {
         self.connection.address()
     }
 
-    /// Where its messages reach us, from this runtime.
+    /// Returns the channel for the node's messages to the calling runtime.
     pub(super) fn channel(&self) -> Arc<str> {
         self.connection.channel().unwrap_or_default()
     }
 
-    /// The run that we know of, if any.
+    /// Returns the known run, if any.
     pub(super) fn run(&self) -> Option<Arc<Run>> {
         locked(&self.run).clone()
     }
@@ -302,7 +305,7 @@ impl Node {
         Ok(Elements::of(self.connection.run(script, call).await?))
     }
 
-    /// Runs many commands at once.
+    /// Runs many calls of one script in one batch.
     pub(super) async fn ask_all(
         &self,
         script: &Script,
@@ -321,8 +324,8 @@ impl Node {
         if !answers.iter().any(unknown) {
             return Ok(answers);
         }
-        // Once in full, so that the server knows it; the first may then be done twice, which changes
-        // nothing.
+        // The script is sent in full once, so that the server caches it. The first call may then
+        // run twice, which has no further effect.
         self.connection.run(script, first).await?;
         Ok(self.connection.pipeline(&pipeline).await?)
     }
@@ -332,8 +335,8 @@ impl Node {
         Ok(self.connection.call(cmd).await?)
     }
 
-    /// Asks for its vote, unless the attempt is over by then: `call` adds keys and arguments to the
-    /// call of the script.
+    /// Requests the node's vote, unless the attempt ends before the request is sent. `call` adds
+    /// keys and arguments to the script call.
     pub(super) async fn take(
         &self,
         call: impl Fn(Cmd) -> Cmd,
@@ -346,13 +349,13 @@ impl Node {
             if !left.is_zero() {
                 return Err(Trouble::Young(left));
             }
-            // Nothing is awaited from here until the call is in the connection's queue, so what is
-            // released after the attempt is over comes after this call.
+            // If the connection is open, there is no await point between this check and the
+            // connection's queue. So a release after the end of the attempt follows this call.
             if over() {
                 return Err(Trouble::Over);
             }
             match self.connection.call(&call(run.take.call(5))).await {
-                // Another run of the server, or somebody flushed its scripts.
+                // The server was restarted, or its script cache was flushed.
                 Err(error) if fault::refusal(&error) == Some(Refusal::NoScript) && !again => {
                     again = true;
                 }
@@ -361,7 +364,7 @@ impl Node {
         }
     }
 
-    /// Meets the server, unless that was done; `again` in any case.
+    /// Meets the server, unless this client has already met it. With `again`, meets it again.
     pub(super) async fn met(&self, again: bool) -> Result<Arc<Run>, Trouble> {
         let before = self.run();
         if let Some(run) = before.clone().filter(|_| !again) {
@@ -369,7 +372,7 @@ impl Node {
         }
         let _meeting = self.meeting.lock().await;
         let known = self.run();
-        // Somebody else may have met it while we waited.
+        // Another task may have met the server while this one waited.
         let same = known.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr);
         if let Some(run) = known.clone().filter(|_| !same) {
             return Ok(run);
@@ -393,7 +396,7 @@ impl Node {
         check.arg(MEMORY_KEY).arg("check");
         match self.ask(&take, &check).await?.text().as_deref() {
             Some("OK") => {}
-            // It has restarted since.
+            // The server has restarted since INFO was read.
             _ => return Err(Trouble::Forgot),
         }
         let run = Arc::new(Run { id: id.to_owned(), take, lived, settings: info.settings() });
@@ -401,14 +404,15 @@ impl Node {
         Ok(run)
     }
 
-    /// A run of the server that is new to us; another one was known before it or not.
+    /// Creates the history of a new run of the server. `knew_another` states whether an earlier run
+    /// was known.
     fn begin(&self, info: &Info, knew_another: bool) -> Lived {
         let now = self.clock.now();
         let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
         let delayed = now.plus(self.restart_delay);
         let votes_from = match knew_another {
-            // It has restarted while we knew it: however old its own clock, which can be set, says
-            // that it is.
+            // The server restarted while it was known. Its reported age is ignored, because its
+            // clock can be set.
             true => delayed,
             false => delayed.minus(up_for(up)),
         };
@@ -421,15 +425,16 @@ impl Node {
         }
     }
 
-    /// Notes that this run has voted: if it has forgotten later, it was emptied since.
+    /// Records that this run has voted. If the server has forgotten its data later in this run, it
+    /// was emptied.
     pub(super) fn has_voted(&self) {
         if let Some(run) = self.run() {
             run.lived.voted.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Runs the script that releases in one message, whether the server knows it or not: who sends it
-    /// may be gone before it hears that it must be sent again.
+    /// Runs the release script in one message, whether or not the server has cached it. The client
+    /// may end before it could send a second message.
     pub(super) async fn release(&self, script: &Script, call: &Cmd) -> Result<Elements, Trouble> {
         let run = self.run();
         let knows = |run: &Arc<Run>| run.lived.knows_release.load(Ordering::SeqCst);
@@ -443,35 +448,37 @@ impl Node {
         Ok(Elements::of(released))
     }
 
-    /// Notes a release that is to be sent again; tells whether nobody does that yet.
-    pub(super) fn owe(&self, call: Cmd, until: Moment) -> bool {
-        let mut debts = locked(&self.debts);
-        if debts.calls.len() < MOST_DEBTS {
-            debts.calls.push_back((call, until));
+    /// Queues a release to be sent again. Returns whether a task has to be started for that.
+    pub(super) fn queue_release(&self, call: Cmd, until: Moment) -> bool {
+        let mut queued = locked(&self.queued);
+        if queued.calls.len() < MAX_QUEUED_RELEASES {
+            queued.calls.push_back((call, until));
         }
-        !std::mem::replace(&mut debts.paying, true)
+        !std::mem::replace(&mut queued.sending, true)
     }
 
-    /// The first release that is still worth sending.
-    pub(super) fn owed(&self, now: Moment) -> Option<Cmd> {
-        let mut debts = locked(&self.debts);
-        debts.calls.retain(|(_, until)| *until > now);
-        debts.calls.front().map(|(call, _)| call.clone())
+    /// Returns the first release whose lease has not expired. Removes all releases whose leases
+    /// have expired.
+    pub(super) fn next_release(&self, now: Moment) -> Option<Cmd> {
+        let mut queued = locked(&self.queued);
+        queued.calls.retain(|(_, until)| *until > now);
+        queued.calls.front().map(|(call, _)| call.clone())
     }
 
-    /// The first release was answered.
-    pub(super) fn paid(&self) {
-        locked(&self.debts).calls.pop_front();
+    /// Removes the first release, which was answered.
+    pub(super) fn release_answered(&self) {
+        locked(&self.queued).calls.pop_front();
     }
 
-    /// Whether nothing is left; then whoever was sending them stops.
-    pub(super) fn owes_nothing(&self) -> bool {
-        let mut debts = locked(&self.debts);
-        debts.paying = !debts.calls.is_empty();
-        !debts.paying
+    /// Returns whether the queue is empty, in which case the sending task stops.
+    pub(super) fn is_release_queue_empty(&self) -> bool {
+        let mut queued = locked(&self.queued);
+        queued.sending = !queued.calls.is_empty();
+        !queued.sending
     }
 
-    /// What it knows of tokens, its clock, and whether it has voted since it was told that.
+    /// Returns what the node knows about tokens, its clock, and whether it has voted since its
+    /// memory was restored.
     pub(super) async fn known(&self, scripts: &Scripts) -> Result<(Known, u64, bool), Trouble> {
         let mut call = scripts.known.call(1);
         call.arg(MEMORY_KEY);
@@ -489,7 +496,7 @@ fn read_known(answer: &mut Elements) -> Option<(Known, u64, bool)> {
     Some((known, answer.natural()?, answer.natural()? == 1))
 }
 
-/// What a server says of itself.
+/// Reply to INFO.
 struct Info(String);
 
 impl Info {
@@ -497,7 +504,8 @@ impl Info {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// How many servers copy it. Who only fetches a backup has no port.
+    /// Returns the number of replicas. A client that only downloads a backup has no port and does
+    /// not count.
     fn replicas(&self) -> usize {
         let is_one = |line: &&str| {
             let rest = line.strip_prefix("slave").unwrap_or_default();
@@ -531,7 +539,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn what_a_node_knows_is_read_or_refused(answer in values(&["1", "7", ""])) {
+        fn any_node_state_is_parsed_or_refused(answer in values(&["1", "7", ""])) {
             let mut said = Elements::of(answer.clone());
             if read_known(&mut Elements::of(answer)).is_some() {
                 prop_assert!((0..4).all(|_| said.natural().is_some()));
@@ -539,14 +547,14 @@ mod tests {
         }
 
         #[test]
-        fn what_a_server_says_of_itself_is_read_or_passed_by(said in testbed::texts(&[
+        fn any_server_info_is_parsed_or_ignored(said in testbed::texts(&[
             "role:master\r\nrun_id:0123456789abcdef0123456789abcdef01234567\r\nuptime_in_seconds:17\r\n\
              connected_slaves:1\r\nslave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0\r\n",
             "connected_slaves:2\r\nslave0:ip=10.0.0.8,port=0\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\naof_enabled:1\r\n",
         ])) {
             let info = Info(said.clone());
             prop_assert!(info.settings().evicts.is_none_or(|policy| said.contains(&policy)));
-            // A count that nobody can have lets nobody vote, as any other does.
+            // An impossible count of replicas prevents a vote, like any other count.
             prop_assert!(info.replicas() == 0 || said.contains("slave"));
             let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
             let now = Moment::from_nanos(1_000_000_000);
@@ -554,8 +562,9 @@ mod tests {
         }
     }
 
+    // F78
     #[test]
-    fn f78_replicas_are_counted_and_backups_are_not() {
+    fn replicas_are_counted_and_backups_are_not() {
         let replicas = |lines: &str| Info(lines.replace('|', "\r\n")).replicas();
         assert_eq!(replicas("role:master|connected_slaves:0|slave_expires:1"), 0);
         let one = "slave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0";
@@ -565,9 +574,11 @@ mod tests {
         assert_eq!(replicas("connected_slaves:2"), 2);
     }
 
+    // S33
     #[test]
-    fn s33_uptime_is_truncated_twice() {
-        // In milliseconds. Started late in a second and asked early in one, it says a second more.
+    fn uptime_is_never_overestimated() {
+        // All times are in milliseconds. If the server started late in a second and is queried
+        // early in one, it reports one second more.
         for start in [0, 1, 500, 999] {
             for up in [0, 1, 999, 1_000, 1_001, 30_000, 30_999] {
                 let says = (start + up) / 1_000 - start / 1_000;

@@ -1,66 +1,85 @@
-//! What a node does in one atomic step, in Lua (`scripts/`). The rules are those of [`round::Node`]; a test
-//! compares the two.
+//! The atomic steps of a node, in Lua (`scripts/`). Their rules are those of [`round::Node`], and a
+//! test compares the two.
 //!
 //! # The keys
-//! - *the main key*, the prefix and the lock's name: byte for byte what every Redlock client sets.
-//!   It alone says whose the node's vote is. Ours is the claim's id, a point, and the number of the
-//!   attempt, so that a late release of an earlier attempt cannot touch a later one.
-//! - *the record*: the last token for the name, and who holds, for people. It counts as the holder's
-//!   only if its id is the main key's value. It outlives the lock by [`MEMORY`], so that a name that
-//!   is used again does not depend on others' tokens: see the next.
-//! - *the memory*, one for the node: the highest token stored for any name (`cur`), what it was told
-//!   when it had forgotten (`told`), and in which run of the server all this was so (`run`); also
-//!   since when another run is known to have forgotten (`since`, `lapsed`). A name
-//!   without a record has a token of at most `cur`. So tokens rise over names that were not used for
-//!   years, though nothing is kept for each, however the server's clock is stepped. The price is a
-//!   second round trip where a name has no record and another client, whose clock is ahead, has just
-//!   taken another name.
-//! - *who waits*, by since when, and until when each counts as alive.
+//! - *The main key* is the prefix and the lock's name, byte for byte what every Redlock client
+//!   sets. It alone determines the owner of the node's vote. Leasehold's value is the claim's id, a
+//!   dot, and the number of the attempt. So a late release of an earlier attempt cannot affect a
+//!   later one.
+//! - *The record* contains the name's last token, and the holder for status output. The holder in
+//!   it is current only if the record's id equals the main key's value. It outlives the lock by
+//!   [`MEMORY`], so that a name that is used again does not depend on the tokens of other names
+//!   (see below).
+//! - *The memory* exists once per node. It contains the highest token stored for any name (`cur`),
+//!   and the token that was sent to the node after it had forgotten (`told`). It also contains the
+//!   server's run in which this was valid (`run`), and since when another run is known to have
+//!   forgotten (`since`, `lapsed`).
+//! - *The waiters* are stored by the start of their wait, and by the time until which each counts
+//!   as alive.
 //!
-//! # Who is told is kept the node for
-//! A node that is freed while somebody waits tells the one who has waited longest, and *keeps* itself
-//! for it: the main key is that claim's, as if by an attempt number 0, for [`KEPT`]. So who has just released
-//! does not take the node again before the message has arrived: newcomers, and other clients of the
-//! recipe, find it taken. Whoever *waits* at the node may take it all the same: nodes may disagree about
-//! who has waited longest, and then nobody would get a majority of what is kept.
-//! - *It is no vote*: no attempt has the number 0, so nobody counts it, extends it or holds by it; for the
-//!   tokens it does not exist.
-//! - *Who is told and does not come* (it died, or the message was lost and it asks again later) costs
-//!   newcomers that time, once: it counts as alive for [`SOON`] at the most then, until it asks again, at the place
-//!   that it had, since it says for how long it has waited.
-//! - *Who leaves* deletes what was kept for it, and the next is told.
-//! - *Where there is no room* for it nothing is kept: the release must not fail of that.
+//! A name without a record has a last token of at most `cur`. So tokens rise even for names that
+//! were unused for years, without data for each name, however the server's clock is set. The cost
+//! is an occasional second round trip. It happens if a name has no record and another client, whose
+//! clock is ahead, has just acquired another name.
 //!
-//! # What is usual
-//! A free key, a proposal above all that the node has stored, and nobody who waits: that needs eleven
-//! commands for a pair, and comes first in the scripts (`take_free.lua`, `release_alone.lua`); what is not so
-//! has changed nothing by then, and goes on to the rest, which can do everything.
-//! - *The record need not be read*: whatever is stored raises `cur` as well, so a proposal above `cur` is
-//!   above every name's last token. (A record may be older than a memory that was lost. Who stored its
-//!   token has had its lease's time since, as the delay is longer, and the memory was told of every token
-//!   that was complete: it is as if the record had gone too.)
-//! - *SET NX* looks and takes in one. Refused, or without room for it, it has written nothing.
-//! - *Who waits* is one look at the first of them: where there is none, there is nobody to be taken out or
-//!   told. Whoever comes to wait later finds the key free.
-//! - *The record is left as it is by a release*: it counts only while its id is in the main key, and an
-//!   attempt that was released is never made again.
+//! # The node is reserved for the notified waiter
+//! A node that becomes free while claims wait notifies the longest-waiting claim, and *reserves*
+//! itself for it. For [`KEPT`] milliseconds the main key belongs to that claim, as if by
+//! attempt 0. So the client that has just released cannot acquire the node again before the message
+//! arrives. Newcomers and other Redlock clients find the node taken.
 //!
-//! A lost reply, a client that dies and a call that is dropped are as before: it is still one script.
+//! A claim that *waits* at the node may acquire it nevertheless. Nodes may disagree about the
+//! longest-waiting claim, and then no claim would get a majority of the reserved nodes.
+//! - *A reservation is not a vote.* No attempt has number 0, so no client counts a reservation,
+//!   extends it or holds a lock by it. It has no effect on tokens.
+//! - *A notified claim does not come*, because it died, or the message was lost and it polls later.
+//!   Newcomers then lose the time of the reservation once. The claim then counts as alive for at
+//!   most [`SOON`] milliseconds until it polls. It keeps its place, because it sends how long it
+//!   has waited.
+//! - *A claim that is released* deletes its reservation, and the next waiter is notified.
+//! - *The server has no memory left.* Then nothing is reserved, because the release must not fail
+//!   for that reason.
+//!
+//! # The common case
+//! The key is free, the proposal is above all tokens that the node has stored, and no claim waits.
+//! This needs eleven commands for an acquisition and its release, and comes first in the scripts
+//! (`take_free.lua`, `release_alone.lua`). All other cases have changed nothing at that point, and
+//! continue with the general code.
+//! - *The record need not be read.* Every stored token also raises `cur`, so a proposal above `cur`
+//!   is above every name's last token.
+//! - *SET NX* checks and acquires in one command. If it is refused, or memory is full, it has
+//!   written nothing.
+//! - *The waiters* are checked by reading the first one. If there is none, no claim has to be
+//!   removed or notified. A claim that waits later finds the key free.
+//! - *A release does not change the record.* The record is valid only while its id is in the main
+//!   key, and a released attempt is never repeated.
+//!
+//! A record may be older than a memory that was lost. The lease of the claim that stored its token
+//! has expired since then, because the delay is longer. The restored memory includes every
+//! completed token. So this is equivalent to a lost record.
+//!
+//! A lost reply, a crashed client and a dropped call are handled as in the general case, because it
+//! is still one script.
 //!
 //! # The server's run
-//! A restart may lose data, so a vote counts only in the run of the server in which the memory was
-//! kept. `INFO` in every script would tell, but costs more than all the rest. Instead the script that
-//! votes has the run's id in its text: after a restart no server knows it (NOSCRIPT), and the client
-//! looks anew. (Redis 6 may, from a snapshot; it does not tell its version to scripts either, so there
-//! `INFO` is asked all the same.) It is put into the server by a call that compares the id with `INFO`'s in the same
-//! atomic step, and makes the memory invalid if they differ.
+//! A restart may lose data, so a vote counts only in the server run in which the memory was kept.
+//! Calling `INFO` in every script would show that, but it costs more than all other commands.
+//! Instead, the text of the voting script contains the run's id. After a restart the server does
+//! not know the script (NOSCRIPT), and the client meets the server again.
+//!
+//! (Redis 6 may restore the script from a snapshot. It does not expose its version to scripts
+//! either, so the script calls `INFO` there.) The script is loaded by a call that compares the id
+//! with that of `INFO` in the same atomic step. If they differ, it invalidates the memory.
 //!
 //! # How long a node that has forgotten does not vote
-//! Not only who restarted has forgotten: so has who was emptied, who was restored from a copy, or a
-//! replica that was promoted, and these have been up for long. So the first client that meets a run
-//! which does not remember writes down when that was, and the node is told what it missed (`TELL`)
-//! only when the delay has passed since then, whoever tells it. Its own age counts instead only where
-//! a client can be certain that nothing but its start took its memory (see [`super::memory`]).
+//! Not only a restarted server has forgotten its data. The same applies to a server that was
+//! emptied, a restored copy and a promoted replica, all of which may have been up for a long time.
+//! So the first client that meets a run which does not remember stores the current time in the
+//! node. The token is restored (`TELL`) only when the delay has passed since then, whichever client
+//! does it.
+//!
+//! The server's own uptime is used instead only if a client is certain that its start was the only
+//! reason for the loss (see [`super::token_restore`]).
 //!
 //! [`round::Node`]: super::round::Node
 
@@ -68,16 +87,17 @@ use redis::Value;
 
 use crate::redis::connection::Script;
 
-/// For how many milliseconds the record outlives the lock.
+/// Milliseconds by which the record outlives the lock.
 pub(super) const MEMORY: u64 = 120_000;
-/// For how many milliseconds a node is kept for who was told: a message and a request, also from afar.
+/// Milliseconds for which a node is reserved for a notified waiter. They suffice for a message and
+/// a request over a long distance.
 const KEPT: u64 = 200;
-/// For how many more milliseconds who was told counts as alive, until it asks.
+/// Additional milliseconds for which a notified waiter counts as alive until it polls.
 const SOON: u64 = 1_000;
-/// What is read where the key of a lock's name is something else.
+/// Value that is returned if the lock's key has another type.
 pub(super) const NO_LOCK: &str = "no lock";
 
-// Each begins with what it is for, its KEYS and its ARGV.
+// Each script begins with its purpose, its KEYS and its ARGV.
 const COMMON: &str = include_str!("scripts/common.lua");
 const TAKE_FREE: &str = include_str!("scripts/take_free.lua");
 const TAKE: &str = include_str!("scripts/take.lua");
@@ -91,7 +111,7 @@ const READ: &str = include_str!("scripts/read.lua");
 const KNOWN: &str = include_str!("scripts/known.lua");
 const TELL: &str = include_str!("scripts/tell.lua");
 
-/// The scripts that do not vote.
+/// Scripts that do not vote.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) write_back: Script,
@@ -104,12 +124,12 @@ pub(super) struct Scripts {
     pub(super) tell: Script,
 }
 
-/// A script, whose `usual` case needs nothing of what several share.
+/// Builds a script. Its part `usual` comes before the shared functions, so it cannot use them.
 fn script(usual: &str, body: &str, run: &str) -> Script {
     keeping(KEPT, usual, body, run)
 }
 
-/// The same, where a node is kept for so many milliseconds.
+/// Builds a script like `script`, in which a reservation lasts for `kept` milliseconds.
 fn keeping(kept: u64, usual: &str, body: &str, run: &str) -> Script {
     let head = format!(
         "local RUN, MEMORY, NO_LOCK, KEPT, SOON = '{run}', {MEMORY}, '{NO_LOCK}', {kept}, {SOON}\n"
@@ -117,12 +137,12 @@ fn keeping(kept: u64, usual: &str, body: &str, run: &str) -> Script {
     Script::new(format!("{head}{usual}{COMMON}{body}"))
 }
 
-/// The script that votes in this run of a server, which is 40 hexadecimal digits.
+/// Returns the script that votes in this run of a server. The run id is 40 hexadecimal digits.
 pub(super) fn take(run: &str) -> Script {
     script(TAKE_FREE, TAKE, run)
 }
 
-/// The same as a server before Redis 7 runs it.
+/// Returns the script like `take`, as a server before Redis 7 runs it.
 #[cfg(test)]
 pub(super) fn take_of_old(run: &str) -> Script {
     let old = |body: &str| body.replace("redis.REDIS_VERSION_NUM", "redis.NOT_THERE");
@@ -134,7 +154,7 @@ impl Scripts {
         Self::keeping(KEPT)
     }
 
-    /// Where a node is kept for so many milliseconds.
+    /// Creates the scripts, with reservations of `kept` milliseconds.
     pub(super) fn keeping(kept: u64) -> Self {
         let plain = |body| keeping(kept, "", body, "");
         Self {
@@ -150,7 +170,7 @@ impl Scripts {
     }
 }
 
-/// Walks through the elements of an answer.
+/// Iterator over the elements of a reply.
 pub(super) struct Elements(std::vec::IntoIter<Value>);
 
 impl Elements {
@@ -168,7 +188,7 @@ impl Elements {
         }
     }
 
-    /// A number that is not negative.
+    /// Returns the next number, if it is not negative.
     pub(super) fn natural(&mut self) -> Option<u64> {
         u64::try_from(self.number()?).ok()
     }

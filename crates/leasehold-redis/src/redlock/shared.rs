@@ -1,4 +1,4 @@
-//! What the tasks of all calls share: the servers, the claims, and how keys are called.
+//! State that the tasks of all calls share: the servers, the claims, and the names of keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::scripts::Scripts;
 use crate::redis::url::RESERVED;
 use leasehold_core::{Claim, Error, ErrorKind, Kind, Name, Result};
 
-/// What the tasks of all calls share.
+/// State that the tasks of all calls share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) nodes: Vec<Arc<Node>>,
@@ -20,14 +20,15 @@ pub(super) struct Shared {
     pub(super) prefix: String,
     pub(super) node_timeout: Duration,
     pub(super) max_lease: Duration,
-    /// How many releases are under way.
+    /// Number of releases in progress.
     pub(super) releases: tokio::sync::watch::Sender<usize>,
-    /// Our thread's: it has timers and connections.
+    /// Runtime of the client's own thread, with timers and connections.
     pub(super) runtime: Handle,
 }
 
 impl Shared {
-    /// Runs `work` on our thread, whatever becomes of the caller.
+    /// Runs `work` on the client's own thread. The work continues if the caller's future is
+    /// dropped.
     pub(super) async fn spawned<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -39,7 +40,8 @@ impl Shared {
         self.runtime.spawn(work).await.map_err(ended)
     }
 
-    /// The main key, the record, the memory, who waits, until when they are alive.
+    /// Returns the keys of a lock: the main key, the record, the memory, the waiters by age, and
+    /// the waiters by expiry.
     pub(super) fn keys(&self, name: &Name) -> [String; 5] {
         let name = name.as_str();
         let beside = |what: &str| format!("{}:{what}:{}{name}", MEMORY_KEY, self.prefix);
@@ -56,10 +58,10 @@ impl Shared {
         format!("{}:lock:{}{name}", MEMORY_KEY, self.prefix)
     }
 
-    /// Refuses what could never work here.
+    /// Rejects claims that can never work in this store.
     pub(super) fn check(&self, claim: &Claim) -> Result<()> {
         let refused = |kind, what: String, hint: &str| {
-            Err(Error::new(kind, what).with_hint(hint).on(&claim.name))
+            Err(Error::new(kind, what).with_hint(hint).with_lock(&claim.name))
         };
         if claim.kind != Kind::Mutex {
             let what = format!("redlock: stores support mutexes only, not a {}", claim.kind);

@@ -1,4 +1,5 @@
-//! The scripts beside the model: random calls on a real server and on [`Model`], answer by answer.
+//! Compares the scripts with the model. Random calls run on a real server and on [`Model`], and
+//! every reply must be equal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +38,7 @@ impl Bench {
         [name.to_owned(), beside("lock"), MEMORY_KEY.to_owned(), beside("waiting"), beside("alive")]
     }
 
-    fn tell(&self, token: u64) {
+    fn restore(&self, token: u64) {
         let run = self.runtime.block_on(self.node.met(true)).unwrap();
         let mut call = self.scripts.tell.call(1);
         call.arg(MEMORY_KEY).arg(&run.id).arg(token).arg(0).arg(0).arg(0);
@@ -49,11 +50,11 @@ impl Bench {
         self.runtime.block_on(self.node.known(&self.scripts)).unwrap().0
     }
 
-    fn take(&self, name: &str, who: Attempt, proposal: u64) -> Result<Answer, Trouble> {
+    fn take(&self, name: &str, voter: Attempt, proposal: u64) -> Result<Answer, Trouble> {
         let keys = Self::keys(name);
-        let claim = ClaimId::from_u128(who.claim).to_hex();
+        let claim = ClaimId::from_u128(voter.claim).to_hex();
         let fill = |mut call: redis::Cmd| {
-            call.arg(&keys[..]).arg("take").arg(&claim).arg(who.number).arg(3_600_000);
+            call.arg(&keys[..]).arg("take").arg(&claim).arg(voter.number).arg(3_600_000);
             call.arg(proposal).arg("{}").arg(3_720_000);
             call
         };
@@ -77,51 +78,51 @@ impl Bench {
     }
 }
 
-fn value(who: Attempt) -> String {
-    format!("{}.{}", ClaimId::from_u128(who.claim).to_hex(), who.number)
+fn value(voter: Attempt) -> String {
+    format!("{}.{}", ClaimId::from_u128(voter.claim).to_hex(), voter.number)
 }
 
 #[test]
-fn the_scripts_do_what_the_model_does() {
+fn scripts_behave_like_the_model() {
     let bench = Bench::new(testbed::redis());
-    bench.tell(1_000);
+    bench.restore(1_000);
     let hour = "3600000";
     for seed in 1..=8 {
         let name = format!("parity-{seed}");
         let keys = Bench::keys(&name);
         let mut dice = Dice(seed * 7_919);
-        // What other names have left in the node's memory is its beginning here.
+        // The initial state of the model includes what other names left in the node's memory.
         let (Known::Remembers(highest) | Known::Forgot(highest)) = bench.known() else { panic!() };
         let mut model = Model { highest, ..Model::new() };
         for step in 0..400 {
             let said = |what: &str| format!("seed {seed}, step {step}: {what}");
-            let who = Attempt { claim: u128::from(dice.below(2)) + 1, number: dice.below(3) + 1 };
+            let voter = Attempt { claim: u128::from(dice.below(2)) + 1, number: dice.below(3) + 1 };
             let token = 990 + dice.below(60) + step / 4;
             match dice.below(7) {
                 0 | 1 => {
-                    let expected = model.take(who, u64::MAX, token);
-                    let taken = bench.take(&name, who, token);
+                    let expected = model.take(voter, u64::MAX, token);
+                    let taken = bench.take(&name, voter, token);
                     assert_eq!(taken.unwrap(), expected, "{}", said("take"));
                 }
                 2 => {
                     let mut call = bench.scripts.write_back.call(3);
-                    call.arg(&keys[..3]).arg(value(who)).arg(token);
+                    call.arg(&keys[..3]).arg(value(voter)).arg(token);
                     let stored = bench.first(&bench.scripts.write_back, &call) == 1;
-                    assert_eq!(stored, model.write_back(who, token), "{}", said("write back"));
+                    assert_eq!(stored, model.write_back(voter, token), "{}", said("write back"));
                 }
                 3 => {
                     let mut call = bench.scripts.extend.call(2);
-                    call.arg(&keys[..2]).arg(value(who)).arg(hour);
+                    call.arg(&keys[..2]).arg(value(voter)).arg(hour);
                     let extended = bench.first(&bench.scripts.extend, &call) == 1;
-                    assert_eq!(extended, model.extend(who, u64::MAX), "{}", said("extend"));
+                    assert_eq!(extended, model.extend(voter, u64::MAX), "{}", said("extend"));
                 }
                 4 => {
                     let mut call = bench.scripts.heal.call(2);
-                    call.arg(&keys[..2]).arg(value(who)).arg(hour).arg(token).arg("{}");
+                    call.arg(&keys[..2]).arg(value(voter)).arg(hour).arg(token).arg("{}");
                     bench.first(&bench.scripts.heal, &call);
-                    model.heal(who, u64::MAX);
+                    model.heal(voter, u64::MAX);
                 }
-                // Its time is over, by whatever clock.
+                // The record expires, for example because the clock was set.
                 5 => {
                     bench
                         .runtime
@@ -132,9 +133,9 @@ fn the_scripts_do_what_the_model_does() {
                 _ => {
                     let mut call = bench.scripts.release.call(4);
                     call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
-                    call.arg(ClaimId::from_u128(who.claim).to_hex()).arg(who.number);
+                    call.arg(ClaimId::from_u128(voter.claim).to_hex()).arg(voter.number);
                     let released = bench.first(&bench.scripts.release, &call) == 1;
-                    assert_eq!(released, model.release(who), "{}", said("release"));
+                    assert_eq!(released, model.release(voter), "{}", said("release"));
                 }
             }
             let main = bench.runtime.block_on(bench.node.call(redis::cmd("GET").arg(&keys[0])));
@@ -142,12 +143,12 @@ fn the_scripts_do_what_the_model_does() {
                 Value::BulkString(bytes) => Some(String::from_utf8(bytes).unwrap()),
                 _ => None,
             };
-            assert_eq!(held, model.key.map(|(who, _)| value(who)), "{}", said("the key"));
+            assert_eq!(held, model.key.map(|(voter, _)| value(voter)), "{}", said("the key"));
         }
     }
 }
 
-/// One server among those who wait for it.
+/// One server with waiting claims.
 struct Kept<'a> {
     bench: &'a Bench,
     server: &'a testbed::Redis,
@@ -156,10 +157,11 @@ struct Kept<'a> {
 
 impl Kept<'_> {
     fn entry(claim: u128) -> String {
-        super::attempt::waiter(&ClaimId::from_u128(claim).to_hex(), "nobody-listens", "{}")
+        super::attempt::waiter(&ClaimId::from_u128(claim).to_hex(), "unused-inbox", "{}")
     }
 
-    /// Asks as one who has waited for so long, and would go on.
+    /// Requests the lock for a claim that has waited for `waited` milliseconds and continues to
+    /// wait.
     fn take(&self, claim: u128, number: u64, waited: u64) -> String {
         let id = ClaimId::from_u128(claim).to_hex();
         let fill = |mut call: redis::Cmd| {
@@ -182,7 +184,15 @@ impl Kept<'_> {
         self.bench.first(&self.bench.scripts.release, &call)
     }
 
-    /// For whom the node is kept.
+    /// Removes the vote for the first attempt of this claim, and returns how many votes were removed.
+    fn evict(&self, claim: u128) -> i64 {
+        let mut call = self.bench.scripts.evict.call(4);
+        call.arg(&[&self.keys[0], &self.keys[1], &self.keys[3], &self.keys[4]]);
+        call.arg("another value").arg(value(Attempt { claim, number: 1 }));
+        self.bench.first(&self.bench.scripts.evict, &call)
+    }
+
+    /// Returns the claim for which the node is reserved.
     fn kept_for(&self) -> Option<u128> {
         let value = self.server.command(&["GET", &self.keys[0]]);
         let id = value.strip_suffix(".0")?;
@@ -190,15 +200,29 @@ impl Kept<'_> {
     }
 }
 
+/// The reply to an eviction can be lost, and the request is then repeated.
 #[test]
-fn a_node_is_kept_for_who_is_told() {
+fn repeated_eviction_does_not_remove_the_next_holder() {
     let server = testbed::Redis::with(testbed::Setup::new().fast());
-    // Longer than any machine stands still.
+    let bench = Bench::new(&server);
+    bench.restore(7);
+    let lock = Kept { bench: &bench, server: &server, keys: Bench::keys("evicted twice") };
+    assert_ne!(lock.take(1, 1, 0), "busy");
+    assert_eq!(lock.evict(1), 1);
+    assert_ne!(lock.take(2, 1, 0), "busy");
+    assert_eq!(lock.evict(1), 0, "the next holder was removed");
+    assert_eq!(lock.take(3, 1, 0), "busy");
+}
+
+#[test]
+fn node_is_reserved_for_the_notified_waiter() {
+    let server = testbed::Redis::with(testbed::Setup::new().fast());
+    // The reservation is longer than any pause of the machine.
     let long = || Bench { scripts: Scripts::keeping(3_600_000), ..Bench::new(&server) };
     let bench = long();
-    bench.tell(7);
+    bench.restore(7);
     let kept = |name: &str| Kept { bench: &bench, server: &server, keys: Bench::keys(name) };
-    // 1 holds; 2 has waited longer than 3.
+    // Claim 1 holds the lock, and claim 2 has waited longer than claim 3.
     let held_and_waited_for = |name: &str| {
         let kept = kept(name);
         assert_ne!(kept.take(1, 1, 0), "busy");
@@ -210,26 +234,28 @@ fn a_node_is_kept_for_who_is_told() {
     let told = held_and_waited_for("told");
     assert_eq!(told.release(1, false), 1);
     assert_eq!(told.kept_for(), Some(2));
-    assert_eq!(told.take(4, 1, 0), "busy", "a newcomer");
-    assert_ne!(told.take(2, 2, 201), "busy", "who was told");
+    assert_eq!(told.take(4, 1, 0), "busy", "a new claim got the lock before the notified claim");
+    assert_ne!(told.take(2, 2, 201), "busy", "the notified claim did not get the lock");
     assert_eq!(told.kept_for(), None);
     assert_eq!(told.release(2, false), 1);
     assert_eq!(told.kept_for(), Some(3));
 
     let disputed = held_and_waited_for("disputed");
     assert_eq!(disputed.release(1, false), 1);
-    assert_ne!(disputed.take(3, 2, 101), "busy", "who waits may be another node's first");
+    assert_ne!(
+        disputed.take(3, 2, 101),
+        "busy",
+        "a waiter that may be first on another node did not get the lock"
+    );
 
     let left = held_and_waited_for("left");
     assert_eq!(left.release(1, false), 1);
     assert_eq!(left.release(2, true), 1);
-    assert_eq!(left.kept_for(), Some(3), "who leaves passes it on");
+    assert_eq!(left.kept_for(), Some(3), "the next waiter was not notified");
 
     let evicted = held_and_waited_for("evicted");
     assert_eq!(evicted.release(1, false), 1);
-    let mut call = bench.scripts.evict.call(4);
-    call.arg(&[&evicted.keys[0], &evicted.keys[1], &evicted.keys[3], &evicted.keys[4]]);
-    assert_eq!(bench.first(&bench.scripts.evict, &call), 0, "nobody holds");
+    assert_eq!(evicted.evict(1), 0, "a holder is reported for a free lock");
     assert_eq!(evicted.kept_for(), Some(2));
 
     let mut call = bench.scripts.read.call(4);
@@ -237,9 +263,9 @@ fn a_node_is_kept_for_who_is_told() {
         .arg(0)
         .arg(9);
     let mut view = bench.runtime.block_on(bench.node.ask(&bench.scripts.read, &call)).unwrap();
-    assert_eq!(view.text().as_deref(), Some(""), "nobody holds");
+    assert_eq!(view.text().as_deref(), Some(""), "a holder is reported for a free lock");
 
-    // Nobody comes.
+    // The notified claim does not poll.
     let bench = Bench { scripts: Scripts::keeping(1), ..Bench::new(&server) };
     let alone = Kept { bench: &bench, ..held_and_waited_for("alone") };
     assert_eq!(alone.release(1, false), 1);
@@ -249,31 +275,35 @@ fn a_node_is_kept_for_who_is_told() {
     let bench = long();
     let alone = Kept { bench: &bench, ..alone };
     assert_eq!(alone.release(5, false), 1);
-    assert_eq!(alone.kept_for(), Some(3), "who was told and did not come counts as alive no more");
+    assert_eq!(alone.kept_for(), Some(3), "a notified claim that did not come must count as dead");
 }
 
-/// A name's record goes away by the server's clock; its tokens must not, however that is stepped.
+/// A name's record expires by the server's clock. Its tokens must still rise, however the clock is
+/// set.
 #[test]
-fn tokens_rise_over_names_that_nobody_remembers_and_clocks_that_are_stepped() {
+fn tokens_rise_despite_expired_records_and_clock_steps() {
     let server = testbed::Redis::with(testbed::Setup::new().fast().movable_clock());
     let bench = Bench::new(&server);
-    bench.tell(0);
+    bench.restore(0);
     let keys = Bench::keys("stepped");
-    let who = |number| Attempt { claim: 1, number };
+    let voter = |number| Attempt { claim: 1, number };
     let mut highest = 5_000;
     for (number, shift) in (1..).zip([0, 130, 70, 4_000, -4_000, -3_900, -3_770, 10, 400, 100]) {
         server.shift_clock(shift);
-        // Something else moves the memory on, now and then.
+        // Another name advances the memory occasionally.
         if number % 2 == 0 {
-            bench.take(&format!("other-{number}"), who(1), 1).unwrap();
+            bench.take(&format!("other-{number}"), voter(1), 1).unwrap();
         }
-        let low = bench.take("stepped", who(2 * number), highest).unwrap();
+        let low = bench.take("stepped", voter(2 * number), highest).unwrap();
         if number > 1 {
             let Answer::Granted { stored, last } = low else { panic!("{low:?}") };
-            assert!(!stored && last >= highest, "step {number} ({shift} s): {last} < {highest}");
+            assert!(
+                !stored && last >= highest,
+                "step {number} ({shift} s): the last token {last} is lower than {highest}"
+            );
         }
         highest += 10;
-        let high = bench.take("stepped", who(2 * number + 1), highest + 1_000).unwrap();
+        let high = bench.take("stepped", voter(2 * number + 1), highest + 1_000).unwrap();
         let Answer::Granted { stored: true, last } = high else { panic!("{high:?}") };
         highest = last;
         let mut call = bench.scripts.release.call(4);
@@ -284,13 +314,14 @@ fn tokens_rise_over_names_that_nobody_remembers_and_clocks_that_are_stepped() {
     assert_eq!(bench.known(), Known::Remembers(highest));
 }
 
-/// A record that was taken away by a step of the clock while nobody looked: what then counted was
-/// what the node had remembered a minute before, and the token fell by an hour.
+// F16
+/// A step of the clock removes a record between two requests. The token must not fall back to an
+/// older value that the node remembered.
 #[test]
-fn f16_a_record_that_a_stepped_clock_takes_away_lets_no_token_fall() {
+fn record_removed_by_a_clock_step_does_not_lower_tokens() {
     let server = testbed::Redis::with(testbed::Setup::new().fast().movable_clock());
     let bench = Bench::new(&server);
-    bench.tell(1_000);
+    bench.restore(1_000);
     let keys = Bench::keys("hour");
     let early = Attempt { claim: 1, number: 1 };
     let granted = bench.take("hour", early, 3_600_000_000).unwrap();
@@ -304,21 +335,21 @@ fn f16_a_record_that_a_stepped_clock_takes_away_lets_no_token_fall() {
 }
 
 #[test]
-fn a_node_that_restarted_or_was_flushed_has_forgotten() {
-    // It keeps its data: and what was kept may be old all the same.
+fn restarted_or_flushed_node_abstains() {
+    // The server keeps its data, but that data may still be outdated.
     let server = testbed::Redis::start();
     let bench = Bench::new(&server);
-    bench.tell(7);
-    let who = Attempt { claim: 1, number: 1 };
+    bench.restore(7);
+    let voter = Attempt { claim: 1, number: 1 };
     let granted = Answer::Granted { stored: true, last: 9 };
-    assert_eq!(bench.take("a", who, 9).unwrap(), granted);
+    assert_eq!(bench.take("a", voter, 9).unwrap(), granted);
     server.restart();
     let again = Attempt { claim: 1, number: 2 };
-    // The connection that was cut is noticed by the first call.
+    // The first call notices the broken connection.
     let taken = (0..20).find_map(|_| bench.take("a", again, 10).ok());
     assert_eq!(taken, Some(Answer::Abstained));
     assert_eq!(bench.known(), Known::Forgot(9));
-    bench.tell(20);
+    bench.restore(20);
     assert_eq!(bench.take("a", again, 10).unwrap(), Answer::Granted { stored: false, last: 20 });
     server.command(&["SCRIPT", "FLUSH"]);
     assert_eq!(bench.take("a", again, 21).unwrap(), Answer::Granted { stored: true, last: 21 });
@@ -327,13 +358,14 @@ fn a_node_that_restarted_or_was_flushed_has_forgotten() {
     assert_eq!(bench.known(), Known::Forgot(0));
 }
 
-/// Redis before 7 may know the voting script of an earlier run from a snapshot, which has the memory
-/// of that run as well.
+// S33
+/// Redis before version 7 may restore the voting script of an earlier run from a snapshot, together
+/// with the memory of that run.
 #[test]
-fn s33_an_old_server_that_remembers_the_script_of_an_earlier_run_does_not_vote() {
+fn old_server_does_not_vote_with_a_script_of_an_earlier_run() {
     let server = testbed::Redis::start();
     let bench = Bench::new(&server);
-    bench.tell(7);
+    bench.restore(7);
     let before = bench.runtime.block_on(bench.node.met(true)).unwrap();
     let script = super::scripts::take_of_old(&before.id);
     let keys = Bench::keys("a");
@@ -348,9 +380,9 @@ fn s33_an_old_server_that_remembers_the_script_of_an_earlier_run_does_not_vote()
     assert_eq!((2..20).find_map(|number| vote(number).ok()).as_deref(), Some("forgot"));
 }
 
-/// Who polls with `try_lock` for years leaves nothing behind in its own memory.
+/// A client that polls with `try_lock` for years must not accumulate memory.
 #[test]
-fn a_claim_that_did_not_get_in_is_forgotten() {
+fn claim_of_a_failed_try_is_forgotten() {
     let servers = testbed::Redlock::with(3, testbed::Setup::new().fast());
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -371,10 +403,10 @@ fn a_claim_that_did_not_get_in_is_forgotten() {
 }
 
 #[test]
-fn a_voting_script_of_another_run_invalidates_the_memory() {
+fn voting_script_of_another_run_invalidates_the_nodes_memory() {
     let server = testbed::Redis::with(testbed::Setup::new().fast());
     let bench = Bench::new(&server);
-    bench.tell(7);
+    bench.restore(7);
     let other = super::scripts::take(&"0".repeat(40));
     let mut check = other.call(1);
     check.arg(MEMORY_KEY).arg("check");

@@ -5,19 +5,20 @@ use std::time::Duration;
 use crate::redis::url::{Address, Login, PORT, addresses, database, parts, prefix};
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// How to write the URL.
-const FORM: &str = "write it as redlock://host1,host2,host3,host4,host5";
-/// How many servers there may be.
+/// Hint with the form of the URL.
+const FORM: &str = "use redlock://host1,host2,host3,host4,host5";
+/// Allowed number of servers.
 const NODES: std::ops::RangeInclusive<usize> = 3..=9;
-/// How long one node may take to answer.
+/// Default time limit for one node to respond.
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
-/// The longest lease that anybody may ask for, and so how long a node that restarted does not vote.
+/// Default for the longest allowed lease, which is also the default time for which a restarted node
+/// does not vote.
 const MAX_LEASE: Duration = Duration::from_secs(30);
 
 const KNOWN: &str =
     "prefix, node_timeout_ms, max_lease_ms, restart_delay_ms, tls_ca, cert, key and password_file";
 
-/// A URL, taken apart.
+/// Parsed URL.
 #[derive(Clone, Debug)]
 pub(super) struct RedlockUrl {
     pub(super) nodes: Vec<Address>,
@@ -25,13 +26,13 @@ pub(super) struct RedlockUrl {
     pub(super) prefix: String,
     pub(super) node_timeout: Duration,
     pub(super) max_lease: Duration,
-    /// How long a node must have been up before it votes.
+    /// Time that a node must have been up before it votes.
     pub(super) restart_delay: Duration,
 }
 
 impl RedlockUrl {
-    /// `redlock://[user:password@]host[:port],host[:port],…[/database][?parameters]`, and
-    /// `redlocks://` with TLS.
+    /// Parses `redlock://[user:password@]host[:port],host[:port],…[/database][?parameters]`, or the
+    /// same with `redlocks://` for TLS.
     pub(super) fn parse(url: &str) -> Result<Self> {
         let refused =
             |what: String, hint: &str| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms_that_there_are() {
+    fn all_url_forms_are_parsed() {
         let url = RedlockUrl::parse("redlock://:pw@a,b:7,[::1]:8/2?node_timeout_ms=20").unwrap();
         assert_eq!(url.nodes.len(), 3);
         assert_eq!(url.login.db, 2);
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_in_one_line_without_secrets() {
+    fn bad_urls_are_refused_in_one_line_without_secrets() {
         for url in [
             "redlock:a,b,c",
             "redlock://:secret@a,b",
@@ -112,13 +113,13 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
             "redlock://u:sekret@a,b:7,[::1]:8/2?node_timeout_ms=20&max_lease_ms=9000&restart_delay_ms=1&prefix=x", "redlocks://a,b,c,d,e?tls_ca=/x"
         ])) {
             if let Err(error) = RedlockUrl::parse(&url) {
                 let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
-                // Only where it still stands before the @ is it the password.
+                // The text is a password only if it is still before the `@`.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                 proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
             }

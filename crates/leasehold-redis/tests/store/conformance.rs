@@ -1,4 +1,4 @@
-//! The conformance suite on this crate's stores.
+//! Runs the conformance suite on this crate's stores.
 
 leasehold_conformance::conformance_suite!(redis, async {
     leasehold::connect(testbed::redis().url()).await.unwrap()

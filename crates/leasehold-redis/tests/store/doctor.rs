@@ -1,16 +1,17 @@
-//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+//! The doctor finds each planted misconfiguration, and nothing on a correctly configured server.
 
 use leasehold::doctor::Severity::{Broken, Weak};
 use leasehold_test_support::doctor::{troubles, until, until_troubles};
 use testbed::{Cluster, Redis, Redlock, Sentinel, Setup};
 
+// S20
 #[tokio::test]
-async fn s20_a_redis_that_throws_keys_away_or_forgets() {
+async fn doctor_reports_eviction_and_missing_persistence() {
     let server = Redis::start();
     assert_eq!(troubles(&server.url()).await, []);
     let set = |setting: &str, value: &str| server.command(&["CONFIG", "SET", setting, value]);
     set("maxmemory", "100mb");
-    assert_eq!(troubles(&server.url()).await, [], "a limit alone throws nothing away");
+    assert_eq!(troubles(&server.url()).await, [], "a memory limit alone does not evict keys");
     for policy in ["allkeys-lru", "volatile-ttl"] {
         set("maxmemory-policy", policy);
         assert_eq!(troubles(&server.url()).await, [("eviction", Broken)]);
@@ -30,14 +31,14 @@ async fn s20_a_redis_that_throws_keys_away_or_forgets() {
 }
 
 #[tokio::test]
-async fn a_redis_whose_clock_is_off() {
+async fn doctor_reports_a_clock_difference() {
     let server = Redis::with(Setup::new().movable_clock());
     server.shift_clock(-3600);
     assert_eq!(troubles(&server.url()).await, [("clock-difference", Weak)]);
 }
 
 #[tokio::test]
-async fn sentinels_that_cannot_agree() {
+async fn doctor_reports_sentinels_without_a_usable_quorum() {
     let sentinels = Sentinel::unbroken_with(1, Setup::new());
     let found = troubles(&sentinels.url()).await;
     assert!(found.iter().all(|(_, severity)| *severity == Weak), "{found:?}");
@@ -58,11 +59,13 @@ async fn sentinels_that_cannot_agree() {
     assert!(found.contains(&("sentinel-down", Weak)), "{found:?}");
 }
 
+// S33
 #[tokio::test]
-async fn s33_redlock_servers_that_vote_too_early_or_not_at_all() {
+async fn doctor_reports_redlock_servers_that_vote_too_early_or_never() {
     let servers = Redlock::with(4, Setup::new());
     let old_enough = format!("{}?max_lease_ms=50&restart_delay_ms=50", servers.url());
-    // On one machine, as tests are. A server that says one second may just have been started.
+    // The test servers run on one machine. A server with an uptime of one second may have just
+    // started.
     let well = [("even", Weak), ("one-machine", Weak)];
     until_troubles(&old_enough, &well).await;
     let node = &servers.nodes()[0];
@@ -80,7 +83,7 @@ async fn s33_redlock_servers_that_vote_too_early_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_few_masters_or_that_refuses_all_for_one() {
+async fn doctor_reports_few_masters_and_full_coverage() {
     let durable = || Setup::new().arg("--appendonly").arg("yes").arg("--appendfsync").arg("always");
     let covered = Cluster::unbroken_with(3, 0, durable());
     assert_eq!(troubles(&covered.url()).await, [("full-coverage", Weak); 3]);

@@ -1,15 +1,15 @@
-//! `fence::redis` on a real server: interleaved writers, other languages, a stopped process.
+//! Tests `fence::redis` on a real server: interleaved writers, other languages, a paused process.
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::fence::redis::{self as fenced, Fenced};
-use leasehold::{ErrorKind, Token};
+use leasehold::{ErrorKind, FencingToken};
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
-fn token(n: u64) -> Token {
-    Token::new(n).unwrap()
+fn token(n: u64) -> FencingToken {
+    FencingToken::new(n).unwrap()
 }
 
 async fn connection() -> MultiplexedConnection {
@@ -17,8 +17,9 @@ async fn connection() -> MultiplexedConnection {
     client.get_multiplexed_async_connection().await.unwrap()
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_stale_token_writes_nothing_in_any_form() {
+async fn stale_token_is_refused_by_every_kind_of_write() {
     let mut c = connection().await;
     fenced::set(&mut c, "r35:s", token(5), "five").await.unwrap();
     fenced::set(&mut c, "r35:s", token(5), "five again").await.unwrap();
@@ -27,14 +28,16 @@ async fn r35_a_stale_token_writes_nothing_in_any_form() {
     let stale = error.stale_token().unwrap();
     assert_eq!((stale.seen, stale.offered), (token(5), token(4)));
     assert_eq!(c.get::<_, String>("r35:s").await.unwrap(), "five again");
-    // A look closes the door behind it.
+    // After a check, lower tokens are rejected.
     fenced::check(&mut c, "r35:s", token(7)).await.unwrap();
     let error = fenced::set(&mut c, "r35:s", token(6), "six").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StaleToken);
 
-    // Greater by length, by digits, and where doubles cannot tell.
+    // The higher token differs in length, in digits, or where doubles are inexact.
     let near = (1_u64 << 53) + 1;
-    for (seen, late) in [(10, 9), (100, 99), (near, near - 1), (Token::MAX, Token::MAX - 1)] {
+    for (seen, late) in
+        [(10, 9), (100, 99), (near, near - 1), (FencingToken::MAX, FencingToken::MAX - 1)]
+    {
         let fields = [("a", seen)];
         fenced::hash_set(&mut c, "r35:h", token(seen), &fields).await.unwrap();
         let error = fenced::hash_set(&mut c, "r35:h", token(late), &[("a", late)]).await;
@@ -42,7 +45,8 @@ async fn r35_a_stale_token_writes_nothing_in_any_form() {
         assert_eq!(c.hget::<_, _, u64>("r35:h", "a").await.unwrap(), seen);
     }
     let own = [(fenced::TOKEN_FIELD, 1)];
-    let error = fenced::hash_set(&mut c, "r35:h", token(Token::MAX), &own).await.unwrap_err();
+    let error =
+        fenced::hash_set(&mut c, "r35:h", token(FencingToken::MAX), &own).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
 
     let push = Fenced::new("return redis.call('RPUSH', KEYS[1], ARGV[1], ARGV[2])");
@@ -53,29 +57,29 @@ async fn r35_a_stale_token_writes_nothing_in_any_form() {
     assert_eq!(push(&mut c, 1).await.unwrap_err().kind(), ErrorKind::StaleToken);
     assert_eq!(push(&mut c, 3).await.unwrap(), 4);
 
-    // Permits and readers are no fences, and a wrong type is an error and not a stale token.
-    let locks = leasehold::connect("memory:fence-redis").await.unwrap();
-    let permit = locks.semaphore("p", 2).acquire().await.unwrap();
-    let error = fenced::set(&mut c, "r35:s", &permit, "x").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // A wrong type is an error, but not a stale token.
     let error = fenced::hash_set(&mut c, "r35:s", token(9), &[("a", 1)]).await.unwrap_err();
     assert_ne!(error.kind(), ErrorKind::StaleToken, "{error}");
 }
 
+// R35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r35_interleaved_writers_never_go_back() {
+async fn interleaved_writers_never_go_back() {
     let writer = |seed: u64| {
         tokio::spawn(async move {
             let mut c = connection().await;
             for n in 1..=200_u64 {
-                // Rising as holders do, some of them late.
+                // The tokens rise like those of holders, some of which are late.
                 let offered = if (n + seed).is_multiple_of(4) { n.div_ceil(2) } else { n };
                 let before: Option<u64> = c.get("r35:n").await.unwrap();
                 let set = fenced::set(&mut c, "r35:n", token(offered), offered).await;
                 let after: u64 = c.get("r35:n").await.unwrap();
-                assert!(after >= before.unwrap_or(0), "it went back");
+                assert!(after >= before.unwrap_or(0), "the highest token seen went back");
                 match set {
-                    Ok(()) => assert!(offered >= before.unwrap_or(0), "{offered} got in late"),
+                    Ok(()) => assert!(
+                        offered >= before.unwrap_or(0),
+                        "the stale token {offered} was accepted"
+                    ),
                     Err(error) => assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}"),
                 }
             }
@@ -87,8 +91,9 @@ async fn r35_interleaved_writers_never_go_back() {
     assert_eq!(connection().await.get::<_, u64>("r35:n").await.unwrap(), 200);
 }
 
+// R35
 #[test]
-fn r35_the_scripts_are_for_every_language() {
+fn fence_scripts_work_from_any_language() {
     let server = testbed::redis();
     let mark = fenced::mark_of("lang");
     let set = |token: &str, value: &str| {
@@ -119,7 +124,7 @@ fn r35_the_scripts_are_for_every_language() {
     assert_eq!(server.command(&["LLEN", "lang:l"]), "1");
 }
 
-/// What a server refuses an EVAL with.
+/// Returns the error of a server for an EVAL.
 fn refused(server: &testbed::Redis, eval: &[&str]) -> Option<String> {
     let mut cli = Command::new("redis-cli");
     cli.args(["-e", "-u", &server.url()]).args(eval);
@@ -129,9 +134,11 @@ fn refused(server: &testbed::Redis, eval: &[&str]) -> Option<String> {
     (!said.status.success()).then_some(text)
 }
 
-/// Believed, any of these would close the resource for good: no holder's token is later.
+// R35
+/// If one of these values were accepted, no holder's token would ever be higher, and the resource
+/// would stay blocked.
 #[test]
-fn r35_what_is_no_token_is_refused_and_closes_nothing() {
+fn invalid_tokens_are_refused_and_do_not_block_the_resource() {
     let server = testbed::redis();
     let mark = fenced::mark_of("bad");
     let guarded = fenced::guarded_script("return 1");
@@ -153,19 +160,20 @@ fn r35_what_is_no_token_is_refused_and_closes_nothing() {
             &["EVAL", &fenced::hash_script(), "1", "bad:h", bad, "a", "x"],
             &["EVAL", &guarded, "1", &mark, bad],
         ] {
-            let refused = refused(server, eval).unwrap_or_else(|| panic!("{bad:?} got in"));
+            let refused = refused(server, eval).unwrap_or_else(|| panic!("{bad:?} was accepted"));
             assert!(refused.starts_with("BADTOKEN"), "{bad:?}: {refused}");
         }
     }
     assert_eq!(server.command(&["EXISTS", "bad", &mark, "bad:h"]), "0");
-    let greatest = Token::MAX.to_string();
+    let greatest = FencingToken::MAX.to_string();
     let set = ["EVAL", &fenced::set_script(), "2", "bad", &mark, &greatest, "x"];
     assert_eq!(refused(server, &set), None);
 }
 
-/// A mark that somebody else wrote to is told of, and not believed.
+// R35
+/// A stored token that another program has damaged is reported, and not used.
 #[tokio::test]
-async fn r35_a_mark_that_is_no_token_is_told_of() {
+async fn damaged_stored_token_is_reported() {
     let mut c = connection().await;
     c.set::<_, _, ()>(fenced::mark_of("r35:odd"), "1.7e15").await.unwrap();
     let error = fenced::set(&mut c, "r35:odd", token(5), "five").await.unwrap_err();
@@ -173,9 +181,10 @@ async fn r35_a_mark_that_is_no_token_is_told_of() {
     assert!(format!("{error:#}").contains("delete it"), "{error}");
 }
 
-/// Key and mark are in one slot, or the server refuses the script.
+// S26
+/// The key and its token must be in one slot, or the server refuses the script.
 #[tokio::test]
-async fn s26_the_fence_works_in_a_cluster() {
+async fn the_fence_works_in_a_cluster() {
     let cluster = testbed::cluster();
     for key in ["a", "a{b}c", "a{b", "{", "user:{7}:name"] {
         let mut told = Vec::new();
@@ -184,7 +193,7 @@ async fn s26_the_fence_works_in_a_cluster() {
             let mut c = client.get_multiplexed_async_connection().await.unwrap();
             told.push(fenced::set(&mut c, key, token(7), "seven").await);
         }
-        // One node serves the slot; none finds the keys in two.
+        // Exactly one node serves the slot. No node finds the keys in two slots.
         assert_eq!(told.iter().filter(|told| told.is_ok()).count(), 1, "{key}: {told:?}");
         let crossed = |e: &leasehold::Error| e.to_string().contains("CROSSSLOT");
         assert!(!told.iter().filter_map(|t| t.as_ref().err()).any(crossed), "{key}: {told:?}");
@@ -193,9 +202,9 @@ async fn s26_the_fence_works_in_a_cluster() {
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// The child of the test below: holds, is stopped, and then writes as if nothing had happened.
+/// The child process of the test below. It holds the lock, is paused, and then writes as before.
 #[test]
-fn child_that_is_stopped() {
+fn child_process_that_is_paused() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let locks = leasehold::connect(&url).await.unwrap();
@@ -207,7 +216,7 @@ fn child_that_is_stopped() {
         println!("wrote under {token}");
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
-        // What was decided on before: the token, and not the guard, which knows by now.
+        // The child decided with the token. The guard already knows of the loss.
         let late = fenced::set(&mut c, "r40:data", token, "late").await.unwrap_err();
         println!("late {:?} {}", late.kind(), late.stale_token().unwrap().seen);
         let refused = fenced::set(&mut c, "r40:data", &guard, "later").await.unwrap_err();
@@ -215,12 +224,18 @@ fn child_that_is_stopped() {
     });
 }
 
+// R40
 #[tokio::test]
 #[ignore = "runs with ./test.sh --all"]
-async fn r40_a_stopped_process_is_refused_by_redis() {
+async fn late_write_of_a_paused_process_is_refused_by_redis() {
     let url = testbed::redis().url();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "fence_redis::child_that_is_stopped", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "fence_redis::child_process_that_is_paused",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env("LEASEHOLD_TEST_CHILD", &url)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -240,7 +255,7 @@ async fn r40_a_stopped_process_is_refused_by_redis() {
         }
     };
     line("wrote under ").await;
-    // SAFETY: a plain kill of a child that we have not waited for yet.
+    // SAFETY: sends a signal to a child process that was not waited for yet.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
     let locks = leasehold::connect(&url).await.unwrap();
     let guard = locks.mutex("r40").lock_timeout(Duration::from_secs(60)).await.unwrap();

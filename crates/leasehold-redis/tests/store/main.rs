@@ -1,6 +1,8 @@
-//! All tests of the stores on Redis, Valkey and Redlock, in one program, so that their waits overlap.
+//! All tests of the stores on Redis, Valkey and Redlock. They are one program, so that their waits
+//! overlap.
 //!
-//! A test that breaks a server starts its own. The others share one of each kind (`testbed`).
+//! A test that breaks a server starts its own. All other tests share one server of each kind
+//! (`testbed`).
 
 mod conformance;
 mod doctor;

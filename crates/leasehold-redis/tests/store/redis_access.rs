@@ -1,42 +1,46 @@
-//! Who is let in, and what is refused: users, passwords and rights, TLS, servers that cannot be used,
-//! commands that are disabled; and how the server's settings are graded.
+//! Access and refusals: users, passwords and permissions, TLS, unusable servers and disabled
+//! commands. Also the assessment of the server's settings.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
 use leasehold::doctor::Severity;
 use leasehold::store::{Durability, Guarantee, Wakeup};
-use leasehold::{Error, ErrorKind};
+use leasehold::{Error, ErrorKind, Hold};
 use leasehold_test_support::*;
-use testbed::{Redis, Setup};
+use testbed::{Redis, Setup, TWO_ADDRESSES, drop_ipv6, in_own_network};
 
 const PAGE: &str = include_str!("../../../../docs/stores/redis.md");
 
-/// The rights of the user that docs/stores/redis.md makes, whose locks begin with `app:`.
+/// Returns the permissions of the user in docs/stores/redis.md, whose locks begin with `app:`.
 fn rights() -> String {
-    let (_, line) = PAGE.split_once("ACL SETUSER app on >secret ").expect("the line in the docs");
-    let (line, _) = line.split_once("```").expect("its end");
+    let (_, line) =
+        PAGE.split_once("ACL SETUSER app on >secret ").expect("the documentation has no such line");
+    let (line, _) = line.split_once("```").expect("the code block in the documentation has no end");
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What the page says beside that line, where it does.
+/// Returns these permissions with additional ones that the page mentions.
 fn and(more: &str) -> String {
     assert!(PAGE.contains(&format!("`{more}`")), "{more} is not in the docs");
     format!("{} {more}", rights())
 }
 
-/// What a client is told that is not let in: by connecting, or at the latest by its first lock.
+/// Returns the error of a client that is refused when it connects, or at its first lock.
 async fn refusal(url: &str) -> Error {
     match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("refused").try_lock().await {
             Err(error) => error,
-            Ok(_) => panic!("the lock was given on {}", locks.url()),
+            Ok(_) => panic!("the lock was granted on {}", locks.url()),
         },
     }
 }
 
-/// The same of sentinels, which must answer soon: on a busy machine they are asked again.
+/// Returns the same error of sentinels. On a busy machine they are queried again, because they must
+/// respond soon.
 async fn refusal_of_sentinels(url: &str) -> Error {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -63,6 +67,17 @@ async fn works(url: &str) {
     assert_eq!(locks.evict(name, leasehold::store::Evict::Holders).await.unwrap(), 0);
 }
 
+#[test]
+fn a_server_that_is_no_sentinel_is_recognized() {
+    run(async {
+        let server = fast();
+        let url = format!("redis+sentinel://127.0.0.1:{}/m", server.port());
+        let error = refusal_of_sentinels(&url).await;
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("this Redis server is not a sentinel"), "{error}");
+    });
+}
+
 fn with_user(rights: &str) -> Redis {
     let server = fast();
     add_user(&server, rights);
@@ -74,9 +89,9 @@ fn add_user(server: &Redis, rights: &str) {
     server.command(&rule.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
 }
 
-/// Every deployment, with no right that the page does not list.
+/// The permissions of the page suffice for every deployment.
 #[test]
-fn the_rights_in_the_documentation_are_enough() {
+fn documented_permissions_are_sufficient() {
     run(async {
         let cluster = testbed::cluster();
         for node in cluster.nodes() {
@@ -96,15 +111,16 @@ fn the_rights_in_the_documentation_are_enough() {
         master.wait_for_replicas(1);
         let url = user(format!("redis://127.0.0.1:{}/", master.port()));
         works(&format!("{url}?prefix=app:&replicas=1&replicas_ms=20000")).await;
-        // And the right that only this needs is told of.
+        // The error names the permission that only this needs.
         let master = with_user(&rights());
         let url = user(format!("redis://127.0.0.1:{}/?prefix=app:&replicas=1", master.port()));
         assert_says(&refusal(&url).await, ErrorKind::Denied, "+wait");
     });
 }
 
+// S94
 #[test]
-fn s94_a_wrong_password() {
+fn wrong_password_is_denied() {
     run(async {
         let server = with_user(&rights());
         let port = server.port();
@@ -119,7 +135,7 @@ fn s94_a_wrong_password() {
 }
 
 #[test]
-fn rights_that_are_missing_are_named() {
+fn missing_permissions_are_named() {
     run(async {
         for (rights, what) in [
             (rights().replace("+getset", ""), "getset"),
@@ -133,10 +149,10 @@ fn rights_that_are_missing_are_named() {
             assert_says(&error, ErrorKind::Denied, "ACL SETUSER");
             assert!(format!("{error:#}").contains(what), "{what} is not in: {error}");
         }
-        // Only what is nice to know; locks work without it.
+        // This permission is optional, and locks work without it.
         let server = with_user(&rights().replace("+info", ""));
         works(&format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port())).await;
-        // Nobody is told what changes in queues, and nobody says so.
+        // Without it, the server reports no changes of queues, and the store states that.
         for (rights, followed) in
             [(rights(), Wakeup::Push), (rights().replace("+client", ""), Wakeup::Poll)]
         {
@@ -150,9 +166,10 @@ fn rights_that_are_missing_are_named() {
     });
 }
 
-/// Others' keys are no reason for an error that lists the rights that one has.
+// F63
+/// Other users' keys must not cause an error that lists permissions that the user already has.
 #[test]
-fn f63_a_user_lists_its_own_locks_beside_those_of_others() {
+fn user_can_list_its_locks_among_locks_of_others() {
     run(async {
         let server = with_user(&rights());
         let all = connect(&server.url()).await;
@@ -167,16 +184,16 @@ fn f63_a_user_lists_its_own_locks_beside_those_of_others() {
         let user = connect(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
         let listed = user.list("").await.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(listed.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["app:ours"]);
-        // Asked for by name, it is said which right is missing.
-        assert_says(&user.read("private").await.unwrap_err(), ErrorKind::Denied, "~lock-names*");
-        // With a right too few the list is no list.
+        // A direct request for such a lock names the missing permission.
+        assert_says(&user.inspect("private").await.unwrap_err(), ErrorKind::Denied, "~lock-names*");
+        // Without a needed permission the list fails.
         add_user(&server, &rights().replace("+zrevrange", "").replace("+zrange ", ""));
         waiter.abort();
         let reader = connect(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
         let permit_of_ours = all.semaphore("app:permits", 2).acquire().await.unwrap();
         assert!(reader.list("").await.is_err());
-        for guard in [theirs, permit, ours, permit_of_ours] {
-            release(guard).await;
+        for hold in [theirs.into(), permit.into(), ours.into(), Hold::from(permit_of_ours)] {
+            release(hold).await;
         }
     });
 }
@@ -187,7 +204,7 @@ fn tls_is_verified() {
         let server = Redis::with(Setup::new().fast().tls());
         let authority = server.certificates().authority().display().to_string();
         works(&format!("{}?tls_ca={authority}", server.url())).await;
-        // Nobody we trust has signed it.
+        // The certificate is not signed by a trusted authority.
         assert_says(&refusal(&server.url()).await, ErrorKind::Unreachable, "TLS");
         let plain = server.url().replace("rediss://", "redis://");
         assert_eq!(refusal(&plain).await.kind(), ErrorKind::Unreachable);
@@ -196,7 +213,7 @@ fn tls_is_verified() {
     });
 }
 
-/// As Redis with TLS does by default.
+/// This is the default of Redis with TLS.
 #[test]
 fn a_server_may_require_a_client_certificate() {
     run(async {
@@ -237,7 +254,134 @@ fn a_password_is_read_from_a_file() {
 }
 
 #[test]
-fn a_unix_socket() {
+fn changed_password_is_reread_for_the_next_connection() {
+    run(async {
+        let server = Redis::with(Setup::new().fast());
+        let rights = rights();
+        let mut user: Vec<&str> = vec!["ACL", "SETUSER", "app", "on", ">old"];
+        user.extend(rights.split_whitespace());
+        server.command(&user);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "old").unwrap();
+        let path = file.path().display();
+        let url = format!("redis://app@127.0.0.1:{}/0?password_file={path}", server.port());
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        let guard = locks.mutex("app:changed").lock().await.unwrap();
+        let lock = other.mutex("app:changed");
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        until_waiting(&locks, "app:changed", 1).await;
+        server.command(&["ACL", "SETUSER", "app", "resetpass", ">new"]);
+        server.command(&["CLIENT", "KILL", "USER", "app"]);
+        doctor::until(async || match locks.inspect("app:changed").await {
+            Err(error) => error.to_string().contains("accepted before"),
+            Ok(_) => false,
+        })
+        .await;
+        std::fs::write(file.path(), "new").unwrap();
+        doctor::until(async || locks.inspect("app:changed").await.is_ok()).await;
+        release(guard).await;
+        release(waiter.await.unwrap().unwrap()).await;
+    });
+}
+
+/// Collects the messages that a user with access to all channels of leasehold receives.
+fn heard_by(spy: &redis::Client) -> Arc<Mutex<Vec<String>>> {
+    let heard = Arc::<Mutex<Vec<String>>>::default();
+    let mut connection = spy.get_connection().unwrap();
+    let (said, (ready, begun)) = (heard.clone(), std::sync::mpsc::channel());
+    std::thread::spawn(move || {
+        let mut messages = connection.as_pubsub();
+        messages.psubscribe("leasehold:*").unwrap();
+        ready.send(()).unwrap();
+        while let Ok(message) = messages.get_message() {
+            said.lock().unwrap().push(message.get_payload().unwrap());
+        }
+    });
+    begun.recv().unwrap();
+    heard
+}
+
+/// A notification is accepted if it contains the claim's id, a random number of 128 bits, and its
+/// token. Both are in the store. The channels carry them only when the claim already holds.
+#[test]
+fn publisher_cannot_fake_a_grant_without_reading_the_queue() {
+    run(async {
+        let server = Redis::with(Setup::new().fast());
+        server.command(&[
+            "ACL",
+            "SETUSER",
+            "spy",
+            "on",
+            ">spy",
+            "resetkeys",
+            "&leasehold:*",
+            "-@all",
+            "+publish",
+            "+psubscribe",
+            "+pubsub",
+            "+hello",
+            "+client",
+            "+get",
+        ]);
+        let url = format!("redis://spy:spy@127.0.0.1:{}/", server.port());
+        let spy = redis::Client::open(url).unwrap();
+        let heard = heard_by(&spy);
+        let mut attack = spy.get_connection().unwrap();
+        let denied = redis::cmd("GET").arg("app").query::<String>(&mut attack).unwrap_err();
+        assert!(denied.to_string().contains("NOPERM") || denied.code() == Some("NOPERM"));
+        let clients = [connect(&server.url()).await, connect(&server.url()).await];
+        let released = Arc::new(AtomicBool::new(true));
+        let waits = |client: usize| lock_in_task(&clients[client], "app", &released);
+        let mut guard = clients[0].mutex("app").lock().await.unwrap();
+        for turn in 1..=4 {
+            let waiter = waits(turn % 2);
+            until_waiting(&clients[0], "app", 1).await;
+            release(guard).await;
+            guard = waiter.await.unwrap().0;
+        }
+        until("the spy has seen the grants", || heard.lock().unwrap().len() >= 4).await;
+        released.store(false, Ordering::SeqCst);
+        let waiter = waits(1);
+        until_waiting(&clients[0], "app", 1).await;
+        let mut said = heard.lock().unwrap().clone();
+        for (id, token) in heard.lock().unwrap().iter().filter_map(|said| said.split_once(' ')) {
+            let token: u64 = token.parse().unwrap();
+            said.extend((1..50).map(|more| format!("{id} {}", token + more)));
+        }
+        let channels = redis::cmd("PUBSUB").arg("CHANNELS").query(&mut attack);
+        let channels: Vec<String> = channels.unwrap();
+        assert!(channels.len() >= 2, "{channels:?}");
+        let mut publish = |channel: &str, said: &str| {
+            let sent = redis::cmd("PUBLISH").arg(channel).arg(said).query::<u64>(&mut attack);
+            // The receivers are the spy and a client.
+            assert!(sent.unwrap() > 1, "{channel}");
+        };
+        for channel in &channels {
+            said.iter().for_each(|said| publish(channel, said));
+        }
+        // The next grant follows all these messages on the same channel.
+        released.store(true, Ordering::SeqCst);
+        release(guard).await;
+        let (guard, was_released) = waiter.await.unwrap();
+        assert!(was_released, "a forged message caused a grant");
+        released.store(false, Ordering::SeqCst);
+        let waiter = waits(0);
+        until_waiting(&clients[1], "app", 1).await;
+        // A publisher that can read the queue knows both, and is trusted until the first renewal.
+        let queue = server.command(&["ZRANGE", "leasehold:w:app", "0", "-1", "WITHSCORES"]);
+        let lines: Vec<&str> = queue.lines().collect();
+        let words: Vec<&str> = lines[0].split(' ').collect();
+        publish(words[2], &format!("{} {}", words[0], lines[1]));
+        let (faked, was_released) = waiter.await.unwrap();
+        assert!(!was_released && guard.is_held());
+        faked.lost().await;
+        assert!(guard.is_held());
+        release(guard).await;
+    });
+}
+
+#[test]
+fn client_connects_over_a_unix_socket() {
     run(async {
         let server = Redis::with(Setup::new().fast().arg("--requirepass").arg("s3cret"));
         let path = server.socket().display().to_string();
@@ -251,7 +395,7 @@ fn a_unix_socket() {
 }
 
 #[test]
-fn servers_that_cannot_be_used() {
+fn unusable_servers_are_refused_with_the_fix() {
     run(async {
         let server = fast();
         let replica = Redis::replica_of(server.port(), Setup::new().fast());
@@ -270,7 +414,7 @@ fn servers_that_cannot_be_used() {
         assert_says(&refusal(&sentinel).await, ErrorKind::Config, "redis+sentinel://");
         let no_info = with_user(&rights().replace("+info", ""));
         no_info.command(&["REPLICAOF", "127.0.0.1", &port.to_string()]);
-        // A replica that does not tell this user so at once: by the first lock.
+        // If a replica hides its role from this user, the first lock detects it.
         let hides = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", no_info.port());
         assert_says(&refusal(&hides).await, ErrorKind::Denied, "replica");
         let other = set.url().replace("mymaster", "another");
@@ -290,8 +434,9 @@ fn without(command: &str) -> Redis {
     Redis::with(Setup::new().fast().arg("--rename-command").arg(command).arg(""))
 }
 
+// F64
 #[test]
-fn f64_a_command_that_was_disabled_is_named() {
+fn disabled_command_is_named() {
     run(async {
         for command in ["EVALSHA", "SUBSCRIBE"] {
             let server = without(command);
@@ -304,7 +449,7 @@ fn f64_a_command_that_was_disabled_is_named() {
             assert!(text.contains(command) && text.contains("rename-command"), "{text}");
             assert!(!text.contains("upgrade"), "{text}");
         }
-        // INFO tells what is promised, and locks work without it.
+        // INFO determines the guarantees, but locks work without it.
         let server = without("INFO");
         let locks = connect(&server.url()).await;
         assert!(locks.guarantees().notes.join("\n").contains("INFO"));
@@ -313,15 +458,16 @@ fn f64_a_command_that_was_disabled_is_named() {
     });
 }
 
+// F46
 #[test]
-fn f46_the_grade_is_what_the_settings_keep() {
+fn guarantees_match_the_persistence_settings() {
     run(async {
         let server = Redis::start();
         let grade = async || connect(&server.url()).await.guarantees().clone();
         let found = grade().await;
         assert_eq!((found.grant, found.token), (Durability::Disk, Durability::Disk));
         assert!(found.meets(Guarantee::ExclusiveOnStoreCrash));
-        // Not synced while the file is written anew.
+        // The append-only file is not synced while it is rewritten.
         server.command(&["CONFIG", "SET", "no-appendfsync-on-rewrite", "yes"]);
         let found = grade().await;
         assert_eq!((found.grant, found.token), (Durability::Machine, Durability::Machine));
@@ -331,7 +477,8 @@ fn f46_the_grade_is_what_the_settings_keep() {
         server.command(&["CONFIG", "SET", "appendfsync", "everysec"]);
         let found = grade().await;
         assert_eq!((found.grant, found.token), (Durability::Machine, Durability::Machine));
-        // kill -9 loses nothing that was written, synced or not; but the machine may go down with it.
+        // kill -9 loses nothing that was written, synced or not. But the machine may crash together
+        // with the server.
         assert!(!found.meets(Guarantee::ExclusiveOnStoreCrash));
         server.command(&["CONFIG", "SET", "appendonly", "no"]);
         let found = grade().await;
@@ -348,15 +495,18 @@ fn f46_the_grade_is_what_the_settings_keep() {
                 Guarantee::GrantDurability(Durability::Machine),
             ] {
                 let error = leasehold::builder().require(wanted).connect(server.url()).await;
-                let error = error.map(drop).expect_err("locks may be thrown away");
+                let error = error
+                    .map(drop)
+                    .expect_err("the guarantee was accepted, although the server may evict locks");
                 assert_told(&error, ErrorKind::Unsupported, "secret");
             }
         }
     });
 }
 
+// F81
 #[tokio::test]
-async fn f81_the_doctor_advises_the_delay_and_knows_it() {
+async fn doctor_recommends_restart_delay_and_recognizes_it() {
     let server = fast();
     for (url, severity) in [
         (server.url(), Severity::Broken),
@@ -368,4 +518,15 @@ async fn f81_the_doctor_advises_the_delay_and_knows_it() {
         let text = format!("{} {}", found.why, found.fix);
         assert!(text.contains("restart_delay_ms"), "{text}");
     }
+}
+
+#[test]
+fn redis_connects_to_the_address_that_responds() {
+    in_own_network("redis_access::redis_connects_to_the_address_that_responds", || {
+        run(async {
+            let server = Redis::with(Setup::new().fast());
+            drop_ipv6();
+            works(&server.url().replace("127.0.0.1", TWO_ADDRESSES)).await;
+        });
+    });
 }

@@ -1,4 +1,4 @@
-//! A cluster whose slots move, whose nodes stop, or that is down as a whole.
+//! A cluster whose slots move, whose nodes are paused, or that is down completely.
 
 use std::time::Duration;
 
@@ -8,14 +8,15 @@ use leasehold::{ErrorKind, LostReason, State};
 use leasehold_test_support::*;
 use testbed::{Cluster, Redis, Setup};
 
+// S26
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s26_a_slot_that_moves_costs_no_lease() {
+fn migrating_slot_costs_no_lease() {
     run(async {
         let cluster = testbed::cluster();
         let (locks, other) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
         let lease = Duration::from_secs(6);
-        // Names that a cluster hashes in odd ways.
+        // Clusters hash these names in unusual ways.
         for (n, name) in ["b", "a}b", "{}x", "x{y}z"].into_iter().enumerate() {
             let slot: u16 =
                 cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap();
@@ -34,10 +35,10 @@ fn s26_a_slot_that_moves_costs_no_lease() {
                 async move { mutex.lock().await }
             });
             until_waiting(&locks, name, 1).await;
-            let from = owner(slot).expect("the lock's key is somewhere");
+            let from = owner(slot).expect("no node has the lock's key");
             let to = (from + 1) % 3;
             cluster.begin_move(slot, from, to);
-            // Some of the keys are here and some there, for longer than a lease.
+            // Some of the keys are on each node for longer than a lease.
             cluster.move_keys(slot, from, to, 1 + n % 3);
             tokio::time::sleep(lease * 3 / 2).await;
             assert!(guard.is_held(), "{name:?} was lost while its slot moved");
@@ -52,10 +53,11 @@ fn s26_a_slot_that_moves_costs_no_lease() {
     });
 }
 
-/// One script renews all locks of a slot, and had to wait while some of their keys were moved and
-/// others not: for as long as the slot takes, which may be longer than a lease.
+// S26
+/// One script renews all locks of a slot. It must not wait while only some of their keys have
+/// moved, because moving the slot may take longer than a lease.
 #[test]
-fn s26_two_locks_of_one_slot_are_renewed_while_only_one_has_moved() {
+fn locks_of_one_slot_are_renewed_while_only_one_has_migrated() {
     run(async {
         let cluster = testbed::cluster();
         let locks = connect(&cluster.url()).await;
@@ -66,7 +68,8 @@ fn s26_two_locks_of_one_slot_are_renewed_while_only_one_has_moved() {
         let nodes = cluster.nodes();
         let slot = nodes[0].command(&["CLUSTER", "KEYSLOT", "{review}a"]);
         let keys = |node: &Redis| node.command(&["CLUSTER", "COUNTKEYSINSLOT", &slot]);
-        let from = nodes.iter().take(3).position(|node| keys(node) != "0").expect("an owner");
+        let from =
+            nodes.iter().take(3).position(|node| keys(node) != "0").expect("no node has the keys");
         let (to, slot) = ((from + 1) % 3, slot.parse().unwrap());
         cluster.begin_move(slot, from, to);
         let port = nodes[to].port().to_string();
@@ -75,7 +78,7 @@ fn s26_two_locks_of_one_slot_are_renewed_while_only_one_has_moved() {
         let all: Vec<Renew> =
             [&a, &b].map(|c| Renew { claim: c.clone(), lease: c.lease }).into_iter().collect();
         let renewed = renewed.renew(&all).await;
-        // Whatever came of it, the cluster is left in order for the other cases.
+        // The cluster is always restored for the other cases.
         while cluster.move_keys(slot, from, to, 100) > 0 {}
         cluster.end_move(slot, to);
         let renewed = renewed.unwrap_or_else(|error| panic!("{error}"));
@@ -83,10 +86,12 @@ fn s26_two_locks_of_one_slot_are_renewed_while_only_one_has_moved() {
     });
 }
 
-/// One batch renews them all, and the semaphore of a slot that is half moved cannot be asked about.
+// S26
+/// One batch renews all locks. It contains a semaphore in a slot that is being moved, which cannot
+/// be renewed.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
+fn semaphore_in_a_migrating_slot_does_not_stop_mutex_renewals() {
     run(async {
         let cluster = Cluster::unbroken();
         let locks = connect(&cluster.url()).await;
@@ -100,7 +105,7 @@ fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
             slot != moving && usize::from(slot) * 3 / 16_384 == node
         };
         let names: Vec<String> = (0..).map(|n| format!("m{n}")).filter(beside).take(10).collect();
-        // The connections are there: then all are taken, and due, at once.
+        // The connections are open, so that all locks are acquired and renewed at the same time.
         release(locks.mutex(&names[0]).lock().await.unwrap()).await;
         let lease = Duration::from_secs(6);
         let mut taking = tokio::task::JoinSet::new();
@@ -113,9 +118,9 @@ fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
         cluster.begin_move(moving, node, (node + 1) % 3);
         tokio::time::sleep(lease * 3 / 2).await;
         for guard in &held {
-            assert!(guard.is_held(), "{} was lost with its neighbour", guard.name());
+            assert!(guard.is_held(), "{} was lost with a lock in another slot", guard.name());
         }
-        // Its own keys are several: it is lost, and says so.
+        // The semaphore has several keys. It is lost, and reports that.
         assert_eq!(permit.state(), State::Lost(LostReason::Expired));
         for end in [node, (node + 1) % 3] {
             let slot = moving.to_string();
@@ -129,7 +134,7 @@ fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
 }
 
 #[test]
-fn exact_while_slots_move_to_and_fro() {
+fn locks_stay_exclusive_while_slots_migrate() {
     run(async {
         let cluster = testbed::cluster();
         let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
@@ -149,15 +154,16 @@ fn exact_while_slots_move_to_and_fro() {
 }
 
 #[test]
-fn a_stopped_node_costs_only_its_own_leases() {
+fn paused_node_costs_only_its_own_leases() {
     run(async {
-        // Else the others soon refuse everything too.
+        // Otherwise the other nodes soon refuse all requests, too.
         let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
         let cluster = Cluster::with(3, 0, setup);
         let locks = connect(&cluster.url()).await;
         let (stopped, living) = ("b", "a");
         let lease = Duration::from_secs(6);
-        // The one that is to stay first: it is lost before the other, if nobody renews it.
+        // The lock on the live node is acquired first. Without renewals it would be lost before the
+        // other one.
         let on_living = locks.mutex(living).lease(lease).lock().await.unwrap();
         let on_stopped = locks.mutex(stopped).lease(lease).lock().await.unwrap();
         cluster.nodes()[0].stop();
@@ -170,7 +176,7 @@ fn a_stopped_node_costs_only_its_own_leases() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_cluster_that_is_down_is_told_of() {
+fn cluster_that_is_down_is_reported() {
     run(async {
         let cluster = Cluster::unbroken();
         let locks = connect(&cluster.url()).await;
@@ -184,10 +190,10 @@ fn a_cluster_that_is_down_is_told_of() {
             assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
         };
         told(&locks.mutex("b").try_lock().await.unwrap_err());
-        // One who comes only now finds no node for the slot on the map.
+        // A client that connects now finds no node for the slot in the map.
         let late = leasehold::connect(&cluster.url()).await.unwrap();
         told(&late.mutex("b").try_lock().await.unwrap_err());
-        // And a cluster of which nobody has made one yet.
+        // This server is in cluster mode, but no cluster has been created.
         let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
         let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
         let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
@@ -195,9 +201,9 @@ fn a_cluster_that_is_down_is_told_of() {
     });
 }
 
-/// The node of another cluster that has the address now is up at once, and has the same slots.
+/// The address now belongs to a node of another cluster, which is up and has the same slots.
 #[test]
-fn the_address_of_another_clusters_node_grants_nothing() {
+fn node_of_another_cluster_at_a_known_address_grants_nothing() {
     run(async {
         let setup = || Setup::new().arg("--cluster-require-full-coverage").arg("no");
         let (ours, theirs) = (Cluster::with(3, 0, setup()), Cluster::with(3, 0, setup()));
@@ -215,7 +221,7 @@ fn the_address_of_another_clusters_node_grants_nothing() {
         assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
         let told = format!("127.0.0.1:{} does not belong to the Redis Cluster", node.port());
         assert!(format!("{refused:#}").contains(&told), "{refused:#}");
-        // A waiter waits for the node that its own cluster has.
+        // The waiter waits until its own cluster has that node again.
         let waiter = tokio::spawn({
             let mutex = locks.mutex(&name).lease(PATIENCE);
             async move { mutex.lock().await }

@@ -1,4 +1,5 @@
-//! The suite on Redis's other deployments: a cluster, and sentinels with grants that a replica confirms.
+//! Runs the suite on Redis's other deployments: a cluster, and sentinels with grants that a replica
+//! confirms.
 
 use leasehold_test_support::connect_patiently;
 

@@ -1,19 +1,19 @@
-//! Masters that are killed, stopped or demoted, with sentinels and in a cluster: who waits, who holds, who is
-//! believed.
+//! Masters that are killed, paused or demoted, with sentinels and in a cluster: the effects on
+//! waiters and holders, and which server is trusted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
 use leasehold::store::{Guarantee, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Leasehold, LostReason, Released};
+use leasehold::{Claim, Client, ErrorKind, LostReason, Released};
 use leasehold_test_support::*;
 use testbed::{Cluster, Sentinel, Setup};
 
-/// Counts under a lock while something is broken, until that is over. After a fail-over two may hold
-/// until a lease is over: only the tokens keep order, so that is what is looked at.
+/// Counts under a lock while something is broken, until that ends. After a fail-over two clients
+/// may hold until a lease expires. Only the tokens keep order, so they are checked.
 async fn tokens_rise_while(
-    clients: &[Leasehold],
+    clients: &[Client],
     name: &str,
     breaking: impl FnOnce() + Send + 'static,
 ) {
@@ -25,7 +25,7 @@ async fn tokens_rise_while(
             let guard = client.mutex(name).lease(LEASE).lock().await;
             let guard = match guard {
                 Ok(guard) => guard,
-                // The servers took longer over it than a caller is patient: truthful, at least.
+                // The servers took longer than a caller waits, and the error is correct.
                 Err(error) if error.kind() == ErrorKind::Unreachable => continue,
                 Err(error) => panic!("{error}"),
             };
@@ -34,21 +34,22 @@ async fn tokens_rise_while(
             rounds += 1;
             match guard.release().await {
                 Ok(_) => {}
-                // The grant was lost with the old master, and the release tells.
+                // The grant was lost with the old master, and the release reports it.
                 Err(error) if error.kind() == ErrorKind::Lost => {}
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
             }
         }
-        // On a slow machine it may be over before anything was tried.
+        // On a slow machine it may end before anything was tried.
         if breaking.is_finished() && rounds > clients.len() {
             break;
         }
     }
-    breaking.await.expect("it was broken as planned");
+    breaking.await.expect("the task that breaks the servers panicked");
 }
 
+// R42, S25
 #[test]
-fn r42_s25_sentinels_fail_over_from_a_killed_master() {
+fn sentinel_locks_survive_the_fail_over_from_a_killed_master() {
     run(async {
         let set = Arc::new(Sentinel::start());
         let url = set.url();
@@ -66,7 +67,7 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
         })
         .await;
         assert_eq!(set.servers()[1].info("replication", "role"), "master");
-        // One of the sentinels may be away.
+        // One of the sentinels may be down.
         set.kill_sentinel(0);
         let third = connect_patiently(&url).await;
         hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
@@ -75,13 +76,14 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_cluster_fails_over_from_a_killed_master() {
+fn cluster_locks_survive_the_fail_over_from_a_killed_master() {
     run(async {
-        // Else all nodes refuse everything until the replica is promoted.
+        // Otherwise all nodes refuse all requests until the replica is promoted.
         let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
         let cluster = Arc::new(Cluster::with(3, 1, setup));
         let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
-        // In the first third of the slots, on the node that is killed; and beside it.
+        // One name is in the first third of the slots, on the node that is killed. The other one is
+        // on another node.
         let (dying, living) = ("b", "a");
         let lease = Duration::from_secs(6);
         let steady = clients[0].mutex(living).lease(lease).lock().await.unwrap();
@@ -93,32 +95,33 @@ fn a_cluster_fails_over_from_a_killed_master() {
             breaking.wait_for_failover(0);
         })
         .await;
-        // However quick that was: nothing is held by now that was not renewed.
+        // However quick that was, every lock that is still held has been renewed.
         tokio::time::sleep((lease * 3 / 2).saturating_sub(begun.elapsed())).await;
-        assert!(steady.is_held(), "a node's end cost another node's lease");
+        assert!(steady.is_held(), "the crash of one node cost a lease on another node");
         release(steady).await;
         hammer(&clients, dying, 4, 10).await;
     });
 }
 
-/// Connects in the middle of a fail-over, which is waited for, though not for ever: so a few tries
-/// last longer than it, however slow the machine is, and many would not if nobody waited.
-async fn connect_in_mid_failover(url: &str) -> Leasehold {
+/// Connects during a fail-over. Connecting waits for it, but not forever. So a few attempts take
+/// longer than the fail-over, however slow the machine is. Without that wait even many would not.
+async fn connect_in_mid_failover(url: &str) -> Client {
     for _ in 0..20 {
         match leasehold::connect(url).await {
             Ok(locks) => return locks,
             Err(error) => assert_told(&error, ErrorKind::Unreachable, "secret"),
         }
     }
-    panic!("the fail-over was not waited for");
+    panic!("the client did not wait for the fail-over");
 }
 
+// S25
 #[test]
-fn s25_who_connects_in_mid_failover_waits_for_it() {
+fn connecting_client_waits_for_the_end_of_a_failover() {
     run(async {
         let set = Sentinel::start();
         set.servers()[0].kill();
-        // Named still, and gone.
+        // The sentinels still name the master, which is gone.
         let locks = connect_in_mid_failover(&set.url()).await;
         let lease = Duration::from_secs(60);
         release(locks.mutex("early").lease(lease).lock().await.unwrap()).await;
@@ -126,7 +129,7 @@ fn s25_who_connects_in_mid_failover_waits_for_it() {
         cluster.nodes()[0].kill();
         let locks = connect_in_mid_failover(&cluster.url()).await;
         release(locks.mutex("b").lease(lease).lock().await.unwrap()).await;
-        // But whom nobody answers is told so at once.
+        // If no sentinel responds, the error is returned immediately.
         let url = format!("redis+sentinel://127.0.0.1:{}/mymaster", unused_port());
         let begun = Instant::now();
         assert_told(&leasehold::connect(&url).await.unwrap_err(), ErrorKind::Unreachable, "secret");
@@ -134,9 +137,10 @@ fn s25_who_connects_in_mid_failover_waits_for_it() {
     });
 }
 
+// S25
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
+fn waiter_survives_the_fail_over_from_a_paused_master() {
     run(async {
         let set = Sentinel::start();
         let url = set.url();
@@ -145,20 +149,21 @@ fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
         let guard = holder.mutex("held").lease(lease).lock().await.unwrap();
         let waiter = tokio::spawn(async move { waiting.mutex("held").lock().await });
         let end = Instant::now() + PATIENCE;
-        // Both the grant and the place are known to the replica.
+        // The replica has both the grant and the waiter's place.
         while set.servers()[1].command(&["EXISTS", "held", "leasehold:w:held"]) != "2" {
-            assert!(Instant::now() < end, "never replicated");
+            assert!(Instant::now() < end, "the replica never received the lock");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let old = set.servers()[0].port();
         set.servers()[0].stop();
         set.wait_for_failover(old);
-        // It never answers: whoever asked it must find the other by themselves, and renew there.
+        // The master never replies. Clients that sent it requests must find the new master on their
+        // own and renew there.
         let left = || set.servers()[1].command(&["PTTL", "held"]).parse::<u64>().unwrap();
         let mut before = left();
         while left() <= before {
             before = left();
-            assert!(guard.is_held(), "lost, though the new master has it");
+            assert!(guard.is_held(), "the hold was lost, although the new master has it");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let first = guard.token();
@@ -170,10 +175,11 @@ fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
     });
 }
 
-/// Redis 7 demotes whom it is told to; the name leads to another server, or to this one again.
+// F14
+/// Redis 7 demotes a master on request. The name leads to another server, or to this one again.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f14_a_demotion_is_waited_for() {
+fn waiter_waits_for_the_end_of_a_demotion() {
     run(async {
         let (server, other) = (fast(), fast());
         let locks = connect(&server.url()).await;
@@ -184,14 +190,17 @@ fn f14_a_demotion_is_waited_for() {
         });
         until_waiting(&locks, "demoted", 1).await;
         server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
-        until("the replica", || server.info("replication", "master_link_status") == "up").await;
+        until("the replica is connected", || {
+            server.info("replication", "master_link_status") == "up"
+        })
+        .await;
         let lease = Duration::from_secs(3);
         let error = locks.mutex("tried").lease(lease).try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unreachable, "secret");
         assert!(format!("{error:#}").contains("replica"), "{error}");
-        // Given back meanwhile: that is still owed when there is a master again.
+        // The lock was released meanwhile, so the release is pending until there is a master again.
         match held.release().await {
-            Ok(released) => assert_eq!(released, Released::Owed),
+            Ok(released) => assert_eq!(released, Released::Pending),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
         }
         server.command(&["REPLICAOF", "NO", "ONE"]);
@@ -200,12 +209,12 @@ fn f14_a_demotion_is_waited_for() {
     });
 }
 
-/// A server that is up at once has the address of one that is gone.
+/// A server that is up immediately has the address of one that is gone.
 #[test]
-fn the_address_of_another_server_grants_nothing() {
+fn another_server_at_a_known_address_grants_nothing() {
     run(async {
         let (ours, theirs) = (fast(), fast());
-        // Its id is older than the last that this client heard of its own server.
+        // Its id is older than the last reply that this client got from its own server.
         release(connect(&theirs.url()).await.mutex("job").lock().await.unwrap()).await;
         let locks = connect(&ours.url()).await;
         let held = locks.mutex("job").lock().await.unwrap();
@@ -223,9 +232,9 @@ fn the_address_of_another_server_grants_nothing() {
     });
 }
 
-/// What is lost is not taken for another server.
+/// A server that lost its data is not taken for another server.
 #[test]
-fn a_server_that_lost_its_data_goes_on() {
+fn server_that_lost_its_data_is_not_mistaken_for_another() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -239,23 +248,25 @@ fn a_server_that_lost_its_data_goes_on() {
             release(locks.mutex("job").lock().await.unwrap()).await;
             assert_eq!(server.command(&["GET", "leasehold:store"]), id);
         }
-        // Another client is the first to meet it.
+        // Another client is the first to connect to it.
         server.restart_empty();
         release(connect(&server.url()).await.mutex("job").lock().await.unwrap()).await;
         release(locks.mutex("job").lock().await.unwrap()).await;
     });
 }
 
-/// Whether a master was there to renew it, and has it.
-async fn renewed(locks: &Leasehold, claim: &Claim) -> bool {
+/// Returns whether a master was available to renew the claim, and has it.
+async fn renewed(locks: &Client, claim: &Claim) -> bool {
     let renewal = Renew { claim: claim.clone(), lease: claim.lease };
     let told = locks.store().renew(&[renewal]).await;
     told.is_ok_and(|told| matches!(told[..], [Renewal::Holding { .. }]))
 }
 
-/// Who waited when the master died hears of its grant from the replica that was promoted.
+// F49
+/// A waiter that joined before the master was killed is notified of its grant by the promoted
+/// replica.
 #[test]
-fn f49_who_joined_before_a_failover_of_a_cluster_is_told_of_its_grant() {
+fn waiter_from_before_a_cluster_failover_is_notified_of_its_grant() {
     run(async {
         let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
         let cluster = Cluster::with(3, 1, setup);
@@ -263,13 +274,13 @@ fn f49_who_joined_before_a_failover_of_a_cluster_is_told_of_its_grant() {
         let (holder, waiter) = (mutex("b"), mutex("b"));
         hold(&locks, &holder).await;
         wait(&locks, &waiter).await;
-        // Key, clock and the two sets of the queue.
-        until("the replica has all", || cluster.nodes()[3].command(&["DBSIZE"]) == "4").await;
+        // The four keys are the main key, the clock and the two sets of the queue.
+        until("the replica has all keys", || cluster.nodes()[3].command(&["DBSIZE"]) == "4").await;
         cluster.nodes()[0].kill();
         cluster.wait_for_failover(0);
         let end = Instant::now() + PATIENCE;
         while !renewed(&locks, &holder).await {
-            assert!(Instant::now() < end, "the new master was never found");
+            assert!(Instant::now() < end, "the client never found the new master");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let hearing = tokio::spawn({
@@ -278,11 +289,11 @@ fn f49_who_joined_before_a_failover_of_a_cluster_is_told_of_its_grant() {
         });
         assert!(locks.store().leave(&holder, None).await.unwrap());
         let heard = tokio::time::timeout(PATIENCE / 2, hearing).await;
-        heard.expect("nobody was told").unwrap();
+        heard.expect("no notification arrived").unwrap();
     });
 }
 
-/// Has the sentinels promote the replica though the master is well.
+/// Makes the sentinels promote the replica although the master works.
 async fn fail_over(set: &Sentinel) {
     let [old, new] = [&set.servers()[0], &set.servers()[1]];
     let ports: Vec<String> = set.sentinel_ports().iter().map(u16::to_string).collect();
@@ -291,7 +302,8 @@ async fn fail_over(set: &Sentinel) {
         let said = cli.args(["-p", port, "SENTINEL"]).args(words).output().unwrap();
         String::from_utf8_lossy(&said.stdout).into_owned()
     };
-    // As by default: else the others demote the new master before the one that promotes it has seen it.
+    // This is the default. Otherwise the other sentinels demote the new master before the promoting
+    // one has seen it.
     for port in &ports {
         ask_of(port, &["DEBUG", "publish-period", "2000"]);
     }
@@ -300,9 +312,9 @@ async fn fail_over(set: &Sentinel) {
         ask(&["GET-MASTER-ADDR-BY-NAME", "mymaster"]).lines().nth(1) == Some(&port.to_string())
     };
     let end = Instant::now() + PATIENCE;
-    // One that takes longer than two seconds is given up, and then asked for again.
+    // A fail-over that takes longer than two seconds is abandoned, and then requested again.
     while !named(new.port()) {
-        assert!(Instant::now() < end, "never failed over");
+        assert!(Instant::now() < end, "the fail-over never happened");
         ask(&["FAILOVER", "mymaster"]);
         let pause = Instant::now() + Duration::from_secs(5);
         while !named(new.port()) && Instant::now() < pause {
@@ -312,16 +324,18 @@ async fn fail_over(set: &Sentinel) {
     set.wait_for_failover(old.port());
 }
 
-/// A refusal is no doubt: the release that is sent to the new master is the first that is done.
+// F49
+/// A refused request was not executed. The release on the new master is therefore the first one
+/// that is executed.
 #[test]
-fn f49_a_release_that_was_refused_elsewhere_still_tells_the_loss() {
+fn release_refused_by_the_old_master_still_reports_a_loss() {
     run(async {
         let set = Sentinel::unbroken();
         let locks = connect_patiently(&set.url()).await;
         let holder = mutex("lost");
         hold(&locks, &holder).await;
         fail_over(&set).await;
-        until("the demotion", || set.servers()[0].is_replica()).await;
+        until("the old master is a replica", || set.servers()[0].is_replica()).await;
         set.servers()[1].command(&["DEL", "lost"]);
         let end = Instant::now() + PATIENCE;
         let left = loop {
@@ -330,25 +344,27 @@ fn f49_a_release_that_was_refused_elsewhere_still_tells_the_loss() {
                 Err(error) => assert!(Instant::now() < end, "{error}"),
             }
         };
-        assert!(!left, "it was lost, and its holder is told that all went well");
+        assert!(!left, "the release of a lost hold reports success");
     });
 }
 
-/// A master that nobody can demote goes on: only the sentinels know that it is one no more.
+// F59
+/// A master that cannot be demoted continues to run. Only the sentinels know that it is not the
+/// master any more.
 #[test]
-fn f59_the_sentinels_are_believed_before_a_master_that_goes_on() {
+fn sentinels_take_precedence_over_a_still_running_old_master() {
     run(async {
         let set = Sentinel::unbroken();
         let [old, new] = [&set.servers()[0], &set.servers()[1]];
         let locks = connect_patiently(&set.url()).await;
         let guard = locks.mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
-        until("the replica has it", || new.command(&["EXISTS", "kept"]) == "1").await;
+        until("the replica has the lock", || new.command(&["EXISTS", "kept"]) == "1").await;
         old.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
         fail_over(&set).await;
-        // As if it had been granted too late to be replicated.
+        // The key is deleted as if it had been granted too late to be replicated.
         new.command(&["DEL", "kept"]);
         let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
-        assert_eq!(lost.expect("renewed by the old master"), LostReason::Gone);
+        assert_eq!(lost.expect("the old master still renews the lock"), LostReason::Gone);
         assert_eq!(old.info("replication", "role"), "master");
         let next = locks.mutex("kept").lock().await.unwrap();
         assert!(new.command(&["EXISTS", "kept"]) == "1" && next.token() > guard.token());

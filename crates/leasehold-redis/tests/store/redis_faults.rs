@@ -1,17 +1,18 @@
-//! One server that goes wrong: killed, emptied, still loading, full, robbed of its scripts, with a clock that
-//! steps.
+//! Faults of one server: it is killed or emptied, still loads its data, is full, loses its scripts,
+//! or has a clock that is set.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::redis_common::*;
-use leasehold::ErrorKind;
 use leasehold::store::{Evict, Guarantee, Joined, Mode, Standing};
+use leasehold::{ErrorKind, Hold};
 use leasehold_test_support::*;
 use testbed::{Redis, Setup};
 
+// S20
 #[test]
-fn s20_an_evicting_server_is_told_of_and_a_full_one_grants_nothing() {
+fn evicting_server_is_reported_and_full_one_grants_nothing() {
     run(async {
         let setup = Setup::new().fast().arg("--maxmemory").arg("100mb");
         let evicting = Redis::with(setup.arg("--maxmemory-policy").arg("allkeys-lru"));
@@ -26,7 +27,7 @@ fn s20_an_evicting_server_is_told_of_and_a_full_one_grants_nothing() {
         let error = locks.mutex("none").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Full, "secret");
         assert_eq!(full.command(&["EXISTS", "none"]), "0");
-        // Who waits is patient with it.
+        // The waiter continues to wait during the fault.
         let waiter = tokio::spawn({
             let locks = locks.clone();
             async move { locks.mutex("none").lock().await }
@@ -37,9 +38,10 @@ fn s20_an_evicting_server_is_told_of_and_a_full_one_grants_nothing() {
     });
 }
 
+// S20
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s20_a_full_server_keeps_what_is_held() {
+fn full_server_keeps_held_locks_and_waiters() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -60,41 +62,42 @@ fn s20_a_full_server_keeps_what_is_held() {
         let place = server.command(&["ZRANGE", "leasehold:w:kept", "0", "0", "WITHSCORES"]);
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
         let full = locks.semaphore("permits", 2).try_acquire().await.unwrap_err();
-        assert_eq!(full.kind(), ErrorKind::Full, "nobody new is let in: {full}");
+        assert_eq!(full.kind(), ErrorKind::Full, "expected the kind Full: {full}");
         tokio::time::sleep(lease * 3 / 2).await;
-        for guard in [&guard, &permit, &reader] {
-            assert!(guard.is_held(), "{} was lost", guard.name());
+        for hold in [&*guard, &*permit, &*reader] {
+            assert!(hold.is_held(), "{} was lost", hold.name());
         }
         let after = server.command(&["ZRANGE", "leasehold:w:kept", "0", "0", "WITHSCORES"]);
-        assert_eq!(after, place, "the waiter lost its place");
-        // Giving back and handing over need no room either.
+        assert_eq!(after, place, "the waiter lost its queue position");
+        // Releasing and handing over need no memory either.
         let token = guard.token();
         release(guard).await;
         let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
         assert!(next.token() > token);
         release(reader).await;
         let written = tokio::time::timeout(PATIENCE, writer).await.unwrap().unwrap().unwrap();
-        for guard in [next, written, permit] {
-            guard.release().await.unwrap();
+        for hold in [next.into(), written.into(), Hold::from(permit)] {
+            hold.release().await.unwrap();
         }
-        // A place that is kept closed takes the holder's room.
+        // A place in cooldown uses the holder's memory.
         server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-        let mutex = locks.mutex("closed").at_least(Duration::from_secs(60)).lock().await.unwrap();
-        let permits = locks.semaphore("closed too", 1).at_least(Duration::from_secs(60));
+        let mutex = locks.mutex("closed").min_hold(Duration::from_secs(60)).lock().await.unwrap();
+        let permits = locks.semaphore("closed too", 1).min_hold(Duration::from_secs(60));
         let permit = permits.acquire().await.unwrap();
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-        for guard in [mutex, permit] {
-            guard.release().await.unwrap();
+        for hold in [mutex.into(), Hold::from(permit)] {
+            hold.release().await.unwrap();
         }
         for name in ["closed", "closed too"] {
-            let info = locks.read(name).await.unwrap().expect("closed");
+            let info = locks.inspect(name).await.unwrap().expect("closed");
             assert_eq!(info.claims[0].standing, Standing::Departed, "{name}");
         }
     });
 }
 
+// F64
 #[test]
-fn f64_a_full_server_knows_the_holder_that_asks_again() {
+fn full_server_recognizes_a_repeated_request_of_the_holder() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -109,14 +112,14 @@ fn f64_a_full_server_knows_the_holder_that_asks_again() {
 }
 
 #[test]
-fn a_server_that_is_loading_is_told_of() {
+fn loading_server_is_reported() {
     run(async {
         let slow =
             ["--key-load-delay", "100000", "--loading-process-events-interval-bytes", "1024"];
         let setup = slow.iter().fold(Setup::new().fast(), |setup, arg| setup.arg(*arg));
         let server = Arc::new(Redis::with(setup));
         for n in 0..80 {
-            // Of digits that do not repeat, or the file is too short to be read in pieces.
+            // The digits must not repeat. Otherwise the file is too short to be read in pieces.
             let value: String = (0..300_u64).map(|i| (i * i * 7_919 + n).to_string()).collect();
             server.command(&["SET", &format!("key {n}"), &value]);
         }
@@ -126,16 +129,16 @@ fn a_server_that_is_loading_is_told_of() {
             let server = server.clone();
             move || server.restart()
         });
-        // Whoever comes may be told at connecting or by the first lock.
+        // A new client may get the error when it connects, or at its first lock.
         let refused = loop {
             let error = match leasehold::connect(&server.url()).await {
                 Err(error) => error,
                 Ok(locks) => match locks.mutex("early").lease(LEASE).try_lock().await {
                     Err(error) => error,
-                    Ok(_) => panic!("it had loaded before anybody asked"),
+                    Ok(_) => panic!("the server had loaded its data before the first request"),
                 },
             };
-            // It may not listen yet.
+            // The server may not listen yet.
             if format!("{error:#}").contains("LOADING") {
                 break error;
             }
@@ -143,33 +146,35 @@ fn a_server_that_is_loading_is_told_of() {
         };
         assert_told(&refused, ErrorKind::Unreachable, "secret");
         assert!(refused.to_string().contains("still loading"), "{refused}");
-        // Who waits is patient with it.
+        // The waiter continues to wait while the server loads.
         let locks = connect(&server.url()).await;
         release(locks.mutex("patient").lock().await.unwrap()).await;
         up.await.unwrap();
     });
 }
 
+// S21
 #[test]
-fn s21_the_server_clock_steps() {
+fn tokens_rise_when_the_server_clock_steps() {
     run(async {
         const YEAR: i64 = 365 * 86_400;
         let server = Redis::with(Setup::new().fast().movable_clock());
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let guard = locks.mutex("stepped").no_renewal().lock().await.unwrap();
         let first = guard.token();
-        // A year ahead: every lease is over at once, and only the token tells the two apart.
+        // The clock is set a year ahead. Every lease expires immediately, and only the token
+        // distinguishes the holders.
         server.shift_clock(YEAR);
         let second = other.mutex("stepped").lock().await.unwrap();
         assert!(second.token() > first);
         let mut last = second.token();
         release(second).await;
-        // Back again, and an hour more: tokens go on rising from where they were.
+        // The clock is set back, and then by another hour. Tokens continue to rise.
         for shift in [0, -3_600] {
             server.shift_clock(shift);
             for name in ["stepped", "another"] {
                 let next = other.mutex(name).lock().await.unwrap();
-                assert!(next.token() > last, "{} after {last}", next.token());
+                assert!(next.token() > last, "token {} after {last}", next.token());
                 last = next.token();
                 release(next).await;
             }
@@ -178,8 +183,9 @@ fn s21_the_server_clock_steps() {
     });
 }
 
+// S21
 #[test]
-fn s21_a_dead_holder_is_evicted_when_the_clock_was_set_back() {
+fn crashed_holder_can_be_evicted_after_the_clock_was_set_back() {
     run(async {
         let server = Redis::with(Setup::new().fast().movable_clock());
         let locks = connect(&server.url()).await;
@@ -189,20 +195,21 @@ fn s21_a_dead_holder_is_evicted_when_the_clock_was_set_back() {
             panic!("not held")
         };
         server.shift_clock(-3_600);
-        // Two minutes pass. The documented bound: longer than the lease, by as much as the clock was
+        // Two minutes pass. The documented limit is the lease plus the time by which the clock was
         // set back.
         server.shift_clock(-3_600 + 120);
         let error = locks.mutex("dead").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         assert_eq!(locks.evict("dead", Evict::Holders).await.unwrap(), 1);
         let next = locks.mutex("dead").try_lock().await.unwrap();
-        assert!(next.token() > token);
+        assert!(next.grant() > token);
         release(next).await;
     });
 }
 
+// S22
 #[test]
-fn s22_tokens_rise_over_kill_9_and_lost_writes() {
+fn tokens_rise_despite_kill_9_and_lost_writes() {
     run(async {
         let setup = Setup::new().arg("--appendfsync").arg("everysec");
         let server = Redis::with(setup);
@@ -212,11 +219,11 @@ fn s22_tokens_rise_over_kill_9_and_lost_writes() {
         for round in 0..4 {
             for _ in 0..50 {
                 let guard = locks.mutex("counted").lock().await.unwrap();
-                assert!(guard.token().get() > last, "{} after {last}", guard.token());
+                assert!(guard.token().get() > last, "token {} after {last}", guard.token());
                 last = guard.token().get();
                 release(guard).await;
             }
-            // The last time everything is lost, and not only the last second.
+            // In the last round all data is lost, not only that of the last second.
             if round < 3 {
                 server.kill();
                 server.restart();
@@ -224,15 +231,16 @@ fn s22_tokens_rise_over_kill_9_and_lost_writes() {
                 server.restart_empty();
             }
         }
-        // A client that has seen nothing: only the server's clock keeps the order.
+        // This client has seen no token, so only the server's clock keeps the order.
         let fresh = connect(&server.url()).await;
         let guard = fresh.mutex("counted").lock().await.unwrap();
         assert!(guard.token().get() > last);
     });
 }
 
+// S22
 #[test]
-fn s22_lost_state_and_a_clock_that_is_behind() {
+fn tokens_rise_after_data_loss_for_clients_that_know_the_last_token() {
     run(async {
         let server = Redis::with(Setup::new().fast().movable_clock());
         let locks = connect(&server.url()).await;
@@ -240,27 +248,28 @@ fn s22_lost_state_and_a_clock_that_is_behind() {
         let last = guard.token();
         server.shift_clock(-3_600);
         server.restart_empty();
-        // The documented bound: tokens rise for whoever has seen the last, and for nobody else. Before
-        // them, whoever has seen nothing.
+        // The documented limit is that tokens rise only for clients that have seen the last one.
+        // This client has not.
         let fresh = connect(&server.url()).await;
         let behind = fresh.mutex("forgotten").try_lock().await.unwrap();
-        assert!(behind.token() < last, "{} is no hour behind {last}", behind.token());
+        assert!(behind.token() < last, "{} is not an hour behind {last}", behind.token());
         release(behind).await;
         let next = locks.mutex("forgotten").lock().await.unwrap();
-        assert!(next.token() > last, "{} after {last}", next.token());
+        assert!(next.token() > last, "token {} after {last}", next.token());
         let last = next.token();
         release(next).await;
-        // From there on they rise for all: the server has it again.
+        // From now on tokens rise for all clients, because the server has the last one again.
         let next = fresh.mutex("forgotten").lock().await.unwrap();
-        assert!(next.token() > last, "{} after {last}", next.token());
+        assert!(next.token() > last, "token {} after {last}", next.token());
         release(next).await;
         drop(guard);
     });
 }
 
+// F81
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f81_a_server_that_forgets_lets_nobody_in_before_its_leases_are_over() {
+fn emptied_server_grants_nothing_until_old_leases_expire() {
     run(async {
         let server = Arc::new(fast());
         let lease = Duration::from_secs(6);
@@ -271,11 +280,13 @@ fn f81_a_server_that_forgets_lets_nobody_in_before_its_leases_are_over() {
         let long = a.mutex("long").lease(Duration::from_secs(9)).try_lock().await.unwrap_err();
         assert_told(&long, ErrorKind::Config, "secret");
         let guards = [
-            a.mutex("mutex").no_renewal().lease(lease).lock().await.unwrap(),
-            a.semaphore("permits", 1).no_renewal().lease(lease).acquire().await.unwrap(),
+            a.mutex("mutex").no_renewal().lease(lease).lock().await.unwrap().into(),
+            Hold::from(
+                a.semaphore("permits", 1).no_renewal().lease(lease).acquire().await.unwrap(),
+            ),
         ];
         server.restart_empty();
-        // A take that was sent over the old connection may have to be made anew.
+        // A request that was sent over the old connection may have to be repeated.
         let error = b.mutex("mutex").lease(lease).try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unreachable, "secret");
         let (mutex, permits) =
@@ -283,17 +294,17 @@ fn f81_a_server_that_forgets_lets_nobody_in_before_its_leases_are_over() {
         let (second, permit) = tokio::join!(mutex.lock(), permits.acquire());
         let (second, permit) = (second.unwrap(), permit.unwrap());
         for guard in &guards {
-            assert!(!guard.is_held(), "two hold {}", guard.name());
+            assert!(!guard.is_held(), "two clients hold {}", guard.name());
         }
         release(second).await;
         release(permit).await;
-        // Later it costs nothing.
+        // Later calls have no such error.
         release(b.mutex("mutex").lease(lease).try_lock().await.unwrap()).await;
     });
 }
 
 #[test]
-fn what_is_on_disk_outlives_kill_9() {
+fn synced_lock_and_queue_survive_kill_9() {
     run(async {
         let server = Redis::start();
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -316,7 +327,7 @@ fn what_is_on_disk_outlives_kill_9() {
 }
 
 #[test]
-fn exact_while_the_server_is_killed_and_restarted() {
+fn locks_stay_exclusive_while_the_server_restarts() {
     run(async {
         let server = Arc::new(Redis::start());
         let url = server.url();
@@ -335,8 +346,9 @@ fn exact_while_the_server_is_killed_and_restarted() {
     });
 }
 
+// S25
 #[test]
-fn s25_exact_while_scripts_are_flushed_and_connections_killed() {
+fn locks_stay_exclusive_while_scripts_and_connections_are_lost() {
     run(async {
         let server = Arc::new(fast());
         let url = server.url();
@@ -353,5 +365,31 @@ fn s25_exact_while_scripts_are_flushed_and_connections_killed() {
             }
         };
         hammer_while(&clients, "counted", 4, 20, breaking).await;
+    });
+}
+
+/// The server accepts connections and does not reply, like a paused one.
+#[test]
+fn dropped_calls_to_a_hanging_server_share_one_connection_attempt() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        server.kill();
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", server.port())).await.unwrap();
+        let began = tokio::time::Instant::now();
+        let calls = async {
+            let lock = locks.mutex("m");
+            for _ in 0..40 {
+                let _ = tokio::time::timeout(Duration::from_millis(50), lock.try_lock()).await;
+            }
+        };
+        let mut accepted = Vec::new();
+        tokio::select! {
+            () = calls => {}
+            () = async { loop { accepted.push(listener.accept().await.unwrap()); } } => {}
+        }
+        // The caller's runtime and the client's own each make one attempt, for at most 5 s.
+        let attempts = 2 * (1 + usize::try_from(began.elapsed().as_secs() / 5).unwrap());
+        assert!((1..=attempts).contains(&accepted.len()), "{} connections", accepted.len());
     });
 }

@@ -1,7 +1,7 @@
-//! Keys of others: redis-py, Redisson and the common recipe on one key with us, other versions of ours, keys
-//! that are no locks, and keys of ours that somebody deletes.
+//! Keys of other programs: redis-py, Redisson and the common recipe on a shared key, other versions
+//! of leasehold, keys that are not locks, and deleted keys.
 //!
-//! The Python is in `redis_foreign.py`; `./test.sh` makes the environment that it runs in.
+//! The Python code is in `redis_foreign.py`. `./test.sh` creates its environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,7 +13,7 @@ use leasehold::{ErrorKind, Kind};
 use leasehold_test_support::*;
 use testbed::Redis;
 
-/// redis-py in a process of its own: one command a line, one answer a line.
+/// redis-py in a separate process, with one command and one reply per line.
 struct Python {
     child: Child,
     input: ChildStdin,
@@ -25,19 +25,19 @@ impl Python {
         let mut command = Command::new(testbed::python());
         command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/redis_foreign.py"));
         command.arg(server.port().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("python runs");
+        let mut child = command.spawn().expect("cannot start python");
         let input = child.stdin.take().expect("piped");
         let output = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, input, output }
     }
 
     fn send(&mut self, line: &str) {
-        writeln!(self.input, "{line}").expect("python listens");
+        writeln!(self.input, "{line}").expect("python does not read its input");
     }
 
     fn answer(&mut self) -> String {
         let mut line = String::new();
-        self.output.read_line(&mut line).expect("python answers");
+        self.output.read_line(&mut line).expect("python does not reply");
         line.trim().to_owned()
     }
 
@@ -49,19 +49,20 @@ impl Python {
 
 impl Drop for Python {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
+// S27
 #[test]
-fn s27_redis_py_and_we_exclude_each_other() {
+fn redis_py_and_leasehold_exclude_each_other() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
         let mut python = Python::start(&server);
-        // They hold.
+        // The Python client holds the lock.
         assert_eq!(python.ask("try shared 60"), "True");
         let error = locks.mutex("shared").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
@@ -73,23 +74,23 @@ fn s27_redis_py_and_we_exclude_each_other() {
         assert_eq!(python.ask("extend 60"), "True");
         assert!(!waiter.is_finished());
         assert_eq!(python.ask("release"), "released");
-        // We hold.
+        // Leasehold holds the lock.
         let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
         assert_eq!(python.ask("try shared 60"), "False");
-        // Their release of what is not theirs leaves ours alone.
+        // The Python client's release does not affect a lock that it does not hold.
         assert_eq!(python.ask("steal shared"), "LockNotOwnedError");
         assert!(guard.is_held());
         python.send("wait shared 60");
         release(guard).await;
         assert_eq!(python.answer(), "True");
         assert_eq!(python.ask("release"), "released");
-        // Their key that is left to expire frees the lock for us.
+        // The lock is free when the Python client's key expires.
         assert_eq!(python.ask("try shared 0.3"), "True");
         let guard = locks.mutex("shared").lock().await.unwrap();
         assert_eq!(python.ask("release"), "LockNotOwnedError");
         assert!(guard.is_held());
         release(guard).await;
-        // And one without an expiry, which is redis-py's default, is told of.
+        // A key without an expiry, which is redis-py's default, is reported.
         assert_eq!(python.ask("try endless none"), "True");
         let error = locks.mutex("endless").lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Corrupt, "s3cret");
@@ -98,8 +99,9 @@ fn s27_redis_py_and_we_exclude_each_other() {
     });
 }
 
+// S27
 #[test]
-fn s27_a_count_by_both_is_exact() {
+fn foreign_client_and_leasehold_count_exactly() {
     const ROUNDS: usize = 40;
     run(async {
         let server = fast();
@@ -117,22 +119,24 @@ fn s27_a_count_by_both_is_exact() {
             server.command(&["SET", "count", &(read + 1).to_string()]);
             release(guard).await;
             (done, waited) = (done + 1, waited + usize::from(!answer.is_finished()));
-            // A foreign client tries now and then; it has no place in the queue.
+            // A foreign client tries periodically. It has no place in the queue.
             tokio::time::sleep(Duration::from_millis(3)).await;
         }
         let (counted, _python) = answer.await.unwrap();
         assert_eq!(counted, ROUNDS.to_string());
-        assert!(waited > 0, "they never met");
+        assert!(waited > 0, "leasehold never had to wait for redis-py");
         assert_eq!(server.command(&["GET", "count"]), (done + ROUNDS).to_string());
     });
 }
 
+// S27
 #[test]
-fn s27_a_foreign_holder_is_respected_and_refused() {
+fn a_foreign_holder_is_respected_and_refused() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
-        // The recipe of other libraries, by hand: they hold, and we wait.
+        // The recipe of other libraries is run by hand. The foreign client holds, and leasehold
+        // waits.
         let held = server.command(&["SET", "shared", "foreign", "NX", "PX", "60000"]);
         assert_eq!(held, "OK");
         let error = locks.mutex("shared").try_lock().await.unwrap_err();
@@ -144,7 +148,7 @@ fn s27_a_foreign_holder_is_respected_and_refused() {
         until_waiting(&locks, "shared", 1).await;
         server.command(&["DEL", "shared"]);
         let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
-        // We hold, and they are refused; and their release does not match.
+        // Leasehold holds the lock. The foreign client is refused, and its release does not match.
         assert_eq!(server.command(&["SET", "shared", "foreign", "NX", "PX", "60000"]), "");
         let recipe = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
                       KEYS[1]) else return 0 end";
@@ -154,13 +158,14 @@ fn s27_a_foreign_holder_is_respected_and_refused() {
         assert!(id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit()), "{value}");
         release(guard).await;
         assert_eq!(server.command(&["SET", "shared", "foreign", "NX", "PX", "300"]), "OK");
-        // And when their key just expires.
+        // The lock is also acquired when the foreign key expires.
         release(locks.mutex("shared").lock().await.unwrap()).await;
     });
 }
 
+// S27
 #[test]
-fn s27_a_foreign_key_that_never_expires_is_told_of() {
+fn foreign_key_that_never_expires_is_reported() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -172,7 +177,7 @@ fn s27_a_foreign_key_that_never_expires_is_told_of() {
             assert_told(&error, ErrorKind::Corrupt, "secret");
             assert!(format!("{error:#}").contains("never expires"), "{error}");
         }
-        // Also when it comes while we wait.
+        // The same applies if the key appears while a client waits.
         server.command(&["SET", "later", "foreign", "PX", "60000"]);
         let waiter = tokio::spawn({
             let locks = locks.clone();
@@ -182,7 +187,8 @@ fn s27_a_foreign_key_that_never_expires_is_told_of() {
         server.command(&["PERSIST", "later"]);
         let waited = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
         assert_eq!(waited.unwrap_err().kind(), ErrorKind::Corrupt);
-        // Whether it is held, only they know who set it: a person's order does not delete it either.
+        // Only the client that set the key knows whether it holds the lock. So an eviction does not
+        // delete it either.
         let refused = locks.evict("endless", Evict::Holders).await.unwrap_err();
         assert_told(&refused, ErrorKind::Corrupt, "secret");
         assert_eq!(server.command(&["DEL", "endless"]), "1");
@@ -190,14 +196,15 @@ fn s27_a_foreign_key_that_never_expires_is_told_of() {
     });
 }
 
-/// How Redisson names who holds: a client's id and a thread's number.
+/// Redisson's name for a holder: the client's id and a thread's number.
 const REDISSON: &str = "8743c9c0-0795-4907-87fd-6c719a6b4586:61";
 
-/// How redis-py and many others do: a random word.
+/// Value of redis-py and many other clients: a random word.
 const RANDOM: &str = "0f8fad5bd9cb469fa16570867728950e";
 
+// F79
 #[test]
-fn f79_a_lock_of_redissons_is_waited_for_and_named() {
+fn redisson_lock_is_waited_for_and_named() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -221,7 +228,7 @@ fn f79_a_lock_of_redissons_is_waited_for_and_named() {
                 async move { mutex.lock().await }
             });
             until_waiting(&locks, name, 1).await;
-            let info = locks.read(name).await.unwrap().expect("held");
+            let info = locks.inspect(name).await.unwrap().expect("held");
             let holder = info.holders().next().expect("shown");
             assert!(holder.holder.host.contains("Redisson"), "{holder:?}");
             let limit = Duration::from_millis(300);
@@ -231,16 +238,17 @@ fn f79_a_lock_of_redissons_is_waited_for_and_named() {
             let error = locks.evict(name, Evict::Holders).await.unwrap_err();
             assert_told(&error, ErrorKind::Corrupt, "secret");
             assert!(format!("{error:#}").contains("Redisson"), "{error}");
-            assert_eq!(server.command(&["DEL", name]), "1", "we deleted it");
+            assert_eq!(server.command(&["DEL", name]), "1", "leasehold deleted the foreign key");
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             release(guard).await;
         }
     });
 }
 
-/// No advice may cost somebody their lock.
+// F79
+/// No hint may cause a client to lose its lock.
 #[test]
-fn f79_nobody_is_told_to_delete_what_may_be_held() {
+fn no_hint_suggests_deleting_a_key_that_may_be_held() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -273,8 +281,9 @@ fn f79_nobody_is_told_to_delete_what_may_be_held() {
     });
 }
 
+// F01
 #[test]
-fn f01_release_force_deletes_locks_and_nothing_else() {
+fn evict_deletes_only_locks() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -283,7 +292,7 @@ fn f01_release_force_deletes_locks_and_nothing_else() {
             "1",
             "true",
             "{\"user\":7,\"cart\":[1,2,3]}",
-            "a sentence of somebody's",
+            "a sentence of another program",
             "https://example.com/path/1",
             "short-1",
         ];
@@ -308,8 +317,9 @@ fn f01_release_force_deletes_locks_and_nothing_else() {
     });
 }
 
+// F63
 #[test]
-fn f63_messages_about_others_holds_say_whose_and_which() {
+fn messages_about_foreign_holds_name_the_other_library() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -317,9 +327,9 @@ fn f63_messages_about_others_holds_say_whose_and_which() {
         let error = locks.mutex("theirs").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Contended, RANDOM);
         assert!(format!("{error:#}").contains("another library"), "{error}");
-        // A key that never expires has nothing that remains.
+        // A key that never expires has no remaining time.
         server.command(&["PERSIST", "theirs"]);
-        let info = locks.read("theirs").await.unwrap().expect("held");
+        let info = locks.inspect("theirs").await.unwrap().expect("held");
         assert_eq!(info.claims[0].remaining, None, "{info:?}");
         let notes = locks.guarantees().notes.join("\n");
         assert!(
@@ -330,7 +340,7 @@ fn f63_messages_about_others_holds_say_whose_and_which() {
 }
 
 #[test]
-fn keys_that_are_no_locks() {
+fn foreign_keys_are_refused_and_not_listed() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -338,17 +348,17 @@ fn keys_that_are_no_locks() {
         for error in [
             locks.mutex("list").try_lock().await.unwrap_err(),
             locks.semaphore("list", 2).try_acquire().await.unwrap_err(),
-            locks.read("list").await.unwrap_err(),
+            locks.inspect("list").await.unwrap_err(),
         ] {
             assert_says(&error, ErrorKind::Corrupt, "belongs to another program");
         }
         let error = locks.mutex("leasehold:clock").try_lock().await.unwrap_err();
         assert_says(&error, ErrorKind::InvalidName, "leasehold's own");
-        // A clock that somebody has written to is no obstacle, and no reason to fall back.
+        // A damaged clock key is not an error, and does not lower the tokens.
         server.command(&["SET", "leasehold:clock", "nonsense"]);
         release(locks.mutex("fine").lock().await.unwrap()).await;
-        // Strings of other people are not listed.
-        server.command(&["SET", "session:1", "somebody's"]);
+        // Other programs' strings are not listed.
+        server.command(&["SET", "session:1", "another program's"]);
         assert!(locks.list("").await.unwrap().is_empty());
     });
 }
@@ -373,10 +383,11 @@ fn a_prefix_keeps_names_apart() {
     });
 }
 
-/// What versions before this one have written, and will read. A change here is a change of the
-/// format: clients of both versions use one server while a fleet is upgraded.
+// F44
+/// Format that earlier versions have written and must be able to read. A change here changes the
+/// format. Clients of both versions share a server while a deployment is upgraded.
 #[test]
-fn f44_the_format_of_the_keys_is_what_it_was() {
+fn key_format_is_unchanged() {
     const ID: &str = "00112233445566778899aabbccddeeff";
     const WHO: &str = r#"{"host":"old","pid":7,"label":"job","more":"a field of a later version"}"#;
     run(async {
@@ -390,7 +401,7 @@ fn f44_the_format_of_the_keys_is_what_it_was() {
             let who = words.next().unwrap_or_default();
             assert!(who.starts_with("{\"host\":\""), "{key}: {value}");
         };
-        // Written now: claim, token, since (µs), lock-delay (ms), holder.
+        // The current version writes claim, token, since (µs), lock delay (ms) and holder.
         let mut held = mutex("mutex");
         held.lock_delay = Duration::from_secs(2);
         hold(&locks, &held).await;
@@ -414,10 +425,10 @@ fn f44_the_format_of_the_keys_is_what_it_was() {
         assert_eq!((words[0], words[1], words[2]), ("h", "1", "0"), "{entry}");
         assert!(words[3].starts_with("leasehold:inbox:") && shape(words[4]) == "16d", "{entry}");
         assert!(words[5].starts_with("{\"host\":\""), "{entry}");
-        // Read: what another version wrote, with what it knows and we do not.
+        // The value of another version is read, including a field that this version does not know.
         let value = format!("{ID} 4503 1700000000000000 0 {WHO}");
         server.command(&["SET", "old", &value, "PX", "600000"]);
-        let info = locks.read("old").await.unwrap().expect("held");
+        let info = locks.inspect("old").await.unwrap().expect("held");
         assert_eq!((info.claims[0].holder.host.as_str(), info.claims[0].holder.pid), ("old", 7));
         let member = format!("{ID} 0 leasehold:inbox:ffff:1 {WHO}");
         let far = "9000000000000000";
@@ -426,10 +437,11 @@ fn f44_the_format_of_the_keys_is_what_it_was() {
         server.command(&["ZADD", "leasehold:w:handed", "9007199254740000", &member]);
         server.command(&["ZADD", "leasehold:x:handed", far, &member]);
         assert!(locks.store().leave(&holder, None).await.unwrap());
-        // And is kept as it was: nothing that we do not know is dropped.
+        // The value is preserved, including unknown fields.
         let handed = server.command(&["GET", "handed"]);
         assert!(handed.starts_with(ID) && handed.ends_with(WHO), "{handed}");
-        // A value of a later version that we cannot read is somebody's lock: waited for, kept.
+        // A later version's value that cannot be read is a foreign lock, so clients wait for it and
+        // keep it.
         server.command(&["SET", "later", &format!("2:{value}"), "PX", "600000"]);
         let error = locks.mutex("later").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
@@ -438,7 +450,7 @@ fn f44_the_format_of_the_keys_is_what_it_was() {
     });
 }
 
-/// How many characters, and of which kind.
+/// Returns the number of characters and their kind.
 fn shape(word: &str) -> String {
     let kind = match word.chars().all(|c| c.is_ascii_digit()) {
         true => 'd',
@@ -448,9 +460,10 @@ fn shape(word: &str) -> String {
     format!("{}{kind}", word.len())
 }
 
-/// Whoever deletes a companion takes places away, and must not break the lock for those who come.
+// S28
+/// A deleted companion key costs places in the queue, but must not break the lock for new clients.
 #[test]
-fn s28_companions_that_somebody_deleted_cost_places_and_no_more() {
+fn deleted_auxiliary_keys_cost_only_queue_positions() {
     run(async {
         let server = testbed::redis();
         let locks = connect(&server.url()).await;
@@ -463,7 +476,7 @@ fn s28_companions_that_somebody_deleted_cost_places_and_no_more() {
             for letter in letters.chars() {
                 assert_eq!(server.command(&["DEL", &format!("leasehold:{letter}:{name}")]), "1");
             }
-            // Nobody is told an error: what is gone is lost, and whoever is left stands.
+            // No call returns an error. Deleted claims are lost, and the others remain valid.
             renew(&locks, &[&holder, &waiter]).await;
             let next = claim(&name, Kind::Semaphore, 1);
             locks.store().join(&next, Mode::Try).await.unwrap_or_else(|e| panic!("{letters}: {e}"));
@@ -480,9 +493,10 @@ fn s28_companions_that_somebody_deleted_cost_places_and_no_more() {
     });
 }
 
-/// The semaphore's hash alone is gone, and the name is then used as a mutex.
+// S28
+/// Only the semaphore's hash is gone, and the name is then used as a mutex.
 #[test]
-fn s28_a_mutex_stands_where_a_semaphore_lost_its_hash() {
+fn name_of_a_damaged_semaphore_can_be_used_as_a_mutex() {
     run(async {
         let server = testbed::redis();
         let locks = connect(&server.url()).await;
@@ -500,9 +514,10 @@ fn s28_a_mutex_stands_where_a_semaphore_lost_its_hash() {
     });
 }
 
-/// One call asks for what a name was and for what it is now.
+// S16
+/// One call contains claims on one name as a semaphore and as a mutex.
 #[test]
-fn s16_a_lost_semaphore_takes_no_place_in_a_mutex_along() {
+fn lost_semaphore_claim_does_not_remove_mutex_claims() {
     run(async {
         let server = testbed::redis();
         let locks = connect(&server.url()).await;

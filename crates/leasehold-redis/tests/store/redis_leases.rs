@@ -1,5 +1,5 @@
-//! Leases on one server: the end of a lease and of a lock-delay, a hold that is gone, a reply that is lost,
-//! a network that is silent.
+//! Leases on one server: the end of a lease and of a lock delay, a lost hold, a lost reply, and a
+//! silent network.
 
 use std::time::{Duration, Instant};
 
@@ -9,37 +9,37 @@ use leasehold::{ErrorKind, Kind, LostReason};
 use leasehold_test_support::*;
 use testbed::{Proxy, Redis, Setup};
 
-/// The companions of a lock without a main key were kept for a minute after the last lease, whatever
-/// the lock-delay.
+// S15
+/// The companion keys of a lock without a main key must outlive the lock delay, however long it is.
 #[test]
-fn s15_a_long_lock_delay_of_a_semaphore_outlives_its_dead_holder() {
+fn long_lock_delay_of_a_semaphore_survives_its_crashed_holder() {
     run(async {
         let server = Redis::with(Setup::new().fast().movable_clock());
         let locks = connect(&server.url()).await;
         let mut dead = claim("s15", Kind::Semaphore, 1);
         dead.lock_delay = Duration::from_secs(600);
         assert!(matches!(join(&locks, &dead).await, Joined::Holding { .. }));
-        // The lease is long over, and the delay is not.
+        // The lease has expired long ago, but the delay has not.
         server.shift_clock(300);
         let next = claim("s15", Kind::Semaphore, 1);
         let busy = locks.store().join(&next, Mode::Try).await.unwrap();
-        assert!(matches!(busy, Joined::Busy { .. }), "open too early: {busy:?}");
-        // Longer than a lease and the delay.
+        assert!(matches!(busy, Joined::Busy { .. }), "free too early: {busy:?}");
+        // This is longer than a lease and the delay.
         server.shift_clock(900);
         assert!(matches!(join(&locks, &next).await, Joined::Holding { .. }));
     });
 }
 
 #[test]
-fn a_stopped_server_loses_the_lock_by_the_deadline() {
+fn lock_on_a_paused_server_is_lost_by_its_deadline() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
         let guard = locks.mutex("stopped").lease(LEASE).lock().await.unwrap();
         server.stop();
-        // Nothing is acknowledged from here on: what was, was sent before.
+        // From here on no renewal is acknowledged. All acknowledged ones were sent before.
         tokio::time::sleep(LEASE).await;
-        assert!(!guard.is_held(), "believed beyond the end of its lease");
+        assert!(!guard.is_held(), "is_held() is true after the lease expired");
         assert_eq!(guard.lost().await, LostReason::Expired);
         let error = locks.mutex("stopped").lock_timeout(Duration::from_millis(300)).await;
         assert!(matches!(error.unwrap_err().kind(), ErrorKind::Timeout | ErrorKind::Unreachable));
@@ -48,8 +48,9 @@ fn a_stopped_server_loses_the_lock_by_the_deadline() {
     });
 }
 
+// S28
 #[test]
-fn s28_a_main_key_that_goes_is_noticed_within_a_heartbeat() {
+fn deleted_main_key_is_noticed_within_a_heartbeat() {
     run(async {
         let server = fast();
         let (holder, waiting) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -59,22 +60,23 @@ fn s28_a_main_key_that_goes_is_noticed_within_a_heartbeat() {
         let begun = Instant::now();
         server.command(&["DEL", "deleted"]);
         let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
-        // And not at the end of the lease, which is 15 s.
+        // The lock is handed over before the lease of 15 s expires.
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         assert!(next.token() > guard.token());
-        // Its holder finds out at its next renewal.
+        // The holder finds out at its next renewal.
         assert_eq!(guard.lost().await, LostReason::Gone);
         release(next).await;
     });
 }
 
+// S06
 #[test]
-fn s06_a_lost_reply_is_recognised() {
+fn lost_reply_is_recognized() {
     run(async {
         let server = fast();
         let proxy = Proxy::before(server.port());
         let locks = connect(&proxy.in_front_of(server.port(), &server.url())).await;
-        // The connections are made and the scripts known.
+        // After this the connections are open and the scripts cached.
         release(locks.mutex("warm").lock().await.unwrap()).await;
         proxy.drop_replies_after(0);
         let taking = tokio::spawn({
@@ -83,34 +85,36 @@ fn s06_a_lost_reply_is_recognised() {
         });
         until("the reply to be dropped", || proxy.has_dropped()).await;
         let value = server.command(&["GET", "lost"]);
-        assert!(!value.is_empty(), "it was granted");
+        assert!(!value.is_empty(), "the lock was not granted");
         proxy.pass_replies();
         proxy.refuse(true);
         proxy.refuse(false);
         let guard = taking.await.unwrap().unwrap();
         let token: u64 = value.split(' ').nth(1).unwrap().parse().unwrap();
-        assert_eq!(guard.token().get(), token, "granted twice");
+        assert_eq!(guard.token().get(), token, "the claim was granted twice");
         release(guard).await;
         assert_eq!(server.command(&["EXISTS", "lost"]), "0");
     });
 }
 
-/// A network that forgets a connection without a word must not make us deaf for ever.
+// F49
+/// A network that drops a connection silently must not stop notifications forever.
 #[test]
-fn f49_idle_connections_are_kept_alive() {
+fn idle_connections_are_kept_alive() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
         release(locks.mutex("idle").lock().await.unwrap()).await;
         let port = format!(":{:04X}", server.port());
-        // Of each of our connections, established (01): which timer runs; 02 is that of keep-alive.
+        // The rows are the client's established connections (01). The timer 02 is that of
+        // keep-alive.
         let timers = || {
             let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
             let rows = table.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
             let ours = rows.filter(|row| row[2].ends_with(&port) && row[3] == "01");
             ours.map(|row| row[5].split(':').next().unwrap_or_default().to_owned()).collect()
         };
-        until("keep-alive on all", || {
+        until("all connections have keep-alive", || {
             let timers: Vec<String> = timers();
             !timers.is_empty() && timers.iter().all(|timer| timer == "02")
         })

@@ -1,5 +1,5 @@
-//! Who waits in Redis's queue and who is told of a turn: beside the queue that is the model, with messages
-//! that are lost, among many, and among the dead.
+//! Redis's queue and its notifications: compared with the queue model, with lost messages, with
+//! many waiters, and with dead waiters.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use crate::redis_common::*;
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Signal};
-use leasehold::{Claim, ClaimId, ErrorKind, Guard, Kind, Leasehold, Name, Token};
+use leasehold::{Claim, ClaimId, Client, ErrorKind, Kind, MutexGuard, Name, Token};
 use leasehold_test_support::pushes_agree;
 use leasehold_test_support::*;
 use testbed::Dice;
 use testbed::{Proxy, Redis, Setup};
 use tokio::task::JoinHandle;
 
-/// What a claim was told, in a form that can be compared. The clocks are apart by as long as the test
-/// has run; leases and steps are hundreds of seconds.
+/// State of a claim, in a form that can be compared. The clocks differ by the duration of the test,
+/// while leases and steps are hundreds of seconds.
 #[derive(Debug)]
 enum Told {
     Holds(u64, Duration),
@@ -58,7 +58,7 @@ impl Told {
         let near = |a: Duration, b: Duration| a.abs_diff(b) < SLOW;
         match (self, other) {
             (Self::Holds(_, a), Self::Holds(_, b)) => near(*a, *b),
-            // To ask a little early is no harm.
+            // Polling a little early is harmless.
             (Self::Waits(_, at, a), Self::Waits(_, also, b)) => {
                 let in_time = a.zip(*b).is_none_or(|(a, b)| a < b + SLOW);
                 at == also && a.is_some() == b.is_some() && in_time
@@ -69,12 +69,13 @@ impl Told {
     }
 }
 
-/// How much slower than the model the servers may be.
+/// Maximum time by which the servers may be slower than the model.
 const SLOW: Duration = Duration::from_secs(40);
 
-/// Random calls on a real server whose clock is moved, and on `queue.rs`, answer by answer.
+/// Random calls run on a real server whose clock is set, and on `queue.rs`. Every reply must be
+/// equal.
 #[test]
-fn the_scripts_do_what_the_queue_does() {
+fn scripts_behave_like_the_queue() {
     run(async {
         let server = Redis::with(Setup::new().fast().movable_clock());
         let locks = connect(&server.url()).await;
@@ -131,7 +132,7 @@ fn the_scripts_do_what_the_queue_does() {
                         let step = dice.one_of(&[100, 300, 700, 1_200]);
                         shift += step;
                         server.shift_clock(shift);
-                        // Whoever's time is over just now is over on both sides.
+                        // A claim that expires at this moment must have expired on both sides.
                         tokio::time::sleep(Duration::from_millis(3)).await;
                         continue;
                     }
@@ -149,7 +150,7 @@ fn the_scripts_do_what_the_queue_does() {
                     tokens.insert(claim.id, both);
                 }
             }
-            // Both rise alike.
+            // The tokens on both sides must be in the same order.
             let mut all: Vec<(u64, u64)> = tokens.into_values().collect();
             all.sort_unstable();
             assert!(all.is_sorted_by_key(|(_, model)| *model), "seed {seed}: {all:?}");
@@ -161,22 +162,24 @@ fn dice_evict(token: u64, one: bool) -> Evict {
     if one { Evict::Token(Token::new(token).unwrap()) } else { Evict::Holders }
 }
 
-/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+// P1, P6
+/// Two clients make random calls. No waiter is notified of a grant too early, and every waiter is
+/// notified without polling.
 #[test]
-fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+fn notifications_agree_with_the_queue() {
     run(async {
         let url = testbed::redis().url();
         pushes_agree(&[connect(&url).await, connect(&url).await]).await;
     });
 }
 
-/// One client holds, and a task of another one's waits.
+/// Lets one client hold a lock, and a task of another client wait for it.
 async fn one_behind_another(
-    holder: &Leasehold,
-    waiting: &Leasehold,
-) -> (Guard, JoinHandle<leasehold::Result<Guard>>) {
+    holder: &Client,
+    waiting: &Client,
+) -> (MutexGuard, JoinHandle<leasehold::Result<MutexGuard>>) {
     let guard = holder.mutex("deaf").lock().await.unwrap();
-    // It has its answer: what the proxy reads from now on begins with the message.
+    // The waiter has its reply. The next data that the proxy reads is the message.
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let mutex = waiting.mutex("deaf").on_waiting(move |_| _ = tell.send(()));
     let waiter = tokio::spawn(async move { mutex.lock().await });
@@ -184,11 +187,12 @@ async fn one_behind_another(
     (guard, waiter)
 }
 
-/// What a hand-over costs whose message is lost: a heartbeat.
+/// Maximum cost of a hand-over whose message is lost, which is one heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(2 + 2);
 
+// S24
 #[test]
-fn s24_a_lost_message_costs_one_heartbeat() {
+fn a_lost_message_costs_one_heartbeat() {
     run(async {
         let server = fast();
         let proxy = Proxy::before(server.port());
@@ -197,7 +201,7 @@ fn s24_a_lost_message_costs_one_heartbeat() {
         let mut fastest = PATIENCE;
         for round in 0..3 {
             let (guard, waiter) = one_behind_another(&holder, &waiting).await;
-            // The connection stays up, and the message alone is lost.
+            // The connection stays open, and only the message is lost.
             let connections = proxy.connections();
             proxy.drop_messages(true);
             let begun = Instant::now();
@@ -205,8 +209,8 @@ fn s24_a_lost_message_costs_one_heartbeat() {
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             fastest = fastest.min(begun.elapsed());
             until("the message to be dropped", || proxy.has_dropped()).await;
-            // (The first heartbeat of all makes its own.)
-            assert!(round == 0 || proxy.connections() == connections, "it was cut");
+            // (The first heartbeat opens its own connection.)
+            assert!(round == 0 || proxy.connections() == connections, "the connection was closed");
             proxy.drop_messages(false);
             release(guard).await;
         }
@@ -214,8 +218,9 @@ fn s24_a_lost_message_costs_one_heartbeat() {
     });
 }
 
+// S24
 #[test]
-fn s24_a_connection_that_is_cut_costs_no_turn() {
+fn broken_connection_costs_no_queue_position() {
     run(async {
         let server = fast();
         let proxy = Proxy::before(server.port());
@@ -223,7 +228,7 @@ fn s24_a_connection_that_is_cut_costs_no_turn() {
         let holder = connect(&server.url()).await;
         for _ in 0..3 {
             let (guard, waiter) = one_behind_another(&holder, &waiting).await;
-            // The connections go, with whatever is sent meanwhile.
+            // The connections break, and everything that is sent meanwhile is lost.
             proxy.refuse(true);
             release(guard).await;
             proxy.refuse(false);
@@ -233,13 +238,14 @@ fn s24_a_connection_that_is_cut_costs_no_turn() {
     });
 }
 
+// S29
 #[test]
-fn s29_a_grant_to_a_dead_waiter_costs_its_place_and_no_lease() {
+fn grant_to_a_crashed_waiter_costs_only_its_waiter_lease() {
     run(async {
         let server = fast();
         let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let guard = locks.mutex("dead").lock().await.unwrap();
-        // It joined, and was killed: nobody beats for it.
+        // The client joined and was killed, so no heartbeat renews its place.
         let mut dead = leased("dead", Duration::from_secs(60));
         dead.waiter_lease = Duration::from_secs(6);
         let begun = Instant::now();
@@ -248,18 +254,25 @@ fn s29_a_grant_to_a_dead_waiter_costs_its_place_and_no_lease() {
         let waiter = tokio::spawn(async move { other.mutex("dead").lock().await });
         until_waiting(&locks, "dead", 2).await;
         release(guard).await;
-        // It was granted, and told.
+        // The claim was granted the lock and notified.
         assert!(matches!(locks.store().changed(&dead).await.unwrap(), Signal::Granted(_)));
         let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
         let place = dead.waiter_lease - Duration::from_millis(100);
-        assert!(begun.elapsed() >= place, "while it was alive");
-        assert!(begun.elapsed() < Duration::from_secs(40), "a lease was lost");
+        assert!(
+            begun.elapsed() >= place,
+            "the next waiter was granted before the dead one expired"
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(40),
+            "the hand-over took longer than a waiter's lease"
+        );
         release(next).await;
     });
 }
 
+// S92
 #[test]
-fn s92_ten_thousand_waiters_on_one_lock() {
+fn ten_thousand_waiters_on_one_lock_are_all_granted() {
     let many = testbed::sized(10_000, 1_000);
     run(async {
         let server = fast();
@@ -280,30 +293,30 @@ fn s92_ten_thousand_waiters_on_one_lock() {
                 release(guard).await;
             });
         }
-        until("all to wait", || {
+        until("all clients are in the queue", || {
             server.command(&["ZCARD", "leasehold:w:crowded"]) == many.to_string()
         })
         .await;
-        // A few heartbeats of all of them, and the holder's renewals beside them.
+        // Several heartbeats of all waiters pass, along with the holder's renewals.
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(guard.is_held());
         let used: usize = server.info("memory", "used_memory").parse().unwrap();
         assert!(used < 5_000_000 + many * 3_500, "{used} bytes for {many} waiters");
         server.command(&["CONFIG", "RESETSTAT"]);
-        assert_eq!(witness.count(), 0, "somebody held beside the holder");
+        assert_eq!(witness.count(), 0, "another client held the lock during the hold");
         release(guard).await;
         while let Some(done) = waiting.join_next().await {
-            done.expect("no task panics");
+            done.expect("a task panicked");
         }
         assert_eq!(witness.count(), many as u64);
-        // One message for each hand-over, however many wait.
+        // Each hand-over sends one message, however many clients wait.
         let calls = server.calls();
         let published = calls.iter().find(|(name, _)| name == "publish").map_or(0, |(_, n)| *n);
         assert!(published <= many as u64 + 10, "{published} messages");
     });
 }
 
-/// A lock whose queue is long, with waiters that live or died.
+/// Creates a lock with a long queue of live or dead waiters.
 fn queue(server: &Redis, name: &str, count: usize, dead: bool) {
     let code = "local t = redis.call('TIME')
         local ends = (ARGV[3] == 'dead' and 1 or 600000000 + t[1] * 1000000)
@@ -317,8 +330,9 @@ fn queue(server: &Redis, name: &str, count: usize, dead: bool) {
     server.command(&["EVAL", code, "2", &w, &x, name, &count.to_string(), state]);
 }
 
+// F13
 #[test]
-fn f13_a_wait_that_runs_out_reads_no_queue() {
+fn timed_out_wait_does_not_read_the_queue() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -330,30 +344,37 @@ fn f13_a_wait_that_runs_out_reads_no_queue() {
         let error = locks.mutex("busy").lock_timeout(limit).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         let label = format!("pid {}", std::process::id());
-        assert!(format!("{error:#}").contains(&label), "the holder is not named: {error}");
+        assert!(
+            format!("{error:#}").contains(&label),
+            "the error does not name the holder: {error}"
+        );
         assert!(locks.check(&held.sequencer()).await.is_ok());
         let sent = sent() - before;
-        assert!(sent < 50_000, "{sent} bytes were answered");
+        assert!(sent < 50_000, "the replies had {sent} bytes");
     });
 }
 
+// F13
 #[test]
-fn f13_a_long_queue_is_read_in_pages() {
+fn a_long_queue_is_read_in_pages() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
         let held = locks.mutex("long").lock().await.unwrap();
         queue(&server, "long", 1_700, false);
         server.command(&["CONFIG", "RESETSTAT"]);
-        let info = locks.read("long").await.unwrap().expect("held");
+        let info = locks.inspect("long").await.unwrap().expect("held");
         let scripts = |name: &str| server.calls().iter().find(|c| c.0 == name).map_or(0, |c| c.1);
         assert!(scripts("evalsha") + scripts("eval") > 3, "{:?}", server.calls());
         assert_eq!((info.claims.len(), info.holders().count()), (1_701, 1));
         let pids: Vec<u32> = info.waiters().map(|c| c.holder.pid).collect();
-        assert!(pids.iter().copied().eq(1..=1_700), "out of order");
+        assert!(
+            pids.iter().copied().eq(1..=1_700),
+            "the waiters are not in the order of the queue"
+        );
         assert_eq!(locks.list("").await.unwrap()[0].claims.len(), 1_701);
         release(held).await;
-        // A semaphore's holders are as many.
+        // A semaphore can have as many holders.
         let mut held = Vec::new();
         for _ in 0..1_200 {
             let permit = claim("permits", Kind::Semaphore, 1_200);
@@ -361,15 +382,16 @@ fn f13_a_long_queue_is_read_in_pages() {
             held.push(permit);
         }
         wait(&locks, &claim("permits", Kind::Semaphore, 1_200)).await;
-        let info = locks.read("permits").await.unwrap().expect("held");
+        let info = locks.inspect("permits").await.unwrap().expect("held");
         assert_eq!((info.holders().count(), info.waiters().count()), (1_200, 1));
         let tokens: Vec<_> = info.claims.iter().map(|c| c.token.unwrap()).collect();
-        assert!(tokens.is_sorted(), "out of order");
+        assert!(tokens.is_sorted(), "tokens are not in ascending order");
     });
 }
 
+// F13
 #[test]
-fn f13_one_call_buries_some_of_many_dead_and_grants_none_past_the_rest() {
+fn call_removes_dead_claims_in_batches_and_skips_none() {
     const DEAD: usize = 5_500;
     run(async {
         let server = fast();
@@ -381,16 +403,93 @@ fn f13_one_call_buries_some_of_many_dead_and_grants_none_past_the_rest() {
         hold(&locks, &holder).await;
         queue(&server, "dead", DEAD, true);
         assert!(locks.store().join(&mutex("dead"), Mode::Try).await.is_ok());
-        assert!((1..DEAD).contains(&left("dead")), "{} of {DEAD} are left", left("dead"));
+        assert!(
+            (1..DEAD).contains(&left("dead")),
+            "{} of {DEAD} dead claims are left",
+            left("dead")
+        );
         let next = mutex("dead");
         wait(&locks, &next).await;
-        // Whoever releases goes on until somebody has it.
+        // The releasing client repeats its call until a waiter holds the lock.
         assert!(locks.store().leave(&holder, None).await.unwrap());
-        tokio::time::timeout(PATIENCE, told(&locks, &next)).await.expect("handed over");
+        tokio::time::timeout(PATIENCE, told(&locks, &next))
+            .await
+            .expect("the lock was not handed over");
         assert_eq!(left("dead"), 0);
-        // A free lock behind many dead: nobody is let in past those who may live, and soon all are.
+        // A free lock with many dead waiters is not granted past waiters that may be alive. Soon
+        // all dead ones are removed.
         queue(&server, "free", DEAD, true);
         let guard = tokio::time::timeout(PATIENCE, locks.mutex("free").lock()).await;
         release(guard.expect("granted").unwrap()).await;
+    });
+}
+
+#[test]
+fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
+    run(async {
+        let server = testbed::redis();
+        let proxy = Proxy::before(server.port());
+        let ours = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        evicted_waiter_is_never_granted(&proxy, &ours, &connect(&server.url()).await).await;
+    });
+}
+
+/// The reply is lost after each number of replies in turn. The eviction may grant the lock to the
+/// next waiter, which must not be evicted.
+#[test]
+fn evicting_all_holders_is_sent_once() {
+    run(async {
+        let server = testbed::redis();
+        let proxy = Proxy::before(server.port());
+        let direct = connect(&server.url()).await;
+        let person = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        let mut in_doubt = 0;
+        for round in 0..40 {
+            // Replies to the connection for notifications, which is opened again after each cut, may be the ones
+            // that are dropped. Then the eviction succeeds, and a later round loses its reply.
+            if round >= 4 && in_doubt > 0 {
+                break;
+            }
+            let kept = round % 4;
+            let name = Name::new(format!("evicted-once-{round}")).unwrap();
+            for _ in 0..2 {
+                let mut claim = Claim::new(name.clone(), Kind::Mutex, 1, 1).unwrap();
+                (claim.lease, claim.waiter_lease) = (PATIENCE * 2, PATIENCE * 2);
+                direct.store().join(&claim, Mode::Wait).await.unwrap();
+            }
+            // Opens the connection.
+            person.inspect(name.as_str()).await.unwrap();
+            proxy.drop_replies_after(kept);
+            let mut evicting = tokio::spawn({
+                let (person, name) = (person.clone(), name.clone());
+                async move { person.evict(name.as_str(), Evict::Holders).await }
+            });
+            let dropped = async {
+                while !proxy.has_dropped() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let evicted = tokio::select! {
+                evicted = &mut evicting => Some(evicted),
+                () = dropped => None,
+            };
+            proxy.cut();
+            proxy.pass_replies();
+            let evicted = match evicted {
+                Some(evicted) => evicted.unwrap(),
+                None => tokio::time::timeout(PATIENCE, evicting).await.unwrap().unwrap(),
+            };
+            let left = direct.inspect(name.as_str()).await.unwrap();
+            let left = left.map_or(0, |lock| lock.claims.len());
+            match evicted {
+                Ok(count) => assert_eq!((count, left), (1, 1), "after {kept} replies"),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                    assert_eq!(left, 1, "the next holder was evicted too, after {kept} replies");
+                    in_doubt += 1;
+                }
+            }
+        }
+        assert!(in_doubt >= 1, "no reply of an eviction was lost");
     });
 }

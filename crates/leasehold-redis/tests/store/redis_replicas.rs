@@ -1,4 +1,5 @@
-//! Grants that replicas confirm: too few of them, others than those, and servers that are away meanwhile.
+//! Grants that replicas confirm: too few replicas, other replicas, and servers that are unreachable
+//! meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +9,15 @@ use leasehold::{Claim, ErrorKind, Kind, Name};
 use leasehold_test_support::*;
 use testbed::{Cluster, Proxy, Redis, Setup};
 
+// R30, S23
 #[test]
-fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
+fn tokens_rise_if_an_unconfirmed_replica_is_promoted() {
     run(async {
         let master = fast();
         let _fresh = Redis::replica_of(master.port(), Setup::new().fast());
         let stale = Redis::replica_of(master.port(), Setup::new().fast());
         master.wait_for_replicas(2);
-        // This one hears nothing of what follows.
+        // This replica receives no later writes.
         stale.command(&["REPLICAOF", "NO", "ONE"]);
         let locks = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
         let guard = locks.mutex("lost").lease(PATIENCE).lock().await.unwrap();
@@ -23,16 +25,18 @@ fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
         assert!(notes.contains("A fail-over may promote another replica"), "{notes}");
         assert!(!locks.guarantees().meets(Guarantee::ExclusiveOnStoreCrash));
         let other = connect(&stale.url()).await;
-        // No claim of safety: both hold. But the order of the tokens holds too.
+        // Exclusion is not guaranteed here, and both clients hold the lock. But the order of the
+        // tokens is kept.
         let second = other.mutex("lost").try_lock().await.unwrap();
         assert!(guard.is_held() && second.token() > guard.token());
         release(second).await;
     });
 }
 
-/// A fail-over between grant and confirmation: the master that confirms has somebody else's hold.
+// R30, S23
+/// A fail-over happens between grant and confirmation. The new master has another client's hold.
 #[test]
-fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
+fn hold_of_another_client_confirms_no_grant() {
     run(async {
         let master = fast();
         let _replica = Redis::replica_of(master.port(), Setup::new().fast());
@@ -46,7 +50,7 @@ fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
             let mutex = locks.mutex("taken").lease(PATIENCE);
             async move { mutex.try_lock().await }
         });
-        until("the grant", || master.command(&["EXISTS", "taken"]) == "1").await;
+        until("the master has the grant", || master.command(&["EXISTS", "taken"]) == "1").await;
         master.command(&["SET", "taken", "another", "PX", "60000"]);
         proxy.thaw();
         let error = taken(taking.await.unwrap());
@@ -55,16 +59,17 @@ fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
     });
 }
 
-fn taken(got: leasehold::Result<leasehold::Guard>) -> leasehold::Error {
+fn taken(got: leasehold::Result<leasehold::MutexGuard>) -> leasehold::Error {
     match got {
-        Ok(guard) => panic!("held, though somebody else holds: token {}", guard.token()),
+        Ok(guard) => panic!("granted while another client holds the lock: token {}", guard.token()),
         Err(error) => error,
     }
 }
 
+// R30
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
+fn lock_with_too_few_replicas_is_released_or_accepted() {
     run(async {
         let master = fast();
         let replica = Redis::replica_of(master.port(), Setup::new().fast());
@@ -72,20 +77,25 @@ fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
         let two = format!("{}?replicas=2&replicas_ms=100", master.url());
         let error = connect(&two).await.mutex("short").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unconfirmed, "secret");
-        assert_eq!(master.command(&["EXISTS", "short"]), "0", "it was not given back");
-        // Time enough for the one that there is: a replica that has just synced is slow to say so.
+        assert_eq!(
+            master.command(&["EXISTS", "short"]),
+            "0",
+            "the unconfirmed lock was not released"
+        );
+        // The time suffices for the existing replica. A replica that has just synchronized is slow
+        // to report that.
         let patient = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
         release(patient.mutex("first").lease(PATIENCE).lock().await.unwrap()).await;
         let two = format!("{}?replicas=2&replicas_ms=4000", master.url());
         let accepting = connect(&format!("{two}&replicas_short=accept")).await;
         let guard = accepting.mutex("short").lock().await.unwrap();
-        assert_eq!(guard.replicas(), Some(1), "of the two that were wished for");
+        assert_eq!(guard.replicas(), Some(1), "replicas that confirmed the grant");
         release(guard).await;
         let unasked = connect(&master.url()).await;
         let guard = unasked.mutex("short").try_lock().await.unwrap();
         assert_eq!(guard.replicas(), None);
         release(guard).await;
-        // A pushed grant counts only once it is confirmed, too.
+        // A pushed grant also counts only after it is confirmed.
         let one = connect(&format!("{}?replicas=1&replicas_ms=5000", master.url())).await;
         let guard = one.mutex("pushed").lock().await.unwrap();
         let waiter = tokio::spawn({
@@ -97,7 +107,8 @@ fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
         release(guard).await;
         let refused = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
-        // It may take longer than any server's answer, and wait for what was asked before.
+        // The confirmation may take longer than any reply, and may wait for an earlier
+        // confirmation.
         let slow = connect(&format!("{}?replicas=1&replicas_ms=8000", master.url())).await;
         let joined = ["joined", "joined too"].map(|name| slow.mutex(name).lease(PATIENCE));
         let [first, second] = &joined;
@@ -111,19 +122,20 @@ fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
     });
 }
 
+// R30
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
+fn paused_master_is_not_mistaken_for_missing_replicas() {
     run(async {
         let master = fast();
         let replica = Redis::replica_of(master.port(), Setup::new().fast());
         master.wait_for_replicas(1);
         let locks = connect(&format!("{}?replicas=1", master.url())).await;
-        // A lease that is over before it is clear that there are too few could never be held.
+        // A lease that expires before the shortage is detected could never be held.
         let accepting = format!("{}?replicas=2&replicas_short=accept", master.url());
         let short = connect(&accepting).await.mutex("short").lease(Duration::from_secs(2));
         assert_told(&short.lock().await.unwrap_err(), ErrorKind::Config, "secret");
-        // While the master waits for its replica, it stands still for longer than that may take.
+        // The master is paused for longer than its wait for the replica may take.
         replica.stop();
         let waiting = tokio::spawn({
             let mutex = locks.mutex("stands still").lease(PATIENCE);
@@ -143,10 +155,11 @@ fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
     });
 }
 
-/// The server that was asked is demoted while it waits for its replicas, and the next one is asked.
+// R30
+/// The master is demoted while it waits for its replicas, and the next master is queried.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
+fn grant_waits_for_a_failover_during_replica_confirmation() {
     run(async {
         let cluster = Cluster::with(3, 1, Setup::new().fast());
         let [master, replica] = [0, 3].map(|node| &cluster.nodes()[node]);
@@ -157,10 +170,10 @@ fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
             async move { mutex.lock().await }
         });
         let end = Instant::now() + PATIENCE;
-        // The grant is known to the replica, and the master waits for a second one.
+        // The replica has the grant, and the master waits for a second replica.
         let known = || replica.command(&["DBSIZE"]) != "0";
         while !known() || !master.command(&["CLIENT", "LIST"]).contains("cmd=wait") {
-            assert!(Instant::now() < end, "nothing waits for replicas");
+            assert!(Instant::now() < end, "no client waits for replicas");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(replica.command(&["CLUSTER", "FAILOVER"]), "OK");
@@ -171,9 +184,10 @@ fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
     });
 }
 
-/// One heartbeat asks for all of them: each is told for itself, and all within one wait.
+// R30
+/// One heartbeat confirms all claims. Each claim gets its own result, all within one wait.
 #[test]
-fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
+fn missing_replicas_are_reported_to_each_of_many_waiters() {
     const MANY: usize = 50;
     run(async {
         let master = fast();
@@ -200,7 +214,7 @@ fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
         let all = waiting.iter().chain([&steady]);
         let all: Vec<Renew> = all.map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
         let begun = Instant::now();
-        // Those that have not been answered within a heartbeat's time are asked about again.
+        // Claims without a result within a heartbeat's time are queried again.
         let is_open = |renewal: &Renewal| {
             matches!(renewal, Renewal::Unknown { kind: ErrorKind::Unreachable, .. })
         };
@@ -209,26 +223,29 @@ fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
             let open = all.iter().zip(&told).filter(|(_, told)| is_open(told));
             let open: Vec<Renew> = open.map(|(renew, _)| renew.clone()).collect();
             let again = store.renew(&open).await;
-            // Of one alone it is an error.
+            // A single claim returns an error.
             let mut again = again.unwrap_or_else(|e| vec![Renewal::unknown(&e)]).into_iter();
             for told in told.iter_mut().filter(|told| is_open(told)) {
                 *told = again.next().unwrap();
             }
         }
-        // One by one, it would be two hundred seconds.
+        // Sequential confirmations would take two hundred seconds.
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-        // What was confirmed before is renewed all the same.
+        // The claim that was confirmed before is still renewed.
         assert!(matches!(told.pop(), Some(Renewal::Holding { .. })));
         replica.cont();
         for (renewal, claim) in told.into_iter().zip(&waiting) {
             let error = renewal.known().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
-            // The replica is back: whoever else asks for this claim is told the same all the same,
-            // and does not hold what the first one gives back.
+            // The replica is back. Other calls for this claim still get the same result, and do not
+            // hold the lock that the first call releases.
             let again = [Renew { claim: claim.clone(), lease: claim.lease }];
             let error = store.renew(&again).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
-            assert!(store.leave(claim, None).await.unwrap(), "it was there to be given back");
+            assert!(
+                store.leave(claim, None).await.unwrap(),
+                "the claim was not at the server when it was released"
+            );
         }
     });
 }

@@ -1,47 +1,49 @@
-//! What a pair, a turn, a failed try and all renewals together cost: round trips, commands, messages, and
-//! memory.
+//! Costs of an acquisition and its release, a hand-over, a failed try and all renewals: round
+//! trips, commands, messages and memory.
 
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
 use leasehold::store::{Joined, Mode};
-use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, Name};
+use leasehold::{Claim, Client, ErrorKind, Hold, Kind, Name};
 use leasehold_test_support::*;
 use testbed::{Cluster, Proxy, Redis};
 
+// R13
 #[test]
-fn r13_one_round_trip_to_take_and_one_to_release() {
+fn acquire_and_release_take_one_round_trip_each() {
     run(async {
         let server = fast();
         let proxy = Proxy::before(server.port());
         let locks = connect(&proxy.in_front_of(server.port(), &server.url())).await;
-        // So long that nothing is renewed meanwhile.
+        // The lease is so long that nothing is renewed during the test.
         let mutex = locks.mutex("counted").lease(Duration::from_secs(600));
         let permits = locks.semaphore("counted too", 2).lease(Duration::from_secs(600));
-        // The connections are made and the scripts known.
+        // After this the connections are open and the scripts cached.
         release(mutex.lock().await.unwrap()).await;
         release(permits.acquire().await.unwrap()).await;
         for n in 1..=20 {
             let before = proxy.round_trips();
             let guard = match n % 2 {
-                0 => mutex.lock().await.unwrap(),
-                _ => permits.acquire().await.unwrap(),
+                0 => Hold::from(mutex.lock().await.unwrap()),
+                _ => permits.acquire().await.unwrap().into(),
             };
-            assert_eq!(proxy.round_trips() - before, 1, "to take");
+            assert_eq!(proxy.round_trips() - before, 1, "round trips to acquire");
             guard.release().await.unwrap();
-            assert_eq!(proxy.round_trips() - before, 2, "to release");
+            assert_eq!(proxy.round_trips() - before, 2, "round trips to acquire and release");
         }
     });
 }
 
-/// What the server does for each: commands of scripts count as much as those that are sent.
+// R13
+/// Counts the server's work, including the commands within scripts.
 #[test]
-fn r13_what_is_usual_costs_few_commands_and_a_try_in_vain_only_reads() {
+fn common_calls_cost_few_commands_and_failed_try_only_reads() {
     run(async {
         let server = fast();
         let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
         let long = Duration::from_secs(600);
-        let mutex = |locks: &Leasehold| locks.mutex("few").lease(long);
+        let mutex = |locks: &Client| locks.mutex("few").lease(long);
         for locks in [&one, &other] {
             release(mutex(locks).lock().await.unwrap()).await;
         }
@@ -55,14 +57,18 @@ fn r13_what_is_usual_costs_few_commands_and_a_try_in_vain_only_reads() {
         counted();
         let guard = mutex(&one).lock().await.unwrap();
         let calls = counted();
-        assert_eq!(calls.values().sum::<u64>(), 5, "to take: {calls:?}");
+        assert_eq!(calls.values().sum::<u64>(), 5, "commands to acquire: {calls:?}");
 
         let busy = mutex(&other).try_lock().await.unwrap_err();
         assert_eq!(busy.kind(), ErrorKind::Contended, "{busy}");
         let calls = counted();
         let reads: Vec<&str> = calls.keys().map(String::as_str).collect();
         assert_eq!(reads, ["evalsha", "exists", "get", "time"]);
-        assert_eq!(calls.values().sum::<u64>(), 4, "to try in vain: {calls:?}");
+        assert_eq!(
+            calls.values().sum::<u64>(),
+            4,
+            "commands of an unsuccessful try_lock: {calls:?}"
+        );
 
         let store = other.store();
         let waiting = [leased("few", long), leased("few", long)];
@@ -70,11 +76,11 @@ fn r13_what_is_usual_costs_few_commands_and_a_try_in_vain_only_reads() {
             let joined = store.join(place, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
             let calls = counted();
-            assert_eq!(calls.values().sum::<u64>(), commands, "to wait: {calls:?}");
+            assert_eq!(calls.values().sum::<u64>(), commands, "commands to wait: {calls:?}");
         }
         release(guard).await;
         let calls = counted();
-        assert_eq!(calls.values().sum::<u64>(), 9, "to hand over: {calls:?}");
+        assert_eq!(calls.values().sum::<u64>(), 9, "commands to hand over: {calls:?}");
         for place in &waiting {
             assert!(store.leave(place, None).await.unwrap());
         }
@@ -83,12 +89,13 @@ fn r13_what_is_usual_costs_few_commands_and_a_try_in_vain_only_reads() {
         counted();
         release(guard).await;
         let calls = counted();
-        assert_eq!(calls.values().sum::<u64>(), 4, "to release: {calls:?}");
+        assert_eq!(calls.values().sum::<u64>(), 4, "commands to release: {calls:?}");
     });
 }
 
+// F41
 #[test]
-fn f41_a_try_that_fails_writes_nothing() {
+fn failed_try_writes_nothing() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -107,8 +114,9 @@ fn f41_a_try_that_fails_writes_nothing() {
     });
 }
 
+// R10
 #[test]
-fn r10_one_command_and_one_message_a_hand_over() {
+fn hand_over_takes_one_command_and_one_message() {
     run(async {
         let server = fast();
         let holder = connect(&server.url()).await;
@@ -126,16 +134,16 @@ fn r10_one_command_and_one_message_a_hand_over() {
             let begun = Instant::now();
             release(guard).await;
             while let Some(done) = waiting.join_next().await {
-                done.expect("no task panics");
+                done.expect("a task panicked");
             }
             let calls: std::collections::HashMap<_, _> = server.calls().into_iter().collect();
             let count = |name| calls.get(name).copied().unwrap_or(0);
-            // The last release hands over to nobody.
+            // The last release has no waiter to hand over to.
             let turns = waiters as u64 + 1;
-            assert_eq!(count("publish"), turns - 1, "messages of {waiters} waiters");
-            // Two clients beat for those who still wait, every two seconds (in several commands, if
-            // these came slowly), and renew what is held for long: nothing of that grows with the
-            // hand-overs. One command more for each of them would be two hundred.
+            assert_eq!(count("publish"), turns - 1, "messages for {waiters} waiters");
+            // Two clients renew the waiters' places every two seconds (in several commands, if
+            // these arrive slowly), and the long holds. None of that grows with the number of
+            // hand-overs. One more command for each hand-over would be two hundred.
             let beats = 20 * (begun.elapsed().as_secs() + 1);
             let sent = count("evalsha");
             assert!((turns..=turns + beats).contains(&sent), "{sent} commands for {turns} turns");
@@ -161,7 +169,7 @@ fn ten_thousand_held_locks_are_renewed_by_twenty_commands() {
             });
         }
         let held: Vec<_> = taking.join_all().await.into_iter().flatten().collect();
-        // Once round, so that they are in their common batches.
+        // After one period all claims are in common batches.
         tokio::time::sleep(Duration::from_secs(5)).await;
         server.command(&["CONFIG", "RESETSTAT"]);
         let before = Instant::now();
@@ -171,15 +179,15 @@ fn ten_thousand_held_locks_are_renewed_by_twenty_commands() {
         let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
         let (most, renewed) = ((periods.ceil() * 20.0) as u64, sent > 0);
         assert!(renewed && sent <= most, "{sent} commands in {periods:.1} periods");
-        assert!(held.iter().all(Guard::is_held));
-        // It waits for a lease's time, which ten thousand releases may exceed.
+        assert!(held.iter().all(|guard| guard.is_held()));
+        // Closing waits for one lease, which ten thousand releases may exceed.
         let _ = locks.close().await;
     });
 }
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_cluster_renews_by_one_command_a_slot() {
+fn cluster_renews_with_one_command_per_slot() {
     const SLOTS: usize = 100;
     run(async {
         let cluster = Cluster::unbroken();
@@ -190,7 +198,7 @@ fn a_cluster_renews_by_one_command_a_slot() {
                 held.push(locks.mutex(format!("{{{slot}}} {n}")).lock().await.unwrap());
             }
         }
-        // Once round, so that they are in their common batches.
+        // After one period all claims are in common batches.
         tokio::time::sleep(Duration::from_secs(5)).await;
         for node in cluster.nodes() {
             node.command(&["CONFIG", "RESETSTAT"]);
@@ -199,18 +207,19 @@ fn a_cluster_renews_by_one_command_a_slot() {
         tokio::time::sleep(Duration::from_secs(10)).await;
         let calls: Vec<_> = cluster.nodes().iter().flat_map(Redis::calls).collect();
         let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
-        // Locks of one slot that were taken on both sides of a grid line are renewed by two.
+        // Locks of one slot are renewed in two batches if they were acquired on both sides of a
+        // batch boundary.
         let periods = begun.elapsed().as_secs_f64() / 5.0;
         let most = periods.ceil() as u64 * SLOTS as u64 * 2;
         assert!((1..=most).contains(&sent), "{sent} commands in {periods:.1} periods");
-        assert!(held.iter().all(Guard::is_held));
-        // It waits for a lease's time, which three thousand releases may exceed.
+        assert!(held.iter().all(|guard| guard.is_held()));
+        // Closing waits for one lease, which three thousand releases may exceed.
         let _ = locks.close().await;
     });
 }
 
 #[test]
-fn memory_does_not_grow_with_the_names_ever_used() {
+fn memory_does_not_grow_with_the_number_of_names_used() {
     let names = testbed::sized(100_000, 10_000);
     run(async {
         let server = fast();
@@ -221,8 +230,8 @@ fn memory_does_not_grow_with_the_names_ever_used() {
             let store = store.clone();
             using.spawn(async move {
                 for n in 0..names / 50 {
-                    // Half of them are released, the others left to expire; some of those that are
-                    // released to a waiter, who is dead.
+                    // Half of the claims are released, and the others expire. Some of the released
+                    // locks are granted to a waiter that is dead.
                     let lease = Duration::from_millis(if n % 2 == 0 { 30_000 } else { 200 });
                     let once = leased(&format!("once {task} {n}"), lease);
                     let joined = store.join(&once, Mode::Try).await.unwrap();
@@ -239,7 +248,7 @@ fn memory_does_not_grow_with_the_names_ever_used() {
             });
         }
         while let Some(done) = using.join_next().await {
-            done.expect("no task panics");
+            done.expect("a task panicked");
         }
         until("all to expire", || server.command(&["DBSIZE"]) == "2").await;
         assert_eq!(server.command(&["EXISTS", "leasehold:clock", "leasehold:store"]), "2");
@@ -247,7 +256,7 @@ fn memory_does_not_grow_with_the_names_ever_used() {
 }
 
 #[test]
-fn companions_of_the_dead_expire() {
+fn auxiliary_keys_of_crashed_clients_expire() {
     run(async {
         let server = fast();
         let locks = connect(&server.url()).await;
@@ -266,7 +275,7 @@ fn companions_of_the_dead_expire() {
         }
         for key in server.command(&["KEYS", "*"]).lines() {
             let left: i64 = server.command(&["PTTL", key]).parse().unwrap();
-            // Or it has expired since it was listed.
+            // The key may also have expired since it was listed.
             let bounded = (0..=70_000).contains(&left) || left == -2;
             let lasts = matches!(key, "leasehold:clock" | "leasehold:store");
             assert!(bounded || lasts, "{key} expires in {left} ms");
@@ -274,7 +283,8 @@ fn companions_of_the_dead_expire() {
     });
 }
 
-/// Dragonfly refuses what was not declared. Here a server says which keys a script was told.
+/// Dragonfly refuses undeclared keys. Here the server's MONITOR output shows which keys each script
+/// received.
 #[test]
 fn scripts_declare_every_key_that_they_touch() {
     run(async {
@@ -300,7 +310,7 @@ fn scripts_declare_every_key_that_they_touch() {
             if line.contains("no more of it") {
                 break;
             }
-            // In quotes, as it was sent; a script's own commands follow it.
+            // The words are in quotes as they were sent. The commands of a script follow it.
             let Some((_, words)) = line.split_once('"') else { continue };
             let words: Vec<&str> =
                 words.strip_suffix('"').unwrap_or(words).split("\" \"").collect();

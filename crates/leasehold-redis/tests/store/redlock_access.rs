@@ -1,4 +1,4 @@
-//! Who is let in, and what is refused: passwords, rights, TLS, servers and wishes that cannot work.
+//! Access and refusals: passwords, permissions, TLS, unusable servers and invalid requests.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use leasehold::store::{Evict, Mode, Renew};
 use testbed::{Redis, Redlock, Setup, redlock_url};
 
 #[tokio::test]
-async fn what_cannot_work_is_refused_at_connect() {
+async fn bad_setup_is_refused_at_connect() {
     let servers = servers(3);
     let ports: Vec<u16> = servers.nodes().iter().map(Redis::port).collect();
     for ports in [&ports[..2], &[&ports[..], &[1, 2, 3, 4, 5, 6, 7]].concat()] {
         let error = refused(&(redlock_url(ports.iter().copied()) + SOON)).await;
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     }
-    // A password on one of them; and nobody's secrets in the answer.
+    // One server has a password. The error must not contain any secret.
     let locked = Redis::with(Setup::new().fast().arg("--requirepass").arg("right"));
     let hosts = redlock_url([ports[0], ports[1], locked.port()]);
     let error = refused(&(hosts.replace("redlock://", "redlock://:wrong@") + SOON)).await;
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(!format!("{error:#}").contains("wrong@"), "{error}");
-    // A replica of another.
+    // One server is a replica of another.
     let replica = Redis::replica_of(ports[0], Setup::new().fast());
     let error = refused(&(redlock_url([ports[0], ports[1], replica.port()]) + SOON)).await;
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(format!("{error:#}").contains("replica"), "{error}");
-    // Nobody there.
+    // The servers are down.
     servers.nodes()[1..].iter().for_each(Redis::kill);
     let error = refused(&(servers.url() + SOON)).await;
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_refused_when_it_is_asked_for() {
+async fn unsupported_requests_are_refused() {
     let servers = servers(3);
     let locks = connect(&(servers.url() + SOON)).await;
     let long = locks.mutex("a").lease(Duration::from_secs(31)).try_lock().await.unwrap_err();
@@ -42,7 +42,7 @@ async fn what_cannot_work_is_refused_when_it_is_asked_for() {
     assert_eq!(ours.kind(), ErrorKind::InvalidName, "{ours}");
     let shared = locks.rwlock("a").try_read().await.unwrap_err();
     assert_eq!(shared.kind(), ErrorKind::Unsupported, "{shared}");
-    // The name of a key that is something else, on most nodes.
+    // On most nodes the lock's key has another type.
     for node in &servers.nodes()[..2] {
         node.command(&["LPUSH", "list", "x"]);
     }
@@ -51,14 +51,14 @@ async fn what_cannot_work_is_refused_when_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn tls_and_a_password() {
+async fn client_connects_with_tls_and_a_password() {
     let setup = Setup::new().fast().tls().arg("--requirepass").arg("p:w");
     let servers = Redlock::with(3, setup);
     let url: Vec<String> = servers.nodes().iter().map(Redis::url).collect();
     let hosts: Vec<&str> =
         url.iter().map(|u| u.rsplit_once('@').unwrap().1.trim_end_matches('/')).collect();
     let hosts = hosts.join(",");
-    // Each has an authority of its own: all of them in one file.
+    // Each server has its own authority. One file contains all of them.
     let directory = tempfile::tempdir().unwrap();
     let bundle = directory.path().join("authorities.pem");
     let all = servers.nodes().iter().map(|n| std::fs::read(n.certificates().authority()).unwrap());
@@ -69,14 +69,15 @@ async fn tls_and_a_password() {
     );
     let locks = connect(&url).await;
     locks.mutex("secret").try_lock().await.unwrap().release().await.unwrap();
-    // Without the authorities nobody is trusted.
+    // Without the authorities no server is trusted.
     let error = refused(&format!("redlocks://:p%3Aw@{hosts}{SOON}")).await;
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
-/// The rights that the documentation names are enough for everything, and none is too many.
+// R31
+/// The documented permissions are sufficient for everything, and all of them are needed.
 #[tokio::test]
-async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
+async fn documented_permissions_are_sufficient_and_all_needed() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores/redlock.md");
     let page = std::fs::read_to_string(page).unwrap();
     let (_, rule) = page.split_once("```\nACL SETUSER ").unwrap();
@@ -97,7 +98,7 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
     eventually("waiting", async || {
-        locks.read(name).await.unwrap().is_some_and(|info| info.waiters().count() == 1)
+        locks.inspect(name).await.unwrap().is_some_and(|info| info.waiters().count() == 1)
     })
     .await;
     assert_eq!(locks.list("app:").await.unwrap().len(), 1);
@@ -107,7 +108,7 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
     for node in servers.nodes() {
         used.extend(node.calls().into_iter().map(|(name, _)| name));
     }
-    // A second round trip for the token, an extension, keys that are set again.
+    // The token needs a second round trip, the lease is extended, and keys are restored.
     let mut far = claim(name, Duration::from_secs(20));
     far.seen = 1 << 52;
     holding(&patiently(async || locks.store().join(&far, Mode::Try).await).await);
@@ -131,9 +132,9 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
             .is_some_and(|command| !used.iter().any(|call| call.split('|').next() == Some(command)))
     };
     let unused: Vec<_> = words.iter().filter(unused).collect();
-    assert!(unused.is_empty(), "nobody needs {unused:?}: {used:?}");
+    assert!(unused.is_empty(), "the permissions {unused:?} are not needed: {used:?}");
 
-    // One that is missing is named, with those that there are.
+    // The error names a missing permission and the existing ones.
     for node in servers.nodes() {
         node.command(&["ACL", "SETUSER", "app", "-hmget"]);
     }

@@ -1,4 +1,4 @@
-//! What the tests of Redlock share.
+//! Helpers of the Redlock tests.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use leasehold::{Claim, Kind, Name, Token};
 pub(crate) use leasehold_test_support::{PATIENCE, connect};
 use testbed::{Proxy, Redis, Redlock, Setup, redlock_url};
 
-/// No delay after a restart, and time enough for a slow machine.
+/// URL parameters without a delay after a restart, and with enough time for a slow machine.
 pub(crate) const SOON: &str = "?restart_delay_ms=0&node_timeout_ms=1000";
 
-/// So many independent servers.
+/// Starts this number of independent servers.
 pub(crate) fn servers(count: usize) -> Redlock {
     Redlock::with(count, Setup::new().fast())
 }
 
-/// Proxies in front of all nodes, and the URL through them.
+/// Starts a proxy in front of each node. Returns the proxies and a URL that uses them.
 pub(crate) fn proxied(servers: &Redlock) -> (Vec<Proxy>, String) {
     let proxies: Vec<Proxy> = servers.nodes().iter().map(|n| Proxy::before(n.port())).collect();
     let url = redlock_url(proxies.iter().map(Proxy::port));
@@ -28,7 +28,7 @@ pub(crate) async fn refused(url: &str) -> leasehold::Error {
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
             error
         }
-        Ok(_) => panic!("{url} was not refused"),
+        Ok(_) => panic!("{url} was accepted"),
     }
 }
 
@@ -41,19 +41,19 @@ pub(crate) fn claim(name: &str, lease: Duration) -> Claim {
 pub(crate) fn holding(joined: &Joined) -> Token {
     match joined {
         Joined::Holding { token, .. } => *token,
-        other => panic!("not held: {other:?}"),
+        other => panic!("expected a hold, got {other:?}"),
     }
 }
 
 pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !check().await {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(start.elapsed() < PATIENCE, "{what}: did not happen within {PATIENCE:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Asks again, as long as the nodes do not answer in time.
+/// Repeats a call as long as the nodes do not respond in time.
 pub(crate) async fn patiently<T>(mut ask: impl AsyncFnMut() -> leasehold::Result<T>) -> T {
     let start = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! Keys of others: other clients of the recipe, other versions of ours, keys that are no locks.
+//! Keys of other programs: other Redlock clients, other versions of leasehold, and keys that are
+//! not locks.
 
 use std::time::{Duration, Instant};
 
@@ -7,62 +8,65 @@ use leasehold::ErrorKind;
 use leasehold::store::{Evict, Joined, Mode, Renew};
 use testbed::Redis;
 
+// R31
 #[tokio::test]
-async fn r31_other_clients_of_the_recipe_and_we_exclude_each_other() {
+async fn other_redlock_clients_and_leasehold_exclude_each_other() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let locks = connect(&(servers.url() + SOON)).await;
     let lock = locks.mutex("shared").lease(Duration::from_secs(20));
     let set = |node: &Redis, args: &[&str]| {
-        node.command(&[&["SET", "shared", "somebody's random value", "NX"], args].concat())
+        node.command(&[&["SET", "shared", "another library's value", "NX"], args].concat())
     };
     let delete = |node: &Redis| {
         let script = "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) \
                       else return 0 end";
-        node.command(&["EVAL", script, "1", "shared", "somebody's random value"])
+        node.command(&["EVAL", script, "1", "shared", "another library's value"])
     };
-    // Theirs excludes us, and we see that somebody holds.
+    // A foreign lock excludes leasehold, and its holder is shown.
     nodes.iter().for_each(|node| assert_eq!(set(node, &["PX", "60000"]), "OK"));
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
-    let shown = locks.read("shared").await.unwrap().unwrap();
+    let shown = locks.inspect("shared").await.unwrap().unwrap();
     assert_eq!(shown.holders().count(), 1);
-    // It is waited for.
+    // A leasehold client waits for it.
     let waiting = {
         let lock = lock.clone();
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
     eventually("waiting", async || {
-        locks.read("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 1)
+        locks.inspect("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 1)
     })
     .await;
     nodes.iter().for_each(|node| assert_eq!(delete(node), "1"));
     let guard = waiting.await.unwrap().unwrap();
-    // Ours excludes them.
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "shared"))).await;
+    // Leasehold's lock excludes foreign clients.
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "shared")))
+        .await;
     nodes.iter().for_each(|node| {
         assert_eq!(set(node, &["PX", "60000"]), "");
         assert_eq!(delete(node), "0");
     });
     guard.release().await.unwrap();
     eventually("released", async || nodes.iter().all(|n| !has_key(n, "shared"))).await;
-    // Theirs on a minority is no obstacle.
+    // Foreign keys on a minority of the nodes have no effect.
     nodes[..2].iter().for_each(|node| drop(set(node, &["PX", "60000"])));
     lock.try_lock().await.unwrap().release().await.unwrap();
-    // One that never ends is not waited for in silence.
+    // A foreign key that never expires is reported as an error.
     nodes.iter().for_each(|node| drop(node.command(&["SET", "shared", "for ever"])));
     let error = lock.lock_timeout(PATIENCE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    // Nodes would be kept for it.
-    eventually("it waits no more", async || {
-        locks.read("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 0)
+    // Otherwise nodes would be reserved for this waiter.
+    eventually("the waiter has left the queue", async || {
+        locks.inspect("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 0)
     })
     .await;
     assert_eq!(locks.evict("shared", Evict::Holders).await.unwrap(), 1);
     lock.try_lock().await.unwrap().release().await.unwrap();
 }
 
+// F66
 #[tokio::test]
-async fn f66_keys_of_another_type_are_told_in_short_and_hide_nothing() {
+async fn keys_of_another_type_are_reported_briefly_and_hide_no_lock() {
     let servers = servers(5);
     let url = servers.url() + SOON;
     let locks = connect(&url).await;
@@ -87,10 +91,11 @@ async fn f66_keys_of_another_type_are_told_in_short_and_hide_nothing() {
     guard.release().await.unwrap();
 }
 
-/// Clients of several versions use the same servers: what a later one keeps there survives what this
-/// one does, and what an earlier one did not keep is not missed.
+// F44
+/// Clients of several versions use the same servers. The data of a later version is preserved, and
+/// data that an earlier version did not write is not required.
 #[tokio::test]
-async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_missed() {
+async fn data_of_other_versions_is_kept_and_missing_fields_are_tolerated() {
     let servers = servers(3);
     let nodes = servers.nodes();
     let url = servers.url() + SOON;
@@ -102,7 +107,7 @@ async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_mi
         for key in keys {
             node.command(&["HSET", key, "of a later version", "kept"]);
         }
-        // Earlier ones kept these, and not those.
+        // Earlier versions wrote the first fields, and did not write the others.
         node.command(&["HSET", keys[0], "prev", "1", "turned", "1"]);
         node.command(&["HDEL", keys[0], "lapsed", "since"]);
         node.command(&["HDEL", keys[1], "since", "holder"]);
@@ -114,7 +119,7 @@ async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_mi
     }
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
     eventually("renewed", async || locks.store().renew(&renew).await.is_ok()).await;
-    assert!(locks.read("mixed").await.unwrap().is_some());
+    assert!(locks.inspect("mixed").await.unwrap().is_some());
     let _ = locks.store().leave(&claim, None).await;
     eventually("released", async || nodes.iter().all(|n| !has_key(n, "mixed"))).await;
     for node in nodes {
@@ -124,9 +129,9 @@ async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_mi
     }
 }
 
-/// On a majority the key never ends; the others are free.
+/// On a majority the key never expires, and the other nodes are free.
 #[tokio::test]
-async fn a_refused_claim_leaves_no_place_in_the_queue() {
+async fn refused_claim_leaves_no_queue_entry() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let locks = connect(&(servers.url() + SOON)).await;
@@ -134,7 +139,7 @@ async fn a_refused_claim_leaves_no_place_in_the_queue() {
         node.command(&["SET", "job", "for ever"]);
     }
     let mut refused = claim("job", Duration::from_secs(20));
-    // Its places do not expire within the test.
+    // The claim's places do not expire during the test.
     refused.waiter_lease = PATIENCE * 2;
     let error = loop {
         match locks.store().join(&refused, Mode::Wait).await {
@@ -145,7 +150,7 @@ async fn a_refused_claim_leaves_no_place_in_the_queue() {
     };
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     let queue = ["leasehold:redlock:waiting:job", "leasehold:redlock:alive:job"];
-    eventually("it waits nowhere", async || {
+    eventually("the waiter has left the queue on all nodes", async || {
         nodes.iter().all(|node| queue.iter().all(|key| !has_key(node, key)))
     })
     .await;

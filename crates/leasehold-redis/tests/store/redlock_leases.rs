@@ -1,5 +1,5 @@
-//! Leases by majority: what comes too late, what is extended, and releases whose votes or answers are on the
-//! way.
+//! Leases by majority: late grants, extensions, and releases whose votes or replies are still on
+//! their way.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,16 @@ use leasehold::store::{Joined, Mode, Renew, Renewal};
 use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{Proxy, Redis};
 
+// S30
 #[tokio::test]
-async fn s30_a_majority_that_comes_too_late_is_given_back_everywhere() {
+async fn late_majority_is_released_on_all_nodes() {
     let servers = servers(5);
     let (proxies, url) = proxied(&servers);
     let locks = connect(&format!("{url}?restart_delay_ms=0&node_timeout_ms=20000")).await;
     let lease = Duration::from_millis(500);
-    // The scripts are known to the servers after this.
+    // After this the servers have cached the scripts.
     drop(locks.mutex("warm").try_lock().await.unwrap());
-    eventually("released", async || locks.read("warm").await.unwrap().is_none()).await;
+    eventually("released", async || locks.inspect("warm").await.unwrap().is_none()).await;
     for node in servers.nodes() {
         node.command(&["CONFIG", "RESETSTAT"]);
     }
@@ -24,15 +25,16 @@ async fn s30_a_majority_that_comes_too_late_is_given_back_everywhere() {
     let claim = claim("late", lease);
     let store = locks.store().clone();
     let joining = tokio::spawn(async move { store.join(&claim, Mode::Try).await });
-    // The lease counts from before that. (The name's record outlives the lock.)
+    // The lease starts before that. (The name's record outlives the lock.)
     let record = "leasehold:redlock:lock:late";
-    eventually("asked", async || servers.nodes().iter().any(|n| has_key(n, record))).await;
+    eventually("a node has voted", async || servers.nodes().iter().any(|n| has_key(n, record)))
+        .await;
     tokio::time::sleep(lease * 3 / 2).await;
     proxies.iter().for_each(Proxy::thaw);
     let error = joining.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(format!("{error:#}").contains("too late"), "{error}");
-    // One script that votes, one that releases.
+    // One script votes, and one releases.
     eventually("released on all nodes", async || {
         servers.nodes().iter().all(|node| {
             node.calls().iter().any(|(name, calls)| name == "evalsha" && *calls >= 2)
@@ -42,23 +44,28 @@ async fn s30_a_majority_that_comes_too_late_is_given_back_everywhere() {
     .await;
 }
 
+// S31
 #[tokio::test]
-async fn s31_an_extension_without_a_majority_takes_nothing_away() {
+async fn failed_renewal_releases_no_votes() {
     let servers = servers(5);
     let locks = connect(&(servers.url() + "?restart_delay_ms=0&node_timeout_ms=300")).await;
     let store = locks.store();
     let claim = claim("extended", Duration::from_secs(30));
     let token = holding(&patiently(async || store.join(&claim, Mode::Try).await).await);
     let nodes = servers.nodes();
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "extended"))).await;
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "extended")))
+        .await;
 
     nodes[2..].iter().for_each(Redis::stop);
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
     let error = store.renew(&renew).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(nodes[..2].iter().all(|n| has_key(n, "extended")), "taken away");
+    assert!(
+        nodes[..2].iter().all(|n| has_key(n, "extended")),
+        "an unconfirmed renewal released the lock"
+    );
     nodes[2..].iter().for_each(Redis::cont);
-    eventually("extended again", async || match store.renew(&renew).await {
+    eventually("the lock is extended again", async || match store.renew(&renew).await {
         Ok(renewed) => {
             assert!(matches!(renewed[..], [Renewal::Holding { token: t, .. }] if t == token));
             true
@@ -70,8 +77,8 @@ async fn s31_an_extension_without_a_majority_takes_nothing_away() {
     })
     .await;
 
-    // Two nodes have lost the key: they get it again, at the latest by a renewal that finds them
-    // quick enough to answer.
+    // Two nodes have lost the key. They get it again with the first renewal to which they reply
+    // quickly enough.
     nodes[..2].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
     eventually("healed", async || {
         match store.renew(&renew).await {
@@ -82,9 +89,9 @@ async fn s31_an_extension_without_a_majority_takes_nothing_away() {
     })
     .await;
 
-    // Three have: it is lost, and not taken anew.
+    // Three nodes have lost the key, so the lock is lost and not acquired again.
     eventually("lost", async || {
-        // Again, if what heals was still under way.
+        // The keys are deleted repeatedly, in case a restoration was still in progress.
         nodes[..3].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
         match store.renew(&renew).await {
             Ok(renewed) => matches!(renewed[..], [Renewal::Lost]),
@@ -95,30 +102,34 @@ async fn s31_an_extension_without_a_majority_takes_nothing_away() {
         }
     })
     .await;
-    eventually("given back", async || nodes.iter().all(|n| !has_key(n, "extended"))).await;
+    eventually("the lock is released on all nodes", async || {
+        nodes.iter().all(|n| !has_key(n, "extended"))
+    })
+    .await;
 }
 
-/// The two that answer first are a majority each time: the third is not to be left out for that.
+// S31
+/// The two nodes that reply first are always a majority. The third one must still get its key.
 #[tokio::test]
-async fn s31_a_node_that_always_answers_last_gets_its_key_again() {
+async fn node_that_always_replies_last_gets_its_key_back() {
     let servers = servers(3);
     let (proxies, url) = proxied(&servers);
     let locks = connect(&(url + "?restart_delay_ms=0&node_timeout_ms=20000")).await;
     let claim = claim("slow", Duration::from_secs(30));
     holding(&locks.store().join(&claim, Mode::Try).await.unwrap());
     let nodes = servers.nodes();
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "slow"))).await;
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "slow"))).await;
 
     nodes[2].command(&["DEL", "slow"]);
     proxies[2].hold_replies();
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
     let renewed = locks.store().renew(&renew).await.unwrap();
     assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}");
-    assert!(!has_key(&nodes[2], "slow"), "healed by an answer that was held back");
+    assert!(!has_key(&nodes[2], "slow"), "a delayed reply restored the lock on the third node");
     proxies[2].thaw();
     eventually("healed", async || has_key(&nodes[2], "slow")).await;
 
-    // What is released is not set again by an answer that comes later still.
+    // A late reply must not restore the key of a released lock.
     nodes[2].command(&["DEL", "slow"]);
     proxies[2].hold_replies();
     locks.store().renew(&renew).await.unwrap();
@@ -126,17 +137,17 @@ async fn s31_a_node_that_always_answers_last_gets_its_key_again() {
     let before = proxies[2].round_trips();
     proxies[2].thaw();
     eventually("answered", async || {
-        // The next question is answered after those that were held back.
-        drop(locks.read("slow").await);
+        // The reply to this request follows those that were held back.
+        drop(locks.inspect("slow").await);
         proxies[2].round_trips() > before
     })
     .await;
     eventually("released", async || nodes.iter().all(|n| !has_key(n, "slow"))).await;
 }
 
-/// One waiter's trouble was told as an error of the whole call, that of holds which were extended too.
+/// A waiter's error must not be returned for the whole call, because holds in it were extended.
 #[tokio::test]
-async fn a_damaged_lock_costs_no_other_its_renewal() {
+async fn damaged_lock_does_not_stop_other_renewals() {
     let servers = servers(3);
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=20000";
     let (locks, other) = (connect(&url).await, connect(&url).await);
@@ -156,21 +167,22 @@ async fn a_damaged_lock_costs_no_other_its_renewal() {
         panic!("{told:?}");
     };
     assert_eq!(*kind, ErrorKind::Corrupt, "{why}");
-    // Where nothing was learnt of any, it is an error as ever.
+    // If the result of every claim is unknown, the call returns an error.
     let error = store.renew(&[renew(&waits)]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     drop(guard);
 }
 
-/// A release that was done, and not answered, is sent again, and finds nothing any more. That is not
-/// the loss of the lock.
+// S07
+/// A release was executed but not answered. The repeated release does not find the key, which is
+/// not a loss of the lock.
 #[tokio::test]
-async fn s07_a_release_whose_answers_are_lost_is_a_release() {
+async fn release_with_lost_replies_is_not_a_loss() {
     let servers = servers(3);
     let (proxies, url) = proxied(&servers);
     let url = format!("{url}?restart_delay_ms=0&node_timeout_ms=20000&max_lease_ms=60000");
     let locks = connect(&url).await;
-    // The scripts are known to the servers after this.
+    // After this the servers have cached the scripts.
     locks.mutex("warm").try_lock().await.unwrap().release().await.unwrap();
     let lock = locks.mutex("s07").lease(Duration::from_secs(60));
     let guard = lock.try_lock().await.unwrap();
@@ -178,36 +190,39 @@ async fn s07_a_release_whose_answers_are_lost_is_a_release() {
     let releasing = tokio::spawn(guard.release());
     let end = Instant::now() + PATIENCE / 2;
     while servers.nodes().iter().any(|node| node.command(&["EXISTS", "s07"]) == "1") {
-        assert!(Instant::now() < end, "never released");
+        assert!(Instant::now() < end, "the lock was never released");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     proxies.iter().for_each(Proxy::cut);
     proxies.iter().for_each(Proxy::thaw);
-    releasing.await.unwrap().expect("a release is told as a loss");
+    releasing.await.unwrap().expect("the release reports a loss");
 }
 
-/// The program ended when a majority had answered, and the others had not been sent the script yet
-/// that they did not know.
+// F17
+/// The program exits after a majority has replied. The other servers had not received the script
+/// yet.
 #[tokio::test]
-async fn f17_a_client_that_is_closed_leaves_no_vote_behind() {
+async fn closed_client_leaves_no_vote_behind() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let (proxies, url) = proxied(&servers);
     let url = url + "?restart_delay_ms=0&node_timeout_ms=5000";
     let locks = connect(&url).await;
     let guard = locks.mutex("left").lock_timeout(PATIENCE).await.unwrap();
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "left"))).await;
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "left"))).await;
     proxies[3..].iter().for_each(|proxy| proxy.delay(Duration::from_millis(200)));
     guard.release().await.unwrap();
     locks.close().await.unwrap();
-    // The process is gone: nothing that it has not sent by now is sent.
+    // The process is gone, so requests that it has not sent yet are never sent.
     proxies.iter().for_each(Proxy::freeze);
-    assert!(nodes.iter().all(|n| !has_key(n, "left")), "left behind");
+    assert!(nodes.iter().all(|n| !has_key(n, "left")), "a key remains on a node");
 }
 
-/// A server that was being met while the lock was taken and released: its vote came after the release.
+// F17
+/// The client was still meeting a server while the lock was acquired and released. Its vote must
+/// not follow the release.
 #[tokio::test]
-async fn f17_no_release_is_overtaken() {
+async fn late_vote_never_follows_a_release() {
     let servers = servers(3);
     let (proxies, url) = proxied(&servers);
     let last = &servers.nodes()[2];
@@ -224,13 +239,13 @@ async fn f17_no_release_is_overtaken() {
     }
     store.leave(&claim, None).await.unwrap();
     proxies[2].thaw();
-    // What is asked later is answered later.
-    eventually("the last one votes", async || {
+    // Replies to later requests arrive later.
+    eventually("the last node votes", async || {
         if let Ok(guard) = locks.mutex("next").try_lock().await {
             let _ = guard.release().await;
         }
         has_key(last, "leasehold:redlock:lock:next")
     })
     .await;
-    assert!(!has_key(last, "overtaken"), "a vote that nobody releases");
+    assert!(!has_key(last, "overtaken"), "a late vote was never released");
 }

@@ -1,16 +1,17 @@
-//! Servers that are killed, stopped, emptied, full, replicated or listed twice, and what their majority still
-//! knows.
+//! Servers that are killed, paused, emptied, full, replicated or listed twice, and what the
+//! majority still knows.
 
 use std::time::{Duration, Instant};
 
 use crate::redlock_common::*;
 use leasehold::doctor::Severity;
 use leasehold::store::{Joined, Mode, Renew};
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 use testbed::{Proxy, Redis, Redlock, Setup, redlock_url};
 
+// S32
 #[tokio::test]
-async fn s32_two_nodes_that_are_down_or_hang_are_no_obstacle() {
+async fn two_failed_nodes_of_five_do_not_block_the_lock() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let limit = Duration::from_secs(20);
@@ -18,7 +19,7 @@ async fn s32_two_nodes_that_are_down_or_hang_are_no_obstacle() {
     let before = connect(&url).await;
     nodes[0].kill();
     nodes[4].stop();
-    // One that knew them all, and one that comes now.
+    // One client knew all servers, and the other one connects now.
     let start = Instant::now();
     let after = connect(&(servers.url() + "?restart_delay_ms=0&node_timeout_ms=20000")).await;
     for locks in [&before, &after] {
@@ -26,8 +27,8 @@ async fn s32_two_nodes_that_are_down_or_hang_are_no_obstacle() {
         assert!(guard.is_held());
         guard.release().await.unwrap();
     }
-    assert!(start.elapsed() < limit, "waited for a node that hangs: {:?}", start.elapsed());
-    // A third one is one too many, and it is said which.
+    assert!(start.elapsed() < limit, "waited {:?} for a node that hangs", start.elapsed());
+    // With a third failure no majority is left, and the error names the servers.
     nodes[2].kill();
     let locks = connect_later(&servers).await;
     let error = locks.mutex("quorum").lease(Duration::from_secs(1)).try_lock().await.unwrap_err();
@@ -37,8 +38,8 @@ async fn s32_two_nodes_that_are_down_or_hang_are_no_obstacle() {
     drop(guard);
 }
 
-/// A client that was connected while there was a majority.
-async fn connect_later(servers: &Redlock) -> Leasehold {
+/// Returns a client that connected while a majority was available.
+async fn connect_later(servers: &Redlock) -> Client {
     let nodes = servers.nodes();
     nodes[4].cont();
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=300";
@@ -47,9 +48,10 @@ async fn connect_later(servers: &Redlock) -> Leasehold {
     locks
 }
 
-/// A node that hangs, and that a majority needs, costs its time once and no more.
+// S32
+/// An unresponsive node that is needed for a majority delays a call by one timeout only.
 #[tokio::test]
-async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
+async fn hanging_node_that_is_needed_costs_one_timeout() {
     let servers = servers(3);
     let nodes = servers.nodes();
     let url = servers.url() + SOON;
@@ -59,7 +61,7 @@ async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
     holding(&patiently(async || store.join(&held, Mode::Try).await).await);
     nodes[0].kill();
     nodes[1].stop();
-    // Far below one lease, and below the fifteen seconds that who waits is patient for.
+    // That is much less than a lease, and less than the fifteen seconds for which a waiter retries.
     let (least, most) = (Duration::from_millis(990), Duration::from_secs(10));
     let start = Instant::now();
     let new = claim("new", Duration::from_secs(30));
@@ -76,12 +78,13 @@ async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
     let took = start.elapsed();
     assert!(took >= least * 2 && took < most * 2, "{took:?}");
     nodes[1].cont();
-    // What was owed to it is paid.
+    // The node gets the releases that it had not answered.
     eventually("released", async || nodes[1..].iter().all(|node| !has_key(node, "held"))).await;
 }
 
+// F50
 #[tokio::test]
-async fn f50_a_server_that_hangs_does_not_keep_a_client_from_connecting() {
+async fn hanging_server_does_not_prevent_connecting() {
     let servers = servers(5);
     let url = servers.url() + "?restart_delay_ms=0";
     servers.nodes()[1].stop();
@@ -90,9 +93,9 @@ async fn f50_a_server_that_hangs_does_not_keep_a_client_from_connecting() {
     let took = start.elapsed();
     assert!(took < Duration::from_secs(4), "{took:?}");
     locks.mutex("hangs").lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
-    // It is met when it goes on.
+    // The client meets the node when it resumes.
     servers.nodes()[1].cont();
-    eventually("it votes", async || {
+    eventually("the resumed node votes", async || {
         let guard = locks.mutex("hangs").lock_timeout(PATIENCE).await.unwrap();
         let voted = has_key(&servers.nodes()[1], "hangs");
         let _ = guard.release().await;
@@ -101,32 +104,37 @@ async fn f50_a_server_that_hangs_does_not_keep_a_client_from_connecting() {
     .await;
 }
 
-/// Longer than anybody is patient with a store that does not answer.
+// F51
+/// The delay is longer than callers wait for a store that does not respond.
 #[tokio::test]
 #[ignore = "runs with ./test.sh --all"]
-async fn f51_servers_that_do_not_vote_yet_are_waited_for() {
+async fn waiter_waits_for_servers_that_do_not_vote_yet() {
     let servers = servers(5);
     let url = servers.url() + "?max_lease_ms=18000&node_timeout_ms=1000";
     let locks = connect(&url).await;
     let lock = locks.mutex("young").lease(Duration::from_secs(15));
     let start = Instant::now();
     let error = lock.try_lock().await.unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(4), "tried for {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(4), "try_lock took {:?}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     let text = format!("{error:#}");
     for node in servers.nodes() {
-        // Once in the URL, once with its trouble.
+        // The URL and the problem each contain the node once.
         let node = format!("127.0.0.1:{}", node.port());
         assert_eq!(text.matches(&node).count(), 2, "{node}: {text}");
     }
     assert_eq!(text.matches(" s (restart_delay_ms)").count(), 1, "{text}");
     lock.lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
-    assert!(start.elapsed() > Duration::from_secs(15), "this shows nothing");
+    assert!(
+        start.elapsed() > Duration::from_secs(15),
+        "the servers were not new enough for this test"
+    );
 }
 
+// S33
 #[tokio::test]
 #[ignore = "runs with ./test.sh --all"]
-async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_over() {
+async fn emptied_node_does_not_vote_until_the_longest_lease_expired() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let url = servers.url() + "?max_lease_ms=10000&node_timeout_ms=1000";
@@ -143,10 +151,10 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
     nodes[2].restart_empty();
     nodes[3].restart_empty();
     nodes[4].restart_empty();
-    // Three nodes of five know of nobody.
+    // Three of five nodes do not know the holder.
     let contender = second.mutex("restart").lease(lease);
-    // Contended, if the two that know of the holder answer first: then the others are not waited for.
-    // Nor is it told, if they do not answer in time.
+    // The error is `Contended` if the two nodes that know the holder reply first. The other nodes
+    // are then not waited for. The restart is not reported either if they do not reply in time.
     let error = loop {
         let error = contender.try_lock().await.unwrap_err();
         if format!("{error:#}").contains("restarted") {
@@ -154,22 +162,23 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
         }
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    // Two of five are not enough to extend, so the hold ends by itself, before anybody else's begins.
+    // Two of five nodes cannot extend the lease, so the hold expires before another one begins.
     let next = contender.lock_timeout(PATIENCE).await.unwrap();
-    assert!(!guard.is_held(), "two holders");
+    assert!(!guard.is_held(), "two clients hold the lock");
     assert!(start.elapsed() >= Duration::from_secs(9), "voted after {:?}", start.elapsed());
     assert!(next.token() > guard.token());
 }
 
-/// What the delay is for: a client that does not keep to it gets a second majority.
+// S33
+/// This shows the purpose of the delay. A client that ignores it gets a second majority.
 #[tokio::test]
-async fn s33_without_the_delay_there_are_two_holders() {
+async fn two_clients_hold_if_the_restart_delay_is_ignored() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let first = connect(&(servers.url() + SOON)).await;
     nodes[3].kill();
     nodes[4].kill();
-    // It would find out by renewing.
+    // With renewals the client would detect the loss.
     let lock = first.mutex("restart").lease(Duration::from_secs(30)).no_renewal();
     let guard = lock.try_lock().await.unwrap();
     nodes[2].restart_empty();
@@ -178,19 +187,20 @@ async fn s33_without_the_delay_there_are_two_holders() {
     let second = connect(&(servers.url() + SOON)).await;
     assert_eq!(second.guarantees().on_store_crash, leasehold::store::Survival::Unsafe);
     let next = second.mutex("restart").lock_timeout(Duration::from_secs(20)).await.unwrap();
-    assert!(guard.is_held() && next.is_held(), "then the delay is not needed");
+    assert!(guard.is_held() && next.is_held(), "without the delay, two clients must hold the lock");
 }
 
-/// One node after the other loses all that it knew; a majority always remembers. No clock helps:
-/// the clients' proposals are far below what was granted.
+// S33
+/// One node after the other loses all its data, while a majority always remembers. Clocks do not
+/// help, because the clients' proposals are far below the granted tokens.
 #[tokio::test]
-async fn s33_tokens_rise_over_nodes_that_forget_one_after_the_other() {
+async fn tokens_rise_while_nodes_lose_their_data_one_by_one() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let url = servers.url() + SOON;
     let locks = connect(&url).await;
     let mut far = claim("forgetful", Duration::from_secs(5));
-    // A token from a clock that is a year ahead.
+    // The token is that of a clock a year ahead.
     let now = locks.mutex("now").try_lock().await.unwrap().token().get();
     far.seen = now + 31_536_000_000_000;
     let mut highest = holding(&patiently(async || locks.store().join(&far, Mode::Try).await).await);
@@ -198,44 +208,49 @@ async fn s33_tokens_rise_over_nodes_that_forget_one_after_the_other() {
     patiently(async || locks.store().leave(&far, None).await).await;
     for node in nodes.iter().chain(nodes) {
         node.restart_empty();
-        // A client that has seen nothing.
+        // This client has seen no token.
         let locks = connect(&url).await;
         let guard = locks.mutex("forgetful").lock_timeout(PATIENCE).await.unwrap();
-        assert!(guard.token() > highest, "{} after {highest}", guard.token());
-        highest = guard.token();
+        assert!(guard.grant() > highest, "{} after {highest}", guard.grant());
+        highest = guard.grant();
         guard.release().await.unwrap();
     }
 }
 
-/// No server has had a vote before it was up for so long, and no lease is longer.
+/// A server votes only after this time of uptime, and no lease is longer.
 const LONGEST: &str = "?max_lease_ms=8000&node_timeout_ms=1000";
 
 const LEASE: Duration = Duration::from_millis(7_900);
 
-/// Returns when one of them holds the lock, which `holder` must have lost by then.
-async fn only_after(holder: &leasehold::Guard, others: &[&Leasehold], name: &str) {
+/// Waits until one of the other clients holds the lock. By then `holder` must have lost it.
+async fn only_after(holder: &leasehold::MutexGuard, others: &[&Client], name: &str) {
     let start = Instant::now();
     loop {
         for locks in others {
             match locks.mutex(name).lease(LEASE).try_lock().await {
                 Ok(guard) => {
-                    assert!(!holder.is_held(), "two holders after {:?}", start.elapsed());
+                    assert!(
+                        !holder.is_held(),
+                        "two clients hold the lock after {:?}",
+                        start.elapsed()
+                    );
                     assert!(guard.token() > holder.token());
                     return;
                 }
                 Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
-        assert!(start.elapsed() < PATIENCE, "nobody ever got it");
+        assert!(start.elapsed() < PATIENCE, "no client ever acquired the lock");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// The holder has three of five servers, since it cannot reach the others. One of the three is
-/// emptied, and with the other two it was a majority for the next, at once.
+// F15
+/// The holder has three of five servers, because the others were unreachable. One of the three is
+/// emptied. With the other two it must not form a majority for another client yet.
 #[tokio::test]
 #[ignore = "runs with ./test.sh --all"]
-async fn f15_a_server_that_was_emptied_has_no_vote_until_what_it_forgot_is_over() {
+async fn flushed_server_has_no_vote_until_forgotten_leases_expire() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let (proxies, url) = proxied(&servers);
@@ -243,7 +258,8 @@ async fn f15_a_server_that_was_emptied_has_no_vote_until_what_it_forgot_is_over(
     let knew = connect(&knew).await;
     for locks in [&holder, &knew] {
         let before = locks.mutex("before").lease(LEASE).lock_timeout(PATIENCE).await.unwrap();
-        eventually("all have voted", async || nodes.iter().all(|n| has_key(n, "before"))).await;
+        eventually("all nodes have voted", async || nodes.iter().all(|n| has_key(n, "before")))
+            .await;
         before.release().await.unwrap();
         eventually("released", async || nodes.iter().all(|n| !has_key(n, "before"))).await;
     }
@@ -258,11 +274,12 @@ async fn f15_a_server_that_was_emptied_has_no_vote_until_what_it_forgot_is_over(
     only_after(&guard, &[&knew, &new], "emptied").await;
 }
 
-/// One of three addresses leads to a promoted copy that lagged behind: it does not know of the
-/// holder, and has been up for long.
+// F78
+/// One of three addresses leads to a promoted copy that lagged behind. It does not know the holder,
+/// and has been up for long.
 #[tokio::test]
 #[ignore = "runs with ./test.sh --all"]
-async fn f78_another_server_at_a_known_address_is_treated_as_one_that_restarted() {
+async fn another_server_at_a_known_address_counts_as_restarted() {
     let servers = servers(3);
     let nodes = servers.nodes();
     let third = Proxy::before(nodes[2].port());
@@ -274,7 +291,7 @@ async fn f78_another_server_at_a_known_address_is_treated_as_one_that_restarted(
     nodes[0].wait_for_replicas(1);
     copy.command(&["REPLICAOF", "NO", "ONE"]);
     let up = || copy.info("server", "uptime_in_seconds").parse::<u64>().unwrap();
-    eventually("up for longer than the delay", async || up() > 9).await;
+    eventually("the copy is up for longer than the delay", async || up() > 9).await;
     third.refuse(true);
     third.cut();
     let lock = first.mutex("copied").lease(LEASE).no_renewal();
@@ -284,17 +301,18 @@ async fn f78_another_server_at_a_known_address_is_treated_as_one_that_restarted(
     only_after(&guard, &[&second], "copied").await;
 }
 
+// F78
 #[tokio::test]
-async fn f78_a_server_that_has_a_replica_has_no_vote() {
+async fn server_with_a_replica_has_no_vote() {
     let servers = servers(3);
     let nodes = servers.nodes();
     let url = servers.url() + SOON;
     let one = Redis::replica_of(nodes[0].port(), Setup::new().fast());
     nodes[0].wait_for_replicas(1);
-    // The others do without it.
+    // The other servers are sufficient.
     let locks = connect(&url).await;
     let guard = locks.mutex("replicated").lock_timeout(PATIENCE).await.unwrap();
-    assert!(!has_key(&nodes[0], "replicated"), "it voted");
+    assert!(!has_key(&nodes[0], "replicated"), "the node with a replica has voted");
     guard.release().await.unwrap();
     let found = locks.diagnose().await.unwrap();
     let broken = |f: &&leasehold::doctor::Finding| f.id == "node" && f.severity == Severity::Broken;
@@ -303,14 +321,17 @@ async fn f78_a_server_that_has_a_replica_has_no_vote() {
 
     let two = Redis::replica_of(nodes[1].port(), Setup::new().fast());
     nodes[1].wait_for_replicas(1);
-    let error = leasehold::connect(&url).await.expect_err("one of three votes");
+    let error = leasehold::connect(&url)
+        .await
+        .expect_err("connected, although only one of three nodes votes");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(format!("{error:#}").contains("replica"), "{error}");
     drop((one, two));
 }
 
+// S34
 #[tokio::test]
-async fn s34_one_server_has_one_vote_under_whatever_name() {
+async fn server_with_several_names_has_one_vote() {
     let servers = servers(3);
     let nodes = servers.nodes();
     let [a, b, c] = [nodes[0].port(), nodes[1].port(), nodes[2].port()];
@@ -319,15 +340,15 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(format!("{error:#}").contains("same server"), "{error}");
 
-    // Later: a name that led nowhere leads to a server that is there already.
+    // Later, a name that was unreachable leads to a server that is already in the URL.
     let proxy = Proxy::before(a);
     proxy.refuse(true);
     let url = redlock_url([a, b, proxy.port()]) + SOON;
     let locks = connect(&url).await;
     locks.mutex("twin").try_lock().await.unwrap().release().await.unwrap();
     proxy.refuse(false);
-    eventually("the third name is known", async || {
-        // Given back before the next try, as far as the nodes answer.
+    eventually("the client knows the third name", async || {
+        // The lock is released before the next try, as far as the nodes respond.
         if let Ok(guard) = locks.mutex("twin").try_lock().await {
             let _ = guard.release().await;
         }
@@ -338,14 +359,15 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     let error = locks.mutex("twin").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(format!("{error:#}").contains("same server"), "{error}");
-    // And the other way round: three that are three.
+    // In the opposite case, the three names lead to three servers.
     nodes[1].restart();
     let locks = connect(&(redlock_url([a, b, c]) + SOON)).await;
     assert!(locks.mutex("twin").try_lock().await.unwrap().is_held());
 }
 
+// S35
 #[tokio::test]
-async fn s35_tokens_rise_over_changing_majorities_clocks_and_late_answers() {
+async fn tokens_rise_despite_changing_majorities_and_late_replies() {
     let setups = (0..5)
         .map(|i| if i == 4 { Setup::new().fast().movable_clock() } else { Setup::new().fast() });
     let nodes: Vec<Redis> = setups.map(Redis::with).collect();
@@ -356,18 +378,20 @@ async fn s35_tokens_rise_over_changing_majorities_clocks_and_late_answers() {
     let (early, late) = (connect(&url).await, connect(&url).await);
     let mut highest = 0;
     for round in 0..30_usize {
-        // Two nodes get the requests, and their answers come when the round is over.
+        // Two nodes receive the requests, but their replies arrive after the round.
         let slow = [round % 5, (round + 1 + round / 5) % 5];
         slow.iter().for_each(|i| proxies[*i].hold_replies());
         let locks = if round % 2 == 0 { &early } else { &late };
         let mut claim = claim("majorities", Duration::from_secs(20));
-        // The second client's clock is an hour ahead, and the first has seen nothing of that.
+        // The second client's clock is an hour ahead, and the first client has not seen its tokens.
         claim.seen = if round % 7 == 6 { highest + 3_600_000_000 } else { 0 };
         let start = Instant::now();
         let token = loop {
             match locks.store().join(&claim, Mode::Wait).await {
                 Ok(Joined::Holding { token, .. }) => break token,
-                Ok(Joined::Busy { .. }) => panic!("nobody else holds it"),
+                Ok(Joined::Busy { .. }) => {
+                    panic!("the lock is busy, although no other client holds it")
+                }
                 Ok(Joined::Waiting(_)) => {}
                 Err(error) => assert!(error.is_retryable(), "{error}"),
             }
@@ -381,23 +405,26 @@ async fn s35_tokens_rise_over_changing_majorities_clocks_and_late_answers() {
             tries += 1;
             locks.store().leave(&claim, None).await
         });
-        // A repetition does not know what the first has done.
-        assert!(left.await || tries > 1, "it was not there");
+        // A repeated call does not know the result of the first one.
+        assert!(left.await || tries > 1, "the claim was not on the servers when it was released");
         slow.iter().for_each(|i| proxies[*i].thaw());
     }
 }
 
-/// To look and to take are one command, which a server without room refuses: who holds is told all the
-/// same, and the lock is given back.
+/// Checking and acquiring are one command, which a full server refuses. The holder is still
+/// reported, and the lock can be released.
 #[tokio::test]
-async fn servers_that_are_full_tell_who_holds() {
+async fn full_servers_still_report_the_holder() {
     let servers = servers(3);
     let (one, other) =
         (connect(&(servers.url() + SOON)).await, connect(&(servers.url() + SOON)).await);
-    // The other knows the servers by then.
+    // By then the other client has met the servers.
     drop(other.mutex("known").try_lock().await.unwrap());
     let guard = one.mutex("full").try_lock().await.unwrap();
-    eventually("on all nodes", async || servers.nodes().iter().all(|n| has_key(n, "full"))).await;
+    eventually("the key is on all nodes", async || {
+        servers.nodes().iter().all(|n| has_key(n, "full"))
+    })
+    .await;
     for node in servers.nodes() {
         node.command(&["CONFIG", "SET", "maxmemory", "1"]);
     }
@@ -406,6 +433,9 @@ async fn servers_that_are_full_tell_who_holds() {
     let error = other.mutex("free").try_lock().await.unwrap_err();
     assert_ne!(error.kind(), ErrorKind::Contended, "{error}");
     guard.release().await.unwrap();
-    assert!(servers.nodes().iter().all(|n| !has_key(n, "free")), "granted without room");
+    assert!(
+        servers.nodes().iter().all(|n| !has_key(n, "free")),
+        "the lock was granted without free memory"
+    );
     eventually("released", async || servers.nodes().iter().all(|n| !has_key(n, "full"))).await;
 }

@@ -1,4 +1,4 @@
-//! Who waits for a majority: who is woken, and who is shown.
+//! Waiters for a majority: their notifications, and how they are listed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,15 +6,16 @@ use std::time::Duration;
 use crate::redlock_common::*;
 use leasehold::store::{Joined, Mode};
 
-/// The message that a node is free reaches who waits long before it would ask by itself.
+// R31
+/// The message of a free node reaches a waiter long before its next poll.
 #[tokio::test]
-async fn r31_a_release_wakes_who_waits_early() {
+async fn release_wakes_a_waiter_before_its_next_poll() {
     let servers = servers(3);
     let locks = connect(&(servers.url() + SOON)).await;
     let other = connect(&(servers.url() + SOON)).await;
     let store = locks.store();
     let guard = other.mutex("news").lock().await.unwrap();
-    // So many came before it that it would ask again after 10 seconds at the least.
+    // So many claims are ahead that the waiter polls after 10 seconds at the earliest.
     let crowd: Vec<String> = (0..4_000).flat_map(|i| ["1".into(), format!("{i}")]).collect();
     let crowd: Vec<&str> = crowd.iter().map(String::as_str).collect();
     let queue = "leasehold:redlock:waiting:news";
@@ -30,18 +31,19 @@ async fn r31_a_release_wakes_who_waits_early() {
     }
     let mut changed = std::pin::pin!(store.changed(&waiting));
     tokio::select! {
-        early = &mut changed => panic!("woken by nobody: {early:?}"),
+        early = &mut changed => panic!("the waiter was woken too early: {early:?}"),
         () = tokio::time::sleep(Duration::from_millis(300)) => {}
     }
     guard.release().await.unwrap();
     let woken = tokio::time::timeout(Duration::from_secs(6), changed).await;
-    woken.expect("it was not woken, and would have asked by itself later").unwrap();
+    woken.expect("the waiter was not notified before its next poll").unwrap();
     holding(&patiently(async || store.join(&waiting, Mode::Wait).await).await);
 }
 
-/// Who has just given it back, and asks again at once, comes after those who wait.
+// R31
+/// A client that releases the lock and requests it again immediately comes after the waiters.
 #[tokio::test]
-async fn r31_who_asks_again_overtakes_nobody_who_waits() {
+async fn client_that_requests_again_does_not_overtake_waiters() {
     const TURNS: usize = 25;
     let servers = servers(3);
     let url = servers.url() + SOON;
@@ -59,36 +61,44 @@ async fn r31_who_asks_again_overtakes_nobody_who_waits() {
     }
     contending.join_all().await;
     let turns = turns.lock().unwrap();
-    // While all of them contend; who is alone at the end has several turns in a row.
+    // This covers the time while all clients contend. At the end, the last client acquires the lock
+    // several times in a row.
     let many = &turns[..2 * TURNS];
     let changed = many.windows(2).filter(|two| two[0] != two[1]).count();
-    assert!(changed * 10 > many.len() * 7, "{changed} of {} turns: {many:?}", many.len());
+    assert!(
+        changed * 10 > many.len() * 7,
+        "the holder changed in {changed} of {} turns: {many:?}",
+        many.len()
+    );
 }
 
-/// Who is remembered by one server of five does not wait any more.
+// F66
+/// A claim that only one of five servers still knows is not listed as a waiter.
 #[tokio::test]
-async fn f66_no_ghosts_are_shown() {
+async fn claims_known_to_a_minority_are_not_listed() {
     let servers = servers(5);
     let url = servers.url() + SOON;
     let (locks, other) = (connect(&url).await, connect(&url).await);
     let guard = locks.mutex("haunted").lock_timeout(PATIENCE).await.unwrap();
     let nodes = servers.nodes();
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "haunted"))).await;
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "haunted")))
+        .await;
     let waiting = {
         let lock = other.mutex("haunted");
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
     let shown = async || {
-        let info = locks.read("haunted").await.unwrap().unwrap();
+        let info = locks.inspect("haunted").await.unwrap().unwrap();
         info.waiters().map(|w| w.holder.host.clone()).collect::<Vec<_>>()
     };
-    eventually("it waits", async || shown().await.len() == 1).await;
+    eventually("the waiter is in the queue", async || shown().await.len() == 1).await;
     let ghost = format!(r#"{:032x} somewhere {{"host":"ghost","pid":1,"label":""}}"#, 7);
     let late = "99999999999999";
     nodes[0].command(&["ZADD", "leasehold:redlock:waiting:haunted", "1", &ghost]);
     nodes[0].command(&["ZADD", "leasehold:redlock:alive:haunted", late, &ghost]);
     assert!(!shown().await.contains(&"ghost".to_owned()));
-    // Nor does the holder, where one server refused it and forgot that later.
+    // The holder is not listed as a waiter either, if a server refused it earlier and still has
+    // that entry.
     let value = nodes[0].command(&["GET", "haunted"]);
     let holder = nodes[0].command(&["HGET", "leasehold:redlock:lock:haunted", "holder"]);
     let own = format!("{} somewhere {holder}", value.split('.').next().unwrap());
@@ -101,9 +111,9 @@ async fn f66_no_ghosts_are_shown() {
     let _ = waiting.await.unwrap();
 }
 
-/// One whose place expires soon does not end the places of the others.
+/// A place that expires soon does not shorten the other places.
 #[tokio::test]
-async fn places_last_as_long_as_the_longest() {
+async fn queue_entries_expire_no_earlier_than_the_longest_lease() {
     let servers = servers(3);
     let locks = connect(&(servers.url() + SOON)).await;
     let store = locks.store();
@@ -118,15 +128,15 @@ async fn places_last_as_long_as_the_longest() {
         for set in ["waiting", "alive"] {
             let left = node.command(&["PTTL", &format!("leasehold:redlock:{set}:job")]);
             let left: u64 = left.parse().unwrap();
-            assert!(left > 10_000, "{set} ends in {left} ms");
+            assert!(left > 10_000, "{set} expires in {left} ms");
         }
     }
     guard.release().await.unwrap();
 }
 
-/// A script that reads looks at some of a crowd only, and everyone is shown.
+/// One script call reads only a part of a long queue, but all waiters are listed.
 #[tokio::test]
-async fn a_crowd_is_read_in_pages() {
+async fn long_queue_is_read_in_pages() {
     const CROWD: usize = 1_201;
     let servers = servers(3);
     let locks = connect(&(servers.url() + SOON)).await;
@@ -141,7 +151,7 @@ async fn a_crowd_is_read_in_pages() {
         }
         node.command(&["CONFIG", "RESETSTAT"]);
     }
-    let info = locks.read("crowd").await.unwrap().unwrap();
+    let info = locks.inspect("crowd").await.unwrap().unwrap();
     let shown: std::collections::BTreeSet<u32> =
         info.waiters().map(|waiter| waiter.holder.pid).collect();
     assert_eq!(shown.len(), CROWD);

@@ -1,4 +1,5 @@
-//! What a pair and a failed try cost each server, and what stays of a name.
+//! Costs of an acquisition with its release and of a failed try on each server, and the remaining
+//! data of a name.
 
 use std::time::Duration;
 
@@ -6,9 +7,10 @@ use crate::redlock_common::*;
 use leasehold::ErrorKind;
 use testbed::{Proxy, Redis};
 
-/// One script at each node to take and one to release, in one round trip each (R13, R31).
+// R31
+/// Acquiring and releasing each take one script per node, in one round trip (R13, R31).
 #[tokio::test]
-async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
+async fn acquire_and_release_take_one_request_per_node_each() {
     let servers = servers(5);
     let (proxies, url) = proxied(&servers);
     let url = url + "?restart_delay_ms=0&node_timeout_ms=20000&max_lease_ms=600000";
@@ -20,7 +22,7 @@ async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
         assert_eq!(of("eval"), 0, "a script that the server does not know: {calls:?}");
         of("evalsha")
     };
-    // The scripts are known to the servers after this, and all of it has been answered.
+    // After this the servers have cached the scripts, and all requests have been answered.
     let nodes = servers.nodes();
     let guard = lock.try_lock().await.unwrap();
     eventually("known", async || nodes.iter().all(|node| has_key(node, "counted"))).await;
@@ -43,9 +45,9 @@ async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
         guard.release().await.unwrap();
         eventually("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs)).await;
     }
-    // Nothing else comes later.
+    // No other request arrives later.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    // HMGET, SET, HSET twice, TIME and PEXPIRE to take; ZRANGE, GET and DEL to release.
+    // Acquiring uses HMGET, SET, HSET twice, TIME and PEXPIRE. Releasing uses ZRANGE, GET and DEL.
     for node in servers.nodes() {
         assert_eq!(scripts(node), 6, "{:?}", node.calls());
         let ours = |name: &str| name != "info" && !name.starts_with("config");
@@ -56,16 +58,17 @@ async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
     assert_eq!(requests() - before, 6 * servers.nodes().len());
 }
 
-/// Where the holder has a server, whoever tries in vain there leaves nothing.
+// F41
+/// A failed try leaves no data on the servers that the holder has.
 #[tokio::test]
-async fn f41_a_try_in_vain_writes_nothing() {
+async fn failed_try_writes_nothing() {
     let servers = servers(5);
     let nodes = servers.nodes();
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=5000";
     let (locks, other) = (connect(&url).await, connect(&url).await);
     let lock = locks.mutex("tried").lease(Duration::from_secs(30)).no_renewal();
     let guard = lock.lock_timeout(PATIENCE).await.unwrap();
-    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "tried"))).await;
+    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "tried"))).await;
     let changes = |node: &Redis| node.info("persistence", "rdb_changes_since_last_save");
     let before: Vec<String> = nodes.iter().map(changes).collect();
     for _ in 0..5 {
@@ -76,9 +79,9 @@ async fn f41_a_try_in_vain_writes_nothing() {
     drop(guard);
 }
 
-/// Names used once leave nothing that does not go away by itself.
+/// Names that are used once leave only data that expires.
 #[tokio::test]
-async fn what_is_kept_for_a_name_goes_away() {
+async fn data_of_used_names_expires() {
     let servers = servers(3);
     let locks = connect(&(servers.url() + SOON)).await;
     for i in 0..200 {

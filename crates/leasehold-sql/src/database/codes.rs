@@ -1,62 +1,64 @@
-//! What each database's codes of errors mean: one table for each, which knows all of them.
+//! The meaning of each database's error codes, with one table per database.
 //!
-//! PostgreSQL's are sorted by the first two characters where no single one is named, MySQL's and MariaDB's by the
-//! SQLSTATE beside the number, SQLite's by the primary code. What no rule knows is [`Class::Unknown`]: leasehold's
-//! stores take that for an error that passes, try again, and report it. Only what a repetition cannot help is
-//! permanent, since a waiter that gives up has lost its place.
+//! PostgreSQL codes that are not listed individually are classified by their first two characters.
+//! Unlisted MySQL and MariaDB numbers are classified by their SQLSTATE, and SQLite codes by the
+//! primary code. A code that matches no rule is [`Class::Unknown`]. leasehold's stores treat it as
+//! a transient error, retry, and report it. An error is classified as permanent only if a retry
+//! cannot help, because a waiter that gives up loses its queue position.
 
-/// What an error means for whoever gets it.
+/// The meaning of an error for the code that handles it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Undone, to break a deadlock.
+    /// The transaction was rolled back to break a deadlock.
     Deadlock,
-    /// Undone, since another transaction changed what this one has seen, also on another node.
+    /// The transaction was rolled back because another transaction changed data that this one had
+    /// read. The other transaction may have run on another node.
     Serialization,
-    /// Undone after a wait, or cut short by a limit.
+    /// A wait timed out, or a limit ended the statement.
     Waited,
-    /// Another holds it, and no wait was wanted.
+    /// Another session holds the lock, and the statement was sent with `NOWAIT`.
     Busy,
-    /// An earlier statement of the transaction has failed.
+    /// An earlier statement of the transaction failed.
     FailedBefore,
-    /// The transaction did nothing for too long and was undone with its session.
+    /// The transaction was idle for too long and was rolled back together with its session.
     StoodStill,
-    /// The row or the table is there already.
+    /// The row or the table already exists.
     Exists,
-    /// The connection has ended, or is about to.
+    /// The connection is closed, or is about to be.
     Gone,
-    /// What was prepared does not fit the tables any more.
+    /// The prepared statement no longer matches the tables.
     Stale,
-    /// The server cannot serve anyone, or not this, at this time: it starts, stops, is short of memory, is not in
-    /// its cluster, or the proxy in front has no server.
+    /// The server cannot serve this request, or any request, at this time. It is starting,
+    /// stopping, short of memory or outside of its cluster, or the proxy in front has no server.
     Unavailable,
-    /// There is no room for another connection.
+    /// The connection limit is reached.
     NoRoom,
-    /// The server takes no writes.
+    /// The server accepts no writes.
     ReadOnly,
     /// The disk or the table is full.
     Full,
-    /// The user or the password is refused.
+    /// The user name or the password was rejected.
     Refused,
-    /// A right is missing.
+    /// A permission is missing.
     Denied,
     NoDatabase,
     NoSchema,
     NoTable,
-    /// What was prepared under a name is not there, or is there already: a pooler lends sessions.
+    /// The named prepared statement is missing or already exists, because a pooler shares sessions.
     Unprepared,
-    /// The message is longer than the server takes.
+    /// The message is longer than the server accepts.
     TooLong,
-    /// The data on the disk is damaged.
+    /// The data on disk is damaged.
     Damaged,
     /// The file cannot be opened.
     CannotOpen,
-    /// The statement is refused, whenever it is sent.
+    /// The statement is rejected no matter when it is sent.
     Permanent,
-    /// In no table.
+    /// The code is in no table.
     Unknown,
 }
 
-/// PostgreSQL's SQLSTATE.
+/// Classifies PostgreSQL's SQLSTATE.
 pub(crate) fn postgres(code: &str) -> Class {
     use Class::*;
     match code {
@@ -80,9 +82,9 @@ pub(crate) fn postgres(code: &str) -> Class {
             "08" => Gone,
             "40" => Serialization,
             "28" => Refused,
-            // The session is in another state than it should be: a new one helps.
+            // The session is not in the expected state, so a new session helps.
             "25" => FailedBefore,
-            // Resources, objects in use, an operator, the system, the configuration file, the inside.
+            // Resources, objects in use, operator, system, configuration file, internal errors.
             "53" | "55" | "57" | "58" | "72" | "F0" | "XX" => Unavailable,
             "03" | "0A" | "0B" | "0F" | "0L" | "0P" | "0Z" | "20" | "21" | "22" | "23" | "24"
             | "27" | "2B" | "2D" | "2F" | "34" | "38" | "39" | "3B" | "42" | "44" | "54" | "HV"
@@ -92,12 +94,13 @@ pub(crate) fn postgres(code: &str) -> Class {
     }
 }
 
-/// MySQL's, MariaDB's and ProxySQL's number, and the SQLSTATE beside it if it is known.
+/// Classifies the error number of MySQL, MariaDB or ProxySQL, with the SQLSTATE if it is known.
 pub(crate) fn mysql(number: u16, state: &str) -> Class {
     use Class::*;
     match number {
         1213 => Deadlock,
-        // 1180: the commit failed. 3101: Group Replication has undone it; 1412, 1020: changed since it was seen.
+        // 1180: the commit failed. 3101: Group Replication rolled it back. 1412 and 1020: the data
+        // changed after it was read.
         1020 | 1180 | 1412 | 1637 | 3101 => Serialization,
         1205 | 1969 | 3024 | 1317 => Waited,
         3572 => Busy,
@@ -114,7 +117,8 @@ pub(crate) fn mysql(number: u16, state: &str) -> Class {
         | 3169
         | 4031 => Gone,
         1615 => Stale,
-        // Memory, threads, files; not prepared (Galera), offline, the hook of Group Replication, a blocked host.
+        // Memory, threads and files. Also: node not prepared (Galera), server offline, hook of
+        // Group Replication, blocked host.
         1015 | 1016 | 1018 | 1023 | 1024 | 1026 | 1028 | 1030 | 1037 | 1038 | 1041 | 1047
         | 1105 | 1129 | 1135 | 1188 | 1189 | 1206 | 1218 | 1223 | 1297 | 1815 | 3032 | 3100
         | 3168 => Unavailable,
@@ -140,7 +144,7 @@ pub(crate) fn mysql(number: u16, state: &str) -> Class {
     }
 }
 
-/// SQLite's extended result code, of which the low byte is the primary one.
+/// Classifies SQLite's extended result code, whose low byte is the primary code.
 pub(crate) fn sqlite(code: i32) -> Class {
     use Class::*;
     match (code, code & 0xff) {
@@ -148,7 +152,7 @@ pub(crate) fn sqlite(code: i32) -> Class {
         (517, _) => Serialization,
         (_, 5 | 6) => Waited,
         (_, 17) => Stale,
-        // Aborted, no memory, interrupted, a failed read or write, and the protocol of the locks.
+        // Abort, no memory, interrupt, failed read or write, and an error of the locking protocol.
         (_, 4 | 7 | 9 | 10 | 15) => Unavailable,
         (_, 8) => ReadOnly,
         (_, 13) => Full,
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_of_postgres_is_known() {
+    fn every_postgres_error_class_is_classified() {
         for (code, expected) in [
             ("40001", Serialization),
             ("40003", Serialization),
@@ -220,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_mysql_its_clusters_and_proxies_are_known() {
+    fn error_numbers_of_mysql_clusters_and_proxies_are_classified() {
         for (number, state, expected) in [
             (1213, "40001", Deadlock),
             (1205, "HY000", Waited),
@@ -250,9 +254,9 @@ mod tests {
             (1062, "23000", Exists),
             (1064, "42000", Permanent),
             (1235, "42000", Permanent),
-            // A question that another make of server understands.
+            // A query that only another server product understands.
             (1193, "HY000", Permanent),
-            // Known by their SQLSTATE only.
+            // Numbers that are classified by their SQLSTATE only.
             (6000, "08S01", Gone),
             (6000, "40000", Serialization),
             (6000, "42000", Permanent),
@@ -263,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn every_primary_code_of_sqlite_is_known() {
+    fn every_primary_sqlite_code_is_classified() {
         for primary in 1..=26 {
             assert_ne!(sqlite(primary), Unknown, "{primary}");
-            // Extended by any reason, it means the same or something more exact.
+            // An unknown extended code falls back to the class of its primary code.
             assert_ne!(sqlite(primary | 99 << 8), Unknown, "{primary}");
         }
         for (code, expected) in [

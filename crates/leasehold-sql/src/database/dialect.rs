@@ -1,4 +1,4 @@
-//! The few words in which the three databases differ.
+//! The SQL phrases in which the three databases differ.
 
 use super::value::Value;
 use leasehold_core::Name;
@@ -16,20 +16,23 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The database's clock at the moment of evaluation, in µs since 1970, never frozen at the
-    /// transaction's start.
+    /// Returns the expression for the database's clock, in µs since 1970.
+    ///
+    /// The expression is evaluated at the moment of use, not at the start of the transaction.
     pub(crate) const fn now(self) -> &'static str {
         match self {
             Self::Sqlite => "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
-            // now() would be the start of the transaction. Both factors are of one type, so that no operator of
-            // another schema fits better than the server's.
+            // now() would return the start of the transaction. Both factors have the same type, so
+            // that no operator of another schema matches better than the server's own operator.
             Self::Postgres => {
                 "CAST(floor(CAST(extract(epoch FROM clock_timestamp()) AS numeric) * \
                  CAST(1000000 AS numeric)) AS BIGINT)"
             }
-            // The caller's session has a time zone of its own, and a local time may be two moments (when
-            // summer ends). So: UTC as the statement began, and how long it has waited since, by the local
-            // time, of which whole half-hours are the zone's.
+            // The caller's session has its own time zone, and one local time can be two moments (at
+            // the end of summer time). The expression therefore uses the UTC time at which the
+            // statement began. It adds the time that the statement has waited since, measured in
+            // local time. Whole half hours of that difference are dropped, because they come from
+            // the time zone.
             Self::Mysql => {
                 "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + \
                  MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) + 7200000000, 1800000000) AS SIGNED)"
@@ -37,7 +40,7 @@ impl Dialect {
         }
     }
 
-    /// The type that a whole number is cast to before it is read.
+    /// Returns the type to which an integer is cast before it is read.
     pub(crate) const fn bigint(self) -> &'static str {
         match self {
             Self::Sqlite => "INTEGER",
@@ -46,7 +49,7 @@ impl Dialect {
         }
     }
 
-    /// What quotes an identifier.
+    /// Returns the character that quotes an identifier.
     pub(crate) const fn quote(self) -> char {
         match self {
             Self::Sqlite | Self::Postgres => '"',
@@ -54,19 +57,21 @@ impl Dialect {
         }
     }
 
-    /// What an `INSERT` of a key that may exist ends with; empty where the duplicate is an error that does
-    /// not end the transaction.
+    /// Returns the clause that makes an `INSERT` skip an existing key.
+    ///
+    /// The clause is empty if a duplicate causes an error that does not abort the transaction.
     pub(crate) const fn or_nothing(self) -> &'static str {
         match self {
-            // An error would end the whole transaction on PostgreSQL.
+            // On PostgreSQL an error would abort the whole transaction.
             Self::Sqlite | Self::Postgres => " ON CONFLICT (name) DO NOTHING",
-            // INSERT IGNORE would swallow real errors too; a plain INSERT fails with 1062 for a duplicate
-            // and nothing else, and its transaction lives on.
+            // INSERT IGNORE would hide other errors too. A plain INSERT fails with 1062 only for a
+            // duplicate, and its transaction stays usable.
             Self::Mysql => "",
         }
     }
 
-    /// What makes a read see the row as it is now, not as it was at the transaction's start.
+    /// Returns the clause that makes a read see the row's current state instead of the state at the
+    /// transaction's start.
     pub(crate) const fn as_it_is(self) -> &'static str {
         match self {
             Self::Sqlite | Self::Postgres => "",
@@ -74,16 +79,17 @@ impl Dialect {
         }
     }
 
-    /// A name as the tables store it.
+    /// Returns a name in the form that the tables store.
     pub(crate) fn name(self, name: &Name) -> Value {
         match self {
             Self::Sqlite | Self::Postgres => Value::Text(name.as_str().to_owned()),
-            // Bytes: a text column would compare `job ` and `job` as equal.
+            // Bytes, because a text column would compare `job ` and `job` as equal.
             Self::Mysql => Value::Bytes(name.as_str().as_bytes().to_owned()),
         }
     }
 
-    /// `?` as the database has it. Our statements hold no other question mark.
+    /// Replaces `?` with the database's parameter syntax. leasehold's statements contain no other
+    /// question mark.
     pub(crate) fn spell(self, sql: &str) -> String {
         if self != Self::Postgres {
             return sql.to_owned();
@@ -97,7 +103,7 @@ impl Dialect {
     }
 }
 
-/// A statement of ours with its parameters by name, for people.
+/// Returns one of leasehold's statements with named parameters, for display.
 pub(crate) fn fill(sql: &str, names: &[&str]) -> String {
     let mut parts = sql.split('?');
     let mut out = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Drivers whose sessions leasehold runs its statements on.
+//! The drivers on whose sessions leasehold can run its statements.
 
 #[cfg(feature = "sea-orm")]
 mod sea_orm;

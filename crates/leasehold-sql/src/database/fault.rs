@@ -29,12 +29,13 @@ pub struct Fault {
     error: Error,
 }
 
-/// The driver's cause: an error, or text.
+/// The cause of a fault: the driver's error, or text.
 pub(crate) type Because = Box<dyn StdError + Send + Sync>;
 
 impl Fault {
-    /// The database replied with an error. `code` is PostgreSQL's SQLSTATE, MySQL's error number or
-    /// SQLite's extended result code.
+    /// Creates a fault for an error that the database reported.
+    ///
+    /// `code` is PostgreSQL's SQLSTATE, MySQL's error number or SQLite's extended result code.
     pub fn answered(
         dialect: Dialect,
         code: impl Into<String>,
@@ -43,23 +44,23 @@ impl Fault {
         let (code, because) = (code.into(), because.into());
         let (kind, what, hint) =
             said::known(dialect, &code, &because.to_string()).unwrap_or(said::REJECTED);
-        let error = Error::new(kind, what).because(because).with_hint(hint);
+        let error = Error::new(kind, what).with_source(because).with_hint(hint);
         Self { code: Some((dialect, code)), error }
     }
 
-    /// The connection broke or could not be opened. The statement may or may not have been
-    /// executed.
+    /// Creates a fault for a connection that broke or could not be opened. The statement may or may
+    /// not have been executed.
     pub fn unanswered(because: impl Into<Because>) -> Self {
         Self::of(said::NO_RESPONSE, because)
     }
 
-    /// The result does not have the expected type.
+    /// Creates a fault for a result that does not have the expected type.
     pub fn unreadable(because: impl Into<Because>) -> Self {
         Self::of(said::OTHER_TABLE, because)
     }
 
     pub(crate) fn of((kind, what, hint): Described, because: impl Into<Because>) -> Self {
-        Error::new(kind, what).because(because).with_hint(hint).into()
+        Error::new(kind, what).with_source(because).with_hint(hint).into()
     }
 
     /// Returns the database's error code, if there is one.
@@ -67,12 +68,13 @@ impl Fault {
         self.code.as_ref().map(|(_, code)| code.as_str())
     }
 
-    /// Whether it is the duplicate key that [`Dialect::or_nothing`] does not swallow.
+    /// Returns whether this is the duplicate-key error that [`Dialect::or_nothing`] does not
+    /// suppress.
     pub(crate) fn is_duplicate(&self) -> bool {
         matches!(&self.code, Some((Dialect::Mysql, code)) if code == "1062")
     }
 
-    /// Whether two `CREATE TABLE IF NOT EXISTS` met.
+    /// Returns whether two concurrent `CREATE TABLE IF NOT EXISTS` collided.
     pub(crate) fn is_catalogue_race(&self) -> bool {
         let Some((dialect, code)) = &self.code else { return false };
         match dialect {
@@ -82,7 +84,7 @@ impl Fault {
         }
     }
 
-    /// Whether it is said that the conflict's column has no unique index.
+    /// Returns whether the database reports that the column of `ON CONFLICT` has no unique index.
     pub(crate) fn is_without_index(&self) -> bool {
         let Some((dialect, code)) = &self.code else { return false };
         match dialect {
@@ -121,7 +123,7 @@ impl StdError for Fault {
     }
 }
 
-/// Converts a driver's error into an [`Error`] that says what happened, whether a retry helps and
+/// Converts a driver's error into an [`Error`] that states what happened, whether a retry helps and
 /// what to do.
 ///
 /// It accepts errors of `sqlx` 0.9 and of each driver that is enabled by a feature. For other

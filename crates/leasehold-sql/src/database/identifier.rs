@@ -1,4 +1,4 @@
-//! Identifiers and places for values in statements on the caller's own tables.
+//! Identifiers and parameter placeholders in statements on the caller's own tables.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,10 @@ use super::dialect::Dialect;
 use super::value::Value;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// An identifier of the caller's own schema, quoted. Only letters, digits and `_`, so that it is
-/// an identifier and nothing else; `schema.table` where a table is meant.
+/// Returns an identifier of the caller's own schema, quoted.
+///
+/// Only letters, digits and `_` are accepted, so the text cannot contain anything but an
+/// identifier. A table may also be written as `schema.table`.
 pub(crate) fn identifier(dialect: Dialect, text: &str) -> Result<String> {
     if !is_identifier(text) {
         let shown: String = text.chars().take(40).collect();
@@ -20,7 +22,7 @@ pub(crate) fn identifier(dialect: Dialect, text: &str) -> Result<String> {
     Ok(quoted.join("."))
 }
 
-/// Whether it is `name` or `schema.name`, and needs no quoting.
+/// Returns whether the text is `name` or `schema.name` and needs no quoting.
 fn is_identifier(text: &str) -> bool {
     let plain = |part: &str| {
         !part.is_empty()
@@ -31,7 +33,7 @@ fn is_identifier(text: &str) -> bool {
     text.split('.').count() <= 2 && text.split('.').all(plain)
 }
 
-/// Where a value of the caller's is bound: `?`, or a cast of it.
+/// Returns the placeholder for one of the caller's values: `?`, or a cast of it.
 pub(crate) fn place(dialect: Dialect, value: &Value) -> Result<Cow<'static, str>> {
     let Value::Typed(typed) = value else { return Ok("?".into()) };
     if !is_identifier(&typed.of) {
@@ -46,7 +48,7 @@ pub(crate) fn place(dialect: Dialect, value: &Value) -> Result<Cow<'static, str>
     })
 }
 
-/// `, column = ?` for each column, and the values for it.
+/// Returns `, column = ?` for each column, and appends the values to `with`.
 pub(crate) fn assignments(
     dialect: Dialect,
     columns: &[(&str, Value)],
@@ -55,7 +57,8 @@ pub(crate) fn assignments(
     let mut sql = String::new();
     for (column, value) in columns {
         let column = identifier(dialect, column)?;
-        // A bound NULL has a type, which need not be the column's.
+        // NULL is written as a literal, because a bound NULL has a type, which may differ from the
+        // type of the column.
         if *value == Value::Null {
             sql.push_str(&format!(", {column} = NULL"));
         } else {

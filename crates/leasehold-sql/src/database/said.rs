@@ -1,4 +1,4 @@
-//! What each database's codes of errors mean, in our words.
+//! Error kinds, messages and hints for each database's error codes.
 
 use super::codes::{self, Class};
 use super::dialect::Dialect;
@@ -7,11 +7,12 @@ use leasehold_core::ErrorKind::{
     Config, Conflict, Contended, Corrupt, Denied, Full, Timeout, Unreachable,
 };
 
-/// The kind, what went wrong, and the hint.
+/// The kind of an error, what went wrong, and a hint.
 pub(crate) type Described = (ErrorKind, &'static str, &'static str);
 type Known = Option<Described>;
 
-/// What is known of this code; of SQLite's, where one code is many errors, also by what it says.
+/// Returns the description of the error with this code, or `None` if there is no specific one. Some
+/// codes of SQLite cover several errors, so the message `says` is used too.
 pub(super) fn known(dialect: Dialect, code: &str, says: &str) -> Known {
     let class = match dialect {
         Dialect::Sqlite => codes::sqlite(code.parse().unwrap_or(0)),

@@ -1,11 +1,12 @@
-//! A part of the caller's transaction that can be undone by itself.
+//! A part of the caller's transaction that can be rolled back separately.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fault::Fault;
 use super::session::Transaction;
 
-/// A savepoint. Its name is not used twice by one process: on MySQL a second of the same name ends the first.
+/// A savepoint. Each name is used once per process, because on MySQL a second savepoint of the same
+/// name removes the first.
 pub(crate) struct Savepoint(u64);
 
 impl Savepoint {

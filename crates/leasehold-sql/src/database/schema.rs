@@ -1,4 +1,4 @@
-//! The three small tables, as statements.
+//! The SQL statements that create the three tables.
 
 use super::dialect::Dialect;
 
@@ -19,7 +19,7 @@ pub fn schema(dialect: Dialect) -> String {
         }
     };
     let name = if bytes > 0 { format!("{name}({bytes})") } else { name.to_owned() };
-    // clean_up finds old keys by these, and so locks no others.
+    // clean_up finds old keys by these indexes, so it locks no other rows.
     let (inner, outer) = match dialect {
         Dialect::Mysql => (
             ",\n  INDEX leasehold_once_done (done_at),\n  \

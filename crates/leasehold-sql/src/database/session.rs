@@ -1,8 +1,8 @@
-//! What leasehold needs from a driver: to run statements in the caller's transaction.
+//! The interface to a database driver: runs statements in the caller's transaction.
 //!
 //! leasehold writes the statements in the [`Dialect`] of the session and always binds their
 //! parameters, so user input is never part of the SQL text. A driver adds neither transactions nor
-//! retries. Each operation is atomic by its statement. A [`Fault`] reports a lost reply.
+//! retries, because each statement is atomic on its own. A lost reply is reported as a [`Fault`].
 
 use std::future::Future;
 
@@ -12,11 +12,14 @@ use super::value::{Param, Value};
 
 /// A connection to a database that runs one statement at a time.
 ///
-/// Implemented for the connections and transactions of `sqlx` 0.9 (features `sqlite`, `postgres`,
-/// `mysql`), for `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (feature
-/// `tokio-postgres`), for `sea_orm::DatabaseTransaction` (feature `sea-orm`), and for `sqlx` 0.8
-/// (feature `sqlx-08`, for PostgreSQL and MySQL). For any other driver, implement these four
-/// methods. `examples/diesel-transactions` implements them for `diesel-async`.
+/// Implemented for:
+/// - the connections and transactions of `sqlx` 0.9 (features `sqlite`, `postgres`, `mysql`),
+/// - `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (feature `tokio-postgres`),
+/// - `sea_orm::DatabaseTransaction` (feature `sea-orm`),
+/// - `sqlx` 0.8 (features `sqlx-08-postgres` and `sqlx-08-mysql`).
+///
+/// For any other driver, implement these four methods. `examples/diesel-transactions` implements
+/// them for `diesel-async`.
 ///
 /// ```
 /// use leasehold::database::{Column, Dialect, Fault, Param, Session, Transaction, Value};
@@ -84,7 +87,7 @@ pub trait Session: Send {
         with: &[Param<'_>],
     ) -> impl Future<Output = Result<u64, Fault>> + Send;
 
-    /// Runs one statement and returns the first row of its result, read as these columns.
+    /// Runs one statement and returns the first row of its result, with the types in `columns`.
     fn row(
         &mut self,
         sql: &str,
@@ -135,13 +138,14 @@ pub trait Pool: Send + Sync {
     /// Returns a session outside of any transaction. Dropping it returns it to the pool.
     fn session(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send;
 
-    /// Returns a session without waiting for the pool, for renewals that must not be late.
+    /// Returns a session without waiting for the pool, for renewals that must not be late. By
+    /// default, calls [`session`](Self::session).
     fn beside(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send {
         self.session()
     }
 }
 
-/// The type as which a result column is read.
+/// The type in which a result column is read.
 ///
 /// ```
 /// use leasehold::database::{Column, Value};
@@ -193,7 +197,7 @@ impl Column {
     }
 }
 
-/// Runs a statement of ours, which has `?` for its parameters.
+/// Runs one of leasehold's statements, whose parameters are written as `?`.
 pub(crate) async fn run<S: Session + ?Sized>(
     session: &mut S,
     sql: &str,
@@ -204,7 +208,7 @@ pub(crate) async fn run<S: Session + ?Sized>(
     session.run(&sql, &with).await
 }
 
-/// The first row of a statement of ours.
+/// Returns the first row of the result of one of leasehold's statements.
 pub(crate) async fn row<S: Session + ?Sized>(
     session: &mut S,
     sql: &str,
@@ -216,7 +220,7 @@ pub(crate) async fn row<S: Session + ?Sized>(
     session.row(&sql, &with, columns).await
 }
 
-/// The number that a statement of ours answers with, if it answers.
+/// Returns the number in the first column of a statement's result, if there is a row.
 pub(crate) async fn number<S: Session + ?Sized>(
     session: &mut S,
     sql: &str,

@@ -1,4 +1,4 @@
-//! Values for columns of the caller's own tables, and what of them is bound.
+//! Values for columns of the caller's own tables, and how they are bound as parameters.
 
 /// A value for a column of your own table.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub enum Value {
     Typed(Typed),
 }
 
-/// See [`Value::typed`].
+/// Text for a value of another database type; see [`Value::typed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Typed {
     pub(super) of: String,
@@ -33,7 +33,7 @@ impl Value {
     /// PostgreSQL does not accept text for a `uuid`, `timestamptz`, `jsonb` or `numeric` column
     /// without a cast, so there it becomes `CAST('…' AS type_name)`. SQLite and MySQL convert the
     /// text to the type of the column. `type_name` consists of letters, digits and `_`
-    /// (`schema.type` for your own types). The first use rejects other names.
+    /// (`schema.type` for your own types). Other names are rejected when the value is first used.
     ///
     /// ```
     /// use leasehold::database::Value;
@@ -75,12 +75,12 @@ impl<T: Into<Value>> From<Option<T>> for Value {
 }
 
 impl Value {
-    /// The number, or 0 where there is none.
+    /// Returns the number, or 0 for any other value.
     pub(crate) fn int(&self) -> i64 {
         if let Self::Int(v) = self { *v } else { 0 }
     }
 
-    /// The text, or nothing.
+    /// Returns the text, or an empty string for any other value.
     pub(crate) fn text(self) -> String {
         if let Self::Text(v) = self { v } else { String::new() }
     }
@@ -104,7 +104,7 @@ pub enum Param<'a> {
 }
 
 impl Value {
-    /// What is bound.
+    /// Returns the parameter that is bound for this value.
     pub(crate) fn param(&self) -> Param<'_> {
         match self {
             Self::Null => Param::Null,

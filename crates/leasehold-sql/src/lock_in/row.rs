@@ -1,33 +1,36 @@
-//! The lock's row: what writes it in each database, and shows that one row of a unique index was locked;
-//! and for how long a statement waits for it.
+//! The lock's row: the statement that writes it, the proof that a single row was locked, and the
+//! limit of the wait.
 //!
-//! - PostgreSQL: `ON CONFLICT (name)` needs a unique index on exactly that column: without one the server
-//!   itself refuses (42P10), so one row of a unique index is what is locked. The row is *changed*, not merely
-//!   locked: a transaction that took its snapshot before it waited here then gets a serialization failure,
-//!   instead of the lock and a stale view.
-//! - SQLite has one write lock for the whole database, and this takes it. A transaction that has read
-//!   before somebody else wrote cannot get it any more (SQLITE_BUSY_SNAPSHOT): it is told to start again, and
-//!   never sees a stale view under the lock.
-//! - MySQL: a duplicate reports 2 rows: then a unique index was hit, and InnoDB locked that record alone. A
-//!   new name reports 1: so does a table without a unique index, which would lock nothing that matters, so
-//!   it is looked at. Hence every name is looked at once: when it is new. (Not INSERT IGNORE + SELECT FOR
-//!   UPDATE: its waiters all get a shared lock first, and then deadlock over the exclusive one. Not SELECT FOR
-//!   UPDATE + INSERT: its gap locks deadlock.)
+//! - **PostgreSQL.** `ON CONFLICT (name)` requires a unique index on exactly that column. Without
+//!   one the server rejects the statement (42P10), so a statement that succeeds has locked one row
+//!   of a unique index. The row is *changed*, not only locked. A transaction whose snapshot is
+//!   older than its wait then gets a serialization failure, instead of the lock together with stale
+//!   data.
+//! - **SQLite** has one write lock for the whole database, and the statement takes it. A
+//!   transaction that read before another one wrote cannot take that lock any more
+//!   (SQLITE_BUSY_SNAPSHOT). Such a transaction has to start again, so it never sees stale data
+//!   under the lock.
+//! - **MySQL.** If the name exists, the statement reports 2 rows. It has found the name by a unique
+//!   index, so InnoDB locked only one record. For a new name it reports 1 row. A table without a
+//!   unique index, which would lock nothing useful, reports 1 row too, so the catalog is read in
+//!   this case. Each name is therefore checked once, when it is new. INSERT IGNORE with SELECT FOR
+//!   UPDATE would not work, because its waiters all get a shared lock and then deadlock over the
+//!   exclusive one. SELECT FOR UPDATE with INSERT deadlocks over gap locks.
 
 use std::time::Duration;
 
 use crate::database::{Column, Dialect, Fault, Session, Transaction, Value, number, row, run};
 use leasehold_core::Name;
 
-/// What taking a lock row found out.
+/// The result of writing a lock's row.
 pub(super) enum Taken {
     /// One row of a unique index is locked.
     OneRow,
-    /// It cannot be shown that one row was locked: this is wrong with the table.
+    /// It cannot be shown that one row was locked. The text names the problem with the table.
     Unsure(&'static str),
 }
 
-/// Writes the row of this name; its one parameter.
+/// Returns the statement that writes the row of a name. Its only parameter is the name.
 pub(super) const fn statement(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Sqlite => {
@@ -50,7 +53,7 @@ pub(super) async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Re
     let written = run(tx, statement(dialect), &[dialect.name(name)]).await;
     match (dialect, written) {
         (_, Err(fault)) if fault.is_without_index() => {
-            Ok(Taken::Unsure("column name has no unique index"))
+            Ok(Taken::Unsure("the column `name` has no unique index"))
         }
         (_, Err(fault)) => Err(fault),
         (Dialect::Sqlite | Dialect::Postgres, Ok(1)) | (Dialect::Mysql, Ok(2)) => Ok(Taken::OneRow),
@@ -61,7 +64,7 @@ pub(super) async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Re
     }
 }
 
-/// Whether MySQL's table can lock one row.
+/// Checks in MySQL's catalog whether the table can lock a single row.
 async fn look<T: Transaction + ?Sized>(tx: &mut T) -> Result<Taken, Fault> {
     let sql = "SELECT \
         (SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() \
@@ -78,13 +81,13 @@ async fn look<T: Transaction + ?Sized>(tx: &mut T) -> Result<Taken, Fault> {
     let row = row(tx, sql, &[], &[Column::Int; 3]).await?.unwrap_or_default();
     Ok(match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
         [0, ..] => Taken::Unsure("its engine is not InnoDB"),
-        [_, 0, _] => Taken::Unsure("column name is not VARBINARY"),
+        [_, 0, _] => Taken::Unsure("the column `name` is not VARBINARY"),
         [_, _, n] if n > 0 => Taken::OneRow,
-        _ => Taken::Unsure("column name has no unique index of its own"),
+        _ => Taken::Unsure("the column `name` has no unique index of its own"),
     })
 }
 
-/// Sets how long a statement waits for a lock; what to set it back to.
+/// Sets how long a statement waits for a lock, and returns the previous setting.
 pub(super) async fn set_wait<S: Session + ?Sized>(
     session: &mut S,
     wait: Duration,
@@ -99,10 +102,10 @@ pub(super) async fn set_wait<S: Session + ?Sized>(
             let sql = "SELECT current_setting('lock_timeout')";
             let before = row(session, sql, &[], &[Column::Text]).await?;
             let before = before.and_then(|mut row| row.pop()).unwrap_or(Value::Null);
-            // 0 would mean "for ever".
+            // 0 would mean "without limit".
             (before, Value::Text(ms.max(1).to_string()))
         }
-        // In whole seconds, which is all that the server has; at least 1, as 0 is not MySQL's.
+        // The server supports whole seconds only. At least 1, because MySQL does not accept 0.
         Dialect::Mysql => {
             let sql = "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS SIGNED)";
             let before = number(session, sql, &[]).await?.unwrap_or(50);
@@ -115,7 +118,7 @@ pub(super) async fn set_wait<S: Session + ?Sized>(
     Ok(before)
 }
 
-/// Sets it back.
+/// Sets how long a statement waits for a lock, to a value that [`set_wait`] returned or computed.
 pub(super) async fn reset_wait<S: Session + ?Sized>(
     session: &mut S,
     wait: Value,

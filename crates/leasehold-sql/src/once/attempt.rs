@@ -1,4 +1,4 @@
-//! An attempt outside of any transaction: its row is its own for as long as its lease is renewed.
+//! An attempt outside of any transaction, which owns its row while its lease is renewed.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::key::{As, Asked, Begun, Ended, begin, stored};
+use super::key::{As, Begun, Ended, Requirements, begin, stored};
 use crate::database::{Dialect, Pool, Session, Transaction, Value, micros, number, run};
 use crate::versioned::jittered;
 use leasehold_core::kit::drift;
@@ -44,18 +44,18 @@ pub struct Attempt {
 impl Attempt {
     /// Returns the number of this attempt, beginning with 1.
     ///
-    /// If it is higher, an earlier attempt crashed, failed or lost its lease, and may have done
-    /// part of the work.
+    /// If the number is higher than 1, an earlier attempt crashed, failed or lost its lease, and
+    /// may have done part of the work.
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// Fails if this is no longer the current attempt, and otherwise prevents other attempts from
-    /// taking over until `tx` ends. `tx` must be in the database of the key.
+    /// taking over until `tx` ends. `tx` must be a transaction in the database that stores the key.
     ///
     /// An attempt that was paused for longer than its lease therefore cannot write late: all writes
-    /// of `tx` after this check come before the next attempt. It is one statement, which is atomic
-    /// at every isolation level.
+    /// of `tx` after this check come before the next attempt. The check is one statement, which is
+    /// atomic at every isolation level.
     ///
     /// The lease cannot be renewed until `tx` ends, so keep the transaction shorter than the lease.
     ///
@@ -75,12 +75,12 @@ impl Attempt {
             Ok(_) => Error::lost(LostReason::Gone),
             Err(fault) => fault.into(),
         };
-        Err(checked.during("once").on(&self.key))
+        Err(checked.with_operation("once").with_lock(&self.key))
     }
 }
 
 impl fmt::Debug for Attempt {
-    /// Without the secret that stores the outcome.
+    /// Formats the attempt without the secret ID that allows it to store the outcome.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Attempt");
         shown.field("key", &self.key).field("number", &self.number).finish_non_exhaustive()
@@ -97,21 +97,23 @@ impl fmt::Display for Attempt {
 pub(super) struct Row<'a, P: Pool> {
     pub(super) pool: &'a P,
     pub(super) key: &'a Name,
-    pub(super) asked: Asked,
+    pub(super) requirements: Requirements,
     pub(super) id: Value,
     pub(super) lease: Duration,
-    /// A session of our own, once the pool had none for us.
+    /// A separate session, opened when the pool had none available.
     pub(super) beside: tokio::sync::Mutex<Option<P::Session>>,
 }
 
-/// A session, and whether it is our own.
+/// A session, and whether it was opened separately from the pool.
 struct Line<S> {
     session: S,
     is_beside: bool,
 }
 
-/// Refuses a session that commits nothing by itself, as MySQL's with `autocommit=0`: a key would be there until the pool
-/// closes the connection, and the work would be done again.
+/// Rejects a session without automatic commits, such as a session of MySQL with `autocommit=0`.
+///
+/// In such a session the key would stay uncommitted until the pool closes the connection. It would
+/// then be rolled back, and the work would be done again.
 async fn commits<S: Session + ?Sized>(session: &mut S) -> Result<()> {
     if session.dialect() != Dialect::Mysql {
         return Ok(());
@@ -131,12 +133,13 @@ impl<P: Pool> Row<'_, P> {
         Clock::default().now()
     }
 
-    /// Until when a lease that was asked for at `sent` certainly lasts.
+    /// Returns the time until which a lease that was requested at `sent` is certainly valid.
     pub(super) fn deadline(&self, sent: Moment) -> Moment {
         sent.plus(self.lease.saturating_sub(drift(self.lease)))
     }
 
-    /// Begins, waiting for somebody else's attempt; and when the request that did was sent.
+    /// Begins the attempt. If another attempt is in progress, waits up to `wait` for it to end.
+    /// Returns the result and the time just before the last request was sent.
     pub(super) async fn begin(&self, wait: Duration) -> Result<(Begun, Moment)> {
         let until = Self::now().plus(wait);
         let how = As::Started { id: self.id.clone(), lease: self.lease };
@@ -146,9 +149,9 @@ impl<P: Pool> Row<'_, P> {
                 let mut session = self.pool.session().await?;
                 commits(&mut session).await?;
                 let sent = Self::now();
-                Ok((begin(&mut session, self.key, &self.asked, &how).await?, sent))
+                Ok((begin(&mut session, self.key, &self.requirements, &how).await?, sent))
             };
-            // A transaction of somebody else's, with the key in it, may go on for ever.
+            // Another transaction with the key in it may stay open without limit.
             let limit = until.since(Self::now()).max(self.patience());
             let begun = tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
                 let what = format!(
@@ -160,7 +163,8 @@ impl<P: Pool> Row<'_, P> {
             let left = until.since(Self::now());
             match begun {
                 Ok((Begun::Busy, _)) if !left.is_zero() => {}
-                // Undone for others' sake; there is no transaction of the caller's to be told.
+                // The statement was rolled back because of other transactions. The caller has no
+                // transaction that it could run again.
                 Err(e) if e.kind() == ErrorKind::Conflict && !left.is_zero() => {}
                 begun => return begun,
             }
@@ -169,7 +173,8 @@ impl<P: Pool> Row<'_, P> {
         }
     }
 
-    /// One statement on our row while it is ours, which sets `what` to these values.
+    /// Runs one statement that sets `what` to these values in the row, if this attempt still owns
+    /// the row. Returns whether it does.
     async fn set(
         &self,
         what: impl FnOnce(Dialect) -> String,
@@ -187,8 +192,8 @@ impl<P: Pool> Row<'_, P> {
         Ok(rows? == 1)
     }
 
-    /// A session to speak on. The work may have all of the pool's, for longer than our lease:
-    /// what the pool does not give soon is opened beside it.
+    /// Returns a session to use. The work may use all sessions of the pool for longer than the
+    /// lease. If the pool does not provide one soon, a separate session is opened.
     async fn line(&self) -> Result<Line<P::Session>> {
         if let Some(session) = self.beside.lock().await.take() {
             return Ok(Line { session, is_beside: true });
@@ -200,20 +205,20 @@ impl<P: Pool> Row<'_, P> {
         }
     }
 
-    /// Keeps our own session for the next time, unless it may be broken.
+    /// Keeps a separate session for the next statement, unless it may be broken.
     async fn put_back(&self, line: Line<P::Session>, well: bool) {
         if line.is_beside && well {
             *self.beside.lock().await = Some(line.session);
         }
     }
 
-    /// How long one statement may take before another connection is tried: the network may have lost
-    /// this one without a word.
+    /// Returns how long one statement may take before another connection is tried. The network may
+    /// have dropped the current connection without an error.
     fn patience(&self) -> Duration {
         (self.lease / 3).max(Duration::from_secs(1))
     }
 
-    /// What is answered within `limit`.
+    /// Runs `work`, and fails if it takes longer than `limit`.
     async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
             let what = format!("the database did not respond within {limit:?}");
@@ -222,7 +227,8 @@ impl<P: Pool> Row<'_, P> {
         })
     }
 
-    /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
+    /// Renews the lease until this attempt no longer owns the row. After an error it tries again,
+    /// until the deadline has passed.
     pub(super) async fn renewals(&self, deadline: &AtomicU64) -> LostReason {
         let mut pause = self.lease / 3;
         loop {
@@ -248,9 +254,11 @@ impl<P: Pool> Row<'_, P> {
         }
     }
 
-    /// Stores the outcome: only the current attempt can, so trying is never wrong. The work is
-    /// done: an outcome that the database refuses, or cannot take in half of the time that is left,
-    /// is left out.
+    /// Stores the outcome.
+    ///
+    /// Only the current attempt can store it, so trying is always safe. The work must not be
+    /// repeated. If the database rejects the outcome, or cannot store it within half of the
+    /// remaining time, the key is therefore marked as done without an outcome.
     pub(super) async fn done(
         &self,
         ended: Ended,
@@ -283,7 +291,7 @@ impl<P: Pool> Row<'_, P> {
         }
     }
 
-    /// Whether the outcome is stored, now or before.
+    /// Returns whether the outcome is stored, by this call or an earlier one.
     async fn store(&self, ended: Ended, outcome: Option<Value>) -> Result<bool> {
         let place = if outcome.is_some() { "?" } else { "NULL" };
         let done = |dialect: Dialect| {
@@ -293,7 +301,7 @@ impl<P: Pool> Row<'_, P> {
         Ok(self.set(done, outcome.into_iter().collect()).await? || self.has_ended(ended).await?)
     }
 
-    /// Whether an earlier answer of [`done`](Self::done) was lost on its way.
+    /// Returns whether an earlier call of [`done`](Self::done) succeeded but its reply was lost.
     async fn has_ended(&self, ended: Ended) -> Result<bool> {
         let sql = "SELECT attempt FROM leasehold_once \
                    WHERE name = ? AND attempt_id = ? AND state = ?";
@@ -305,14 +313,15 @@ impl<P: Pool> Row<'_, P> {
         Ok(there?.is_some())
     }
 
-    /// Lets the next attempt in at once. Now, not 0: retention counts from here.
+    /// Ends the lease, so that the next attempt can begin immediately. The end of the lease is set
+    /// to the current time instead of 0, because the retention time is counted from it.
     pub(super) async fn give_up(&self) -> Result<bool> {
         let over = self.set(|dialect| format!("lease_end = {}", dialect.now()), vec![]);
         Self::in_time(self.patience(), over).await
     }
 }
 
-/// Runs `work` while the lease lasts: the clock is looked at before each step of it.
+/// Runs `work` while the lease is valid. The clock is read before each poll of `work`.
 pub(super) async fn within<T>(
     deadline: &AtomicU64,
     renewals: impl Future<Output = LostReason>,

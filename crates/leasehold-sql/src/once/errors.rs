@@ -1,9 +1,9 @@
-//! Errors of a work that are outcomes.
+//! Errors of the work that are kept as outcomes.
 
 use super::key::Ended;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// What is kept of a work's errors, and what it is again.
+/// Functions that convert errors of the work to stored text, and back.
 pub(super) struct Errors<E> {
     pub(super) keep: fn(&E) -> Option<String>,
     pub(super) read: fn(String) -> E,
@@ -17,7 +17,7 @@ impl<E> Clone for Errors<E> {
 
 impl<E> Copy for Errors<E> {}
 
-/// What an earlier work came to.
+/// Returns the outcome of work that was done earlier.
 pub(super) fn earlier<E>(
     ended: Ended,
     outcome: Option<String>,

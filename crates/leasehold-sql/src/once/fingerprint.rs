@@ -1,18 +1,19 @@
-//! What was asked for under a key, so that the same key with another request is noticed.
+//! A digest of the request that was made under a key, to detect reuse of the key for another
+//! request.
 //!
-//! It is kept where the table has room for it, in the attempt's id, and so the table is as it was: an id is 32
-//! hexadecimal digits, or `=`, 15 digits of chance and 16 of the request's SHA-256. Versions that
-//! know nothing of this compare ids as a whole, which both are good for.
+//! The digest is stored in the attempt's ID, so the table needs no new column. An ID consists of 32
+//! hexadecimal digits, or of `=`, 15 random digits and 16 digits of the request's SHA-256. Versions
+//! without fingerprints compare IDs as a whole, which works for both forms.
 
 use leasehold_core::{ClaimId, Error, ErrorKind, Result};
 use sha2::{Digest as _, Sha256};
 
-/// What an id begins with that has one.
+/// The first character of an ID that contains a fingerprint.
 const MARK: char = '=';
-/// How many digits are chance; the others are the fingerprint.
+/// The number of random digits. The other digits are the fingerprint.
 const CHANCE: usize = 15;
 
-/// Of what was asked for, if the caller said.
+/// The fingerprint of the request, if the caller set one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint(Option<String>);
 
@@ -22,7 +23,7 @@ impl Fingerprint {
         Self(Some(digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// The id of an attempt of this request.
+    /// Returns the ID for an attempt at this request.
     pub(super) fn attempt_id(&self, chance: ClaimId) -> String {
         let chance = chance.to_hex();
         match &self.0 {
@@ -31,14 +32,15 @@ impl Fingerprint {
         }
     }
 
-    /// What a transaction writes there: nobody renews, so there is no id.
+    /// Returns the ID that a transaction writes. Its random digits are zeros, because no attempt
+    /// renews it. Without a fingerprint, the ID is empty.
     pub(super) fn without_attempt(&self) -> String {
         let nobody = || self.attempt_id(ClaimId::from_u128(0));
         self.0.as_ref().map_or_else(String::new, |_| nobody())
     }
 
-    /// Refuses a request that is another than the one that the row was made for. Where either did not say
-    /// what it asked for, nothing is known.
+    /// Rejects a request that differs from the one for which the row was created. If either request
+    /// has no fingerprint, nothing is compared.
     pub(super) fn check(&self, id_there: &str) -> Result<()> {
         let there = id_there.strip_prefix(MARK).and_then(|rest| rest.get(CHANCE..));
         match (&self.0, there) {
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_two_that_are_known_can_differ() {
+    fn only_two_known_fingerprints_can_differ() {
         let (none, a, b) = (Fingerprint::default(), Fingerprint::of(b"a"), Fingerprint::of(b"b"));
         let chance = ClaimId::random().unwrap();
         for ours in [&none, &a, &b] {
@@ -71,7 +73,7 @@ mod tests {
         }
         assert_eq!(none.attempt_id(chance), chance.to_hex());
         assert_ne!(a.attempt_id(chance), a.attempt_id(ClaimId::random().unwrap()));
-        // As sha256sum says it.
+        // The same digits as in the output of sha256sum.
         assert!(a.without_attempt().ends_with("ca978112ca1bbdca"), "{}", a.without_attempt());
     }
 
@@ -79,7 +81,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn whatever_stands_there_is_no_reason_to_panic(id in testbed::texts(&["=00000000000000012345678901234567"])) {
+        fn any_stored_id_is_checked_without_a_panic(id in testbed::texts(&["=00000000000000012345678901234567"])) {
             let _ = Fingerprint::of(b"a").check(&id);
         }
     }

@@ -1,4 +1,5 @@
-//! The row of a key: how it is begun, ended and forgotten. Each step is one statement that decides by itself.
+//! The row of a key, and the statements that begin, end and delete it. Each step is one atomic
+//! statement.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,12 +8,12 @@ use super::fingerprint::Fingerprint;
 use crate::database::{Column, Dialect, Pool, Session, Value, fill, micros, number, row, run};
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
-/// How a work has ended, for good.
+/// The final state of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
-    /// In an error that is kept. Versions that know nothing of this say of such a key that it comes and goes, and do
-    /// nothing.
+    /// The work ended with an error that is kept. Older versions, which cannot keep errors, fail
+    /// for such a key as for one that is created and deleted concurrently, and do nothing.
     Refused,
 }
 
@@ -25,11 +26,11 @@ impl Ended {
     }
 }
 
-/// How a key is begun.
+/// The way in which a key is begun.
 pub(super) enum As {
-    /// By a transaction, which commits it when it is done.
+    /// By a transaction, which commits the key when the work is done.
     Done,
-    /// By an attempt with this id, for this long.
+    /// By an attempt with this ID and this lease.
     Started { id: Value, lease: Duration },
 }
 
@@ -41,7 +42,7 @@ impl As {
         }
     }
 
-    /// When it is done, as it begins.
+    /// Returns the initial value of `done_at`.
     const fn done_at(&self, dialect: Dialect) -> &'static str {
         match self {
             Self::Done => dialect.now(),
@@ -51,34 +52,36 @@ impl As {
 }
 
 pub(super) enum Begun {
-    /// By us: attempt number so and so.
+    /// This caller has begun the key, with this attempt number.
     Ours(u64),
-    /// It ended so before, with this outcome, if it could be stored.
+    /// The work ended earlier, with this outcome, or `None` if the outcome could not be stored.
     Before(Ended, Option<String>),
-    /// By an attempt within its lease.
+    /// Another attempt is using the key, and its lease is still valid.
     Busy,
 }
 
-/// What is asked of a key that is there.
+/// The caller's requirements for a key that already exists.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Requirements {
     pub(super) fingerprint: Fingerprint,
-    /// After how long it may be used anew.
+    /// The time after which the key may be used again.
     pub(super) retention: Option<Duration>,
 }
 
-/// Inserts the key's row, or takes over from an attempt whose lease has ended, or from a use that is over for longer
-/// than it is kept, or tells what is there. What a step finds may be gone at the next (the other rolled back, or was
-/// cleaned up), hence the few rounds.
+/// Inserts the key's row, takes it over, or returns its state.
+///
+/// The row is taken over if the lease of its attempt has expired. It is reset if the work or the
+/// lease ended longer ago than the retention time. Another transaction may roll back or delete the
+/// row between two steps, so `begin` retries a few times.
 pub(super) async fn begin<S: Session + ?Sized>(
     session: &mut S,
     key: &Name,
-    asked: &Asked,
+    requirements: &Requirements,
     how: &As,
 ) -> Result<Begun> {
     let dialect = session.dialect();
     let (id, lease) = match how {
-        As::Done => (Value::Text(asked.fingerprint.without_attempt()), 0),
+        As::Done => (Value::Text(requirements.fingerprint.without_attempt()), 0),
         As::Started { id, lease } => (id.clone(), micros(*lease)),
     };
     let (lease, name) = (Value::Int(lease), dialect.name(key));
@@ -104,14 +107,15 @@ pub(super) async fn begin<S: Session + ?Sized>(
             _ => None,
         };
         let over_for = if ended.is_some() { age.int() } else { -left.int() };
-        if let Some(retention) = asked.retention.map(micros).filter(|&kept| over_for >= kept) {
+        let retention = requirements.retention.map(micros);
+        if let Some(retention) = retention.filter(|&kept| over_for >= kept) {
             let with = [id.clone(), lease.clone(), name.clone(), state, id_there, retention.into()];
             if run(session, &anew(dialect, how, ended.is_some()), &with).await? == 1 {
                 return Ok(Begun::Ours(1));
             }
             continue;
         }
-        asked.fingerprint.check(&id_there.clone().text())?;
+        requirements.fingerprint.check(&id_there.clone().text())?;
         if let Some(ended) = ended {
             let kept = !matches!(outcome, Value::Null);
             return Ok(Begun::Before(ended, kept.then(|| read_back(outcome.text()))));
@@ -128,7 +132,7 @@ pub(super) async fn begin<S: Session + ?Sized>(
     Err(Error::new(ErrorKind::Contended, what).with_hint("retry later"))
 }
 
-/// The key's row, if there is none: name, id, lease.
+/// Returns the statement that inserts the key's row if it is missing. Parameters: name, ID, lease.
 fn insert(dialect: Dialect, how: &As) -> String {
     let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
     format!(
@@ -138,7 +142,8 @@ fn insert(dialect: Dialect, how: &As) -> String {
     )
 }
 
-/// What is there; what is left of the lease; for how long it has been done.
+/// Returns the query for the row, the remaining time of its lease, and the time since the work was
+/// done.
 fn look(dialect: Dialect) -> String {
     let now = dialect.now();
     format!(
@@ -148,7 +153,9 @@ fn look(dialect: Dialect) -> String {
     )
 }
 
-/// From an attempt whose lease has ended. Whoever renewed or took over since has another lease end or another id.
+/// Returns the statement that takes over from an attempt whose lease has expired. It changes
+/// nothing if the lease was renewed or taken over in between, because the end of the lease or the
+/// ID is then different.
 fn take_over(dialect: Dialect, how: &As) -> String {
     let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
     format!(
@@ -158,7 +165,9 @@ fn take_over(dialect: Dialect, how: &As) -> String {
     )
 }
 
-/// As if the row had been deleted, and inserted. Whoever did so since has another time.
+/// Returns the statement that resets the row as if it had been deleted and inserted. It changes
+/// nothing if another caller has done so in between, because `done_at` or `lease_end` is then too
+/// recent.
 fn anew(dialect: Dialect, how: &As, has_ended: bool) -> String {
     let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
     let over_at = if has_ended { "done_at" } else { "lease_end" };
@@ -169,7 +178,11 @@ fn anew(dialect: Dialect, how: &As, has_ended: bool) -> String {
     )
 }
 
-/// The outcome of a transaction's work: outcome, name. Done now, not when the work began: retention counts from here.
+/// Returns the statement that stores the outcome of a transaction's work. Parameters: outcome,
+/// name.
+///
+/// `done_at` is set to the current time instead of the start of the work, because the retention
+/// time is counted from it.
 fn end(dialect: Dialect, ended: Ended) -> String {
     let (state, now) = (ended.as_str(), dialect.now());
     format!(
@@ -189,7 +202,7 @@ pub(super) async fn keep<S: Session + ?Sized>(
     match run(session, &end(dialect, ended), &with).await? {
         1 => Ok(()),
         _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")
-            .with_hint("do not write to leasehold_once in the work")),
+            .with_hint("do not change leasehold_once while the work runs")),
     }
 }
 
@@ -224,8 +237,8 @@ pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
 /// Deletes old keys like [`clean_up`], but at most `at_most` of them, which limits the duration of
 /// a call.
 ///
-/// Each statement deletes at most 1,000 keys, so that new calls of [`once`](crate::once()) do not
-/// wait longer than that.
+/// Each statement deletes at most 1,000 keys, so that new calls of [`once`](crate::once()) wait no
+/// longer than one such statement takes.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -255,8 +268,8 @@ pub async fn sweep<P: Pool>(pool: &P, retention: Duration, at_most: u64) -> Resu
     let swept = async {
         let mut session = pool.session().await?;
         let dialect = session.dialect();
-        // The time is asked for first: a clock inside the WHERE would forbid the index, and the
-        // statement would lock every row that it scans.
+        // The time is read first. A clock expression inside the WHERE would prevent the use of the
+        // index, and the statement would lock every row that it scans.
         let now = number(&mut session, &format!("SELECT {}", dialect.now()), &[]).await?;
         let before = Value::Int(now.unwrap_or(0).saturating_sub(micros(retention)));
         let mut forgotten = 0;
@@ -267,8 +280,8 @@ pub async fn sweep<P: Pool>(pool: &P, retention: Duration, at_most: u64) -> Resu
                     return Ok(forgotten);
                 }
                 if dialect == Dialect::Mysql {
-                    // For the next statement: else it would lock the gap before the first row that it
-                    // keeps, which is where whoever begins inserts.
+                    // This applies to the next statement, which would otherwise lock the gap before
+                    // the first row that it keeps. New keys are inserted into that gap.
                     session.batch("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
                 }
                 let sql = forget(dialect, old, some);
@@ -282,20 +295,22 @@ pub async fn sweep<P: Pool>(pool: &P, retention: Duration, at_most: u64) -> Resu
         }
         Ok(forgotten)
     };
-    swept.await.map_err(|e: Error| e.during("clean_up"))
+    swept.await.map_err(|e: Error| e.with_operation("clean_up"))
 }
 
-/// What has ended; and what was begun, given up and never taken over.
+/// Conditions for keys whose work was done, and for keys whose attempt failed and was never taken
+/// over.
 const OLD: [&str; 2] = ["done_at < ?", "state = 'started' AND lease_end < ?"];
 
-/// So few that nobody waits long for them.
+/// The maximum number of keys that one statement deletes, so that other statements do not wait
+/// long.
 const FORGOTTEN_AT_ONCE: u64 = 1_000;
 
-/// Deletes some of the keys of which this is true.
+/// Returns the statement that deletes some of the keys that satisfy the condition `old`.
 fn forget(dialect: Dialect, old: &str, some: u64) -> String {
     match dialect {
         Dialect::Mysql => format!("DELETE FROM leasehold_once WHERE {old} LIMIT {some}"),
-        // The condition again: a row may have been begun anew meanwhile.
+        // The condition is repeated, because the row may have been begun again in the meantime.
         _ => format!(
             "DELETE FROM leasehold_once WHERE name IN (SELECT name FROM leasehold_once \
              WHERE {old} LIMIT {some}) AND {old}"
@@ -303,10 +318,10 @@ fn forget(dialect: Dialect, old: &str, some: u64) -> String {
     }
 }
 
-/// Returns the key of a transaction as SQL text, for programs in other languages.
+/// Returns the SQL statements with which programs in other languages use a key in a transaction.
 ///
-/// They use the same keys and the same table. The parameters are `:key`, `:outcome` and `:before`
-/// (in µs).
+/// Such programs share the keys and the table with this library. The parameters are `:key`,
+/// `:outcome` and `:before` (in µs since 1970).
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -348,10 +363,11 @@ pub fn text(dialect: Dialect) -> String {
     )
 }
 
-/// What begins an outcome that is stored escaped.
+/// The prefix of an outcome that is stored in escaped form.
 const ESCAPED: &str = "\u{1b}leasehold:";
 
-/// An outcome as it is stored: itself, or escaped if it has a NUL, which PostgreSQL cannot hold.
+/// Returns the stored form of an outcome. It is escaped if it contains NUL, which PostgreSQL cannot
+/// store, or begins with the prefix of escaped outcomes.
 pub(super) fn stored(outcome: &str) -> Cow<'_, str> {
     if !outcome.contains('\0') && !outcome.starts_with(ESCAPED) {
         return outcome.into();
@@ -360,7 +376,7 @@ pub(super) fn stored(outcome: &str) -> Cow<'_, str> {
     format!("{ESCAPED}{plain}").into()
 }
 
-/// What [`stored`] was given.
+/// Returns the outcome from which [`stored`] created this text.
 fn read_back(text: String) -> String {
     match text.strip_prefix(ESCAPED) {
         Some(escaped) => escaped.replace("\u{1b}0", "\0").replace("\u{1b}1", "\u{1b}"),
@@ -372,14 +388,15 @@ fn read_back(text: String) -> String {
 mod tests {
     use super::*;
 
+    // F35
     #[test]
-    fn f35_every_outcome_comes_back_and_none_has_a_nul() {
+    fn every_outcome_is_read_back_and_stored_without_nul() {
         for outcome in ["", "paid", "a\0b", "\0", "\u{1b}0\0\u{1b}1", ESCAPED, "\u{1b}[1mbold"] {
             let text = stored(outcome);
             assert!(!text.contains('\0'));
             assert_eq!(read_back(text.into_owned()), outcome);
         }
-        // What earlier versions stored reads as it is.
+        // Outcomes that earlier versions stored without escaping are read unchanged.
         assert_eq!(read_back("\u{1b}0".into()), "\u{1b}0");
         assert_eq!(stored("\u{1b}0"), "\u{1b}0");
     }

@@ -1,9 +1,9 @@
-//! A work, and the name of its future.
+//! The work of a transaction, with a name for the type of its future.
 //!
 //! To spawn a task that calls [`run_in`](super::Once::run_in), its future must be `Send`. A bound
-//! on `AsyncFnOnce` cannot require this of the returned future. Left to the compiler, the closure
-//! would have to satisfy it for every lifetime of the transaction's type. This trait requires it
-//! only once, at the call.
+//! on `AsyncFnOnce` cannot require this of the returned future. Without this trait, the compiler
+//! would demand `Send` for every lifetime of the transaction's type. The trait requires it only
+//! once, at the call.
 
 use std::future::Future;
 

@@ -1,4 +1,4 @@
-//! What a client does by itself: asking for its waiters, and forgetting what nobody uses.
+//! Background tasks of a client: polling for its waiters, and deleting unused rows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,6 +7,8 @@ use std::time::Duration;
 use super::call::Call;
 use super::limits::LIMIT;
 use super::pool::Pool;
+#[cfg(feature = "postgres")]
+use super::positions::Need;
 use super::rows::Cells;
 use super::shared::Shared;
 use super::statements::PAGE;
@@ -15,7 +17,7 @@ use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Name, Token};
 
 impl Shared {
-    /// Asks for all our waiters which of them hold by now. Never ends by itself.
+    /// Polls which of this client's waiters have become holders. Never returns.
     pub(super) async fn poll(self: Arc<Self>) {
         let [shortest, longest] = POLL;
         let mut pause = shortest;
@@ -27,7 +29,7 @@ impl Shared {
                 pause = shortest;
             }
             tokio::time::sleep(pause).await;
-            // All may have been granted, or have left, meanwhile.
+            // All waiters may have been granted or have left in the meantime.
             if self.waiters.count() == 0 {
                 continue;
             }
@@ -40,25 +42,21 @@ impl Shared {
         }
     }
 
-    /// Tells those of our waiters that hold by now, and who they are; `None` if it is not known.
+    /// Notifies the waiters that have become holders, and returns their claim IDs. Returns `None`
+    /// if the query failed.
     pub(super) async fn ask_who_holds(&self) -> Option<BTreeSet<String>> {
         let mut hold = BTreeSet::new();
         for (id, token) in self.who_holds().await? {
             hold.insert(id.to_hex());
-            self.waiters.tell(id, Signal::Granted(token));
+            self.waiters.notify(id, Signal::Granted(token));
         }
         Some(hold)
     }
 
-    /// Who of those that waited holds by now; `None` if it is not known.
+    /// Returns which of this client's claims have become holders, or `None` if the query failed.
     pub(super) async fn who_holds(&self) -> Option<Vec<(ClaimId, Token)>> {
-        self.who_holds_by(&self.pool).await
-    }
-
-    /// The same on a connection of this pool.
-    pub(super) async fn who_holds_by(&self, pool: &Pool) -> Option<Vec<(ClaimId, Token)>> {
         let session = vec![self.session.clone().into()];
-        let rows = self.ask_by(pool, &self.sql.granted, session).await?;
+        let rows = self.ask(&self.sql.granted, session).await?;
         let holds = |row| {
             let mut cells = Cells::new(row);
             let (id, token) = (cells.text().ok()?, cells.count().ok()?);
@@ -67,7 +65,38 @@ impl Shared {
         Some(rows.into_iter().filter_map(holds).collect())
     }
 
-    /// One statement for a task that can do without the answer.
+    /// Returns which of this client's claims are holders, and stores the queue positions of those
+    /// that wait. Returns `None` if the query failed.
+    #[cfg(feature = "postgres")]
+    pub(super) async fn poll_places(&self) -> Option<Vec<(ClaimId, Token)>> {
+        let session = || self.session.clone().into();
+        let args = vec![session(), session()];
+        let rows = self.ask_by(&self.renewal_pool, &self.sql.places, args).await;
+        let (mut hold, mut wait) = (Vec::new(), Vec::new());
+        let place = |row| {
+            let mut cells = Cells::new(row);
+            let (id, token) = (cells.text().ok()?, cells.count().ok()?);
+            let ahead = cells.count::<i64>().ok()?;
+            Some((ClaimId::from_hex(&id)?, Token::new(token)?, ahead))
+        };
+        let is_known = rows.is_some();
+        for (id, token, ahead) in rows.into_iter().flatten().filter_map(place) {
+            match usize::try_from(ahead) {
+                Ok(ahead) => wait.push((id, ahead)),
+                Err(_) => hold.push((id, token)),
+            }
+        }
+        self.positions.polled(&wait);
+        is_known.then_some(hold)
+    }
+
+    /// Returns what this client's waiters need.
+    #[cfg(feature = "postgres")]
+    pub(super) fn need(&self, listens: bool) -> Need {
+        self.positions.need(listens, |id| self.waiters.waiting(id).is_some())
+    }
+
+    /// Runs one statement for a task that can continue without the reply.
     async fn ask(&self, statement: &Statement, args: Vec<Arg>) -> Option<Vec<Row>> {
         self.ask_by(&self.pool, statement, args).await
     }
@@ -80,8 +109,8 @@ impl Shared {
         Some(rows)
     }
 
-    /// Closes, now and then, connections that nobody uses: other clients may need the room. Never
-    /// ends by itself.
+    /// Closes unused connections periodically, because other clients may need the room. Never
+    /// returns.
     pub(super) async fn trim(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TRIM).await;
@@ -89,28 +118,30 @@ impl Shared {
         }
     }
 
-    /// Forgets, now and then, what nobody used for a day; at once, if nobody has done it for long.
-    /// Never ends by itself.
+    /// Periodically deletes rows that were unused for a day. Begins immediately if `due`, because
+    /// no client has done so for a long time. Never returns.
     pub(super) async fn sweep(self: Arc<Self>, due: bool) {
         let mut pause = if due { Duration::ZERO } else { SWEEP };
         loop {
             tokio::time::sleep(pause).await;
             pause = SWEEP;
-            // One client does it for all.
+            // One client sweeps for all clients.
             if self.is_our_turn_to_sweep().await {
                 self.sweep_once().await;
             }
         }
     }
 
-    /// Whether nobody has swept for so long; then it counts as done by us.
+    /// Returns whether the last sweep was long enough ago. If so, records that this client sweeps
+    /// now.
     async fn is_our_turn_to_sweep(&self) -> bool {
         let done = self.run_apart(&self.sql.sweeper, vec![SWEPT.into()]).await;
         match done {
             Some(done) if done.affected == 0 => {}
             done => return done.is_some(),
         }
-        // Either somebody else has, or nobody ever did: then the row is made for the next time.
+        // Either another client has swept, or the row that records sweeps does not exist and is
+        // created now.
         let nobody = vec![Arg::Name(String::new()), 0.into(), 1.into()];
         self.run_apart(&self.sql.create, nobody).await;
         let done = self.run_apart(&self.sql.sweeper, vec![SWEPT.into()]).await;
@@ -120,7 +151,7 @@ impl Shared {
     async fn run_apart(&self, statement: &Statement, args: Vec<Arg>) -> Option<Done> {
         let mut pooled = self.pool.take().await.ok()?;
         let done = tokio::time::timeout(LIMIT, pooled.wire.run(statement, args)).await.ok()?;
-        // What was refused was answered: somebody else has made the row.
+        // A rejected statement did get a reply, for example if another client has created the row.
         let answered = matches!(&done, Ok(_) | Err(sqlx::Error::Database(_)));
         if answered {
             self.pool.put(pooled);
@@ -128,7 +159,7 @@ impl Shared {
         done.ok()
     }
 
-    /// Page by page, so that no statement takes long, however many names there are.
+    /// Sweeps page by page, so that no statement takes long even if there are many names.
     async fn sweep_once(&self) {
         let name = |row| Cells::new(row).text().ok();
         let mut from = String::new();
@@ -138,13 +169,13 @@ impl Shared {
             let is_last = page.len() < PAGE;
             let Some(to) = page.into_iter().filter_map(name).next_back() else { return };
             let range = || vec![Arg::Name(from.clone()), Arg::Name(to.clone())];
-            // Where all have died, waiters too, nobody comes who would remove them.
+            // If the holder and all waiters have crashed, no other call would remove their claims.
             for row in self.ask(&self.sql.abandoned, range()).await.unwrap_or_default() {
                 if let Some(name) = name(row).and_then(|name| Name::new(name).ok()) {
                     let _ = self.call(Call::Settle(name), &|| false).await;
                 }
             }
-            // Who may not delete leaves the rows: they do no harm.
+            // If this user may not delete rows, the rows stay, which is harmless.
             self.run_apart(&self.sql.sweep, range()).await;
             if is_last {
                 return;
@@ -155,15 +186,15 @@ impl Shared {
     }
 }
 
-/// The poller's pauses, from just after something happened to long after.
+/// The shortest and the longest pause between polls: shortly after a change, and long after it.
 pub(super) const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
-/// How often it is looked whether it is time to look for what nobody uses any more.
+/// The interval between checks whether a sweep is due.
 const SWEEP: Duration = Duration::from_secs(600);
-/// How often connections are looked for that nobody uses.
+/// The interval between checks for unused connections.
 const TRIM: Duration = Duration::from_secs(1);
-/// How long after somebody has swept the next one does.
+/// The minimum time between two sweeps, by any clients, in microseconds.
 pub(super) const SWEPT: i64 = 600_000_000;
-/// The pause after each page, so that sweeping is nobody's burden.
+/// The pause after each page, so that sweeping does not slow down other calls.
 const BETWEEN_PAGES: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
@@ -175,7 +206,7 @@ mod tests {
 
     const DAY: i64 = 86_400_000_000;
 
-    /// What a day-old row is, and what only looks like one.
+    /// Rows that are a day old are deleted, and rows that only look old are kept.
     async fn forgets_what_nobody_used_for_a_day(url: &str) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let claim = |name: &str, lock_delay| {
@@ -202,7 +233,7 @@ mod tests {
             let waiter = claim(name, Duration::ZERO);
             assert!(matches!(store.join(&waiter, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
         }
-        // As if all this had been more than a day ago, but what is held was renewed.
+        // Simulates that all this was more than a day ago, except that the held lock was renewed.
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
         let ago = DAY + 60_000_000;
@@ -230,23 +261,23 @@ mod tests {
         };
         let rows = pooled.wire.rows(&statement, Vec::new()).await.unwrap();
         let counts = rows.into_iter().map(|row| Cells::new(row).count::<i64>().unwrap());
-        assert_eq!(counts.collect::<Vec<_>>(), [4, 4], "those are left, and no others");
+        assert_eq!(counts.collect::<Vec<_>>(), [4, 4], "other rows are left than expected");
     }
 
-    /// One client sweeps for all, and tables that were just made have nothing to sweep.
+    /// One client sweeps for all, and tables that were just created need no sweep.
     async fn is_swept_by_one(url: &str) {
         let here = tokio::runtime::Handle::current();
         let open = async || SqlStore::open(url, &here).await.unwrap();
         let [one, other] = [open().await, open().await];
-        assert!(!one.shared.is_our_turn_to_sweep().await, "it was just made");
+        assert!(!one.shared.is_our_turn_to_sweep().await, "new tables need no sweep");
         let mut pooled = one.shared.pool.take().await.unwrap();
         let set = format!("SET last_token = last_token - {DAY} WHERE name = ''");
         pooled.wire.raw(&format!("UPDATE {} {set}", one.parsed.table("locks"))).await.unwrap();
         one.shared.pool.put(pooled);
         assert!(one.shared.is_our_turn_to_sweep().await);
-        assert!(!other.shared.is_our_turn_to_sweep().await, "it was just swept");
+        assert!(!other.shared.is_our_turn_to_sweep().await, "another client has just swept");
         assert!(one.list("").await.unwrap().is_empty());
-        // Tables of an older leasehold: nobody has ever said that he sweeps.
+        // In tables of an older leasehold, no client has recorded a sweep yet.
         let mut pooled = one.shared.pool.take().await.unwrap();
         pooled.wire.raw(&format!("DELETE FROM {}", one.parsed.table("locks"))).await.unwrap();
         one.shared.pool.put(pooled);
@@ -254,23 +285,26 @@ mod tests {
         assert!(!one.shared.is_our_turn_to_sweep().await);
     }
 
+    // F42
     #[cfg(feature = "sqlite")]
     #[test]
-    fn f42_sqlite_is_swept_by_one() {
+    fn only_one_client_cleans_up_on_sqlite() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         run(async { is_swept_by_one(&url).await });
     }
 
+    // F42
     #[cfg(feature = "postgres")]
     #[test]
-    fn f42_postgres_is_swept_by_one() {
+    fn only_one_client_cleans_up_on_postgres() {
         run(async { is_swept_by_one(&testbed::postgres().database()).await });
     }
 
+    // F42
     #[cfg(feature = "mysql")]
     #[test]
-    fn f42_mariadb_is_swept_by_one() {
+    fn only_one_client_cleans_up_on_mariadb() {
         run(async { is_swept_by_one(&testbed::mariadb().database()).await });
     }
 
@@ -281,7 +315,7 @@ mod tests {
 
     #[cfg(feature = "sqlite")]
     #[test]
-    fn sqlite_forgets_what_nobody_used_for_a_day() {
+    fn sqlite_deletes_locks_unused_for_a_day() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         run(async { forgets_what_nobody_used_for_a_day(&url).await });
@@ -289,13 +323,13 @@ mod tests {
 
     #[cfg(feature = "postgres")]
     #[test]
-    fn postgres_forgets_what_nobody_used_for_a_day() {
+    fn postgres_deletes_locks_unused_for_a_day() {
         run(async { forgets_what_nobody_used_for_a_day(&testbed::postgres().database()).await });
     }
 
     #[cfg(feature = "mysql")]
     #[test]
-    fn mariadb_forgets_what_nobody_used_for_a_day() {
+    fn mariadb_deletes_locks_unused_for_a_day() {
         run(async { forgets_what_nobody_used_for_a_day(&testbed::mariadb().database()).await });
     }
 }

@@ -1,16 +1,16 @@
-//! Connections out of the caller's own pool.
+//! Connections borrowed from the caller's own pool.
 //!
-//! A service that has a pool of connections need not have a second one for its locks. The client keeps one
-//! connection of its own, for renewals and for what is told to it, so that a pool of which all is in use, or
-//! whose runtime is blocked, costs no lease. Calls that find it busy borrow: for a statement or a short
-//! transaction, and nobody who waits for a lock keeps what he borrowed.
+//! A service that has a connection pool does not need a second one for its locks. The client keeps
+//! one connection of its own for renewals and notifications. No lease is lost when the caller's
+//! pool is exhausted or its runtime is blocked. While this connection is busy, calls borrow others,
+//! each for one statement or a short transaction. A waiter keeps no borrowed connection.
 //!
-//! - *It is made where it lives.* A connection is driven by the runtime that made it. So the pool is asked on
-//!   its owner's runtime, and gets back what it lent there.
-//! - *It comes back as it was*: nothing prepared, no setting changed, no transaction open. What a session is to
-//!   be told is told to each transaction, as behind a pooler.
-//! - *If a call is dropped, or fails, with it in its hands*, nobody knows what is open on it: it is closed, which
-//!   rolls back everywhere, and the pool makes another.
+//! - **Runtime.** A connection is driven by the runtime that opened it. The client therefore
+//!   requests connections on the runtime of the pool's owner, and returns them there.
+//! - **State.** A connection is returned unchanged: nothing prepared, no setting changed, no open
+//!   transaction. Session settings are sent with each transaction, as behind a pooler.
+//! - **Dropped or failed calls.** It is then unknown what is open on the connection. The connection
+//!   is closed, which rolls back its transaction in any case, and the pool opens another.
 
 use std::fmt;
 
@@ -23,27 +23,28 @@ use tokio::task::JoinSet;
 use super::limits::SLOW;
 use super::wire::{Connect, Wire};
 
-/// A connection that was borrowed. Dropped, it goes back if it was said to be clean, and is closed otherwise.
+/// A borrowed connection. When dropped, it is returned to the pool if it was marked as clean, and
+/// closed otherwise.
 pub(super) struct Borrowed<DB: Database> {
-    /// There until it is dropped or closed.
+    /// `Some` until this value is dropped or the connection is detached.
     connection: Option<PoolConnection<DB>>,
-    /// The pool's.
+    /// The runtime of the pool.
     runtime: Handle,
     is_clean: bool,
 }
 
 impl<DB: Database> Borrowed<DB> {
-    /// What is sent on it.
+    /// Returns the connection, to send statements on it.
     pub(super) fn connection(&mut self) -> sqlx::Result<&mut DB::Connection> {
         self.connection.as_deref_mut().ok_or(sqlx::Error::PoolClosed)
     }
 
-    /// Nothing is under way on it any more.
+    /// Marks the connection as clean, because no operation is in progress on it.
     pub(super) fn is_clean(&mut self) {
         self.is_clean = true;
     }
 
-    /// Not the pool's any more.
+    /// Removes the connection from the pool and returns it.
     pub(super) fn detached(mut self) -> sqlx::Result<DB::Connection> {
         let runtime = self.runtime.clone();
         let _there = runtime.enter();
@@ -54,7 +55,7 @@ impl<DB: Database> Borrowed<DB> {
 impl<DB: Database> Drop for Borrowed<DB> {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
-        // The pool takes it back, or makes another, in a task of its own.
+        // The pool takes the connection back, or opens another, in a task of its own.
         let _there = self.runtime.enter();
         match self.is_clean {
             true => drop(connection),
@@ -63,39 +64,40 @@ impl<DB: Database> Drop for Borrowed<DB> {
     }
 }
 
-/// A pool that lends its connections.
-pub(super) struct Lender<DB: Database> {
+/// A pool of the caller that lends its connections.
+pub(super) struct BorrowedPool<DB: Database> {
     pool: Pool<DB>,
-    /// Its owner's.
+    /// The runtime of the pool's owner.
     runtime: Handle,
-    /// How its connections are spoken to.
+    /// Creates the `Wire` for a borrowed connection.
     wire: Speak<DB>,
 }
 
-/// How a connection that was borrowed is spoken to.
+/// A function that creates the `Wire` for a borrowed connection.
 pub(super) type Speak<DB> = Box<dyn Fn(Borrowed<DB>) -> sqlx::Result<Box<dyn Wire>> + Send + Sync>;
 
-impl<DB: Database> Lender<DB> {
+impl<DB: Database> BorrowedPool<DB> {
     pub(super) fn new(pool: Pool<DB>, runtime: Handle, wire: Speak<DB>) -> Self {
         Self { pool, runtime, wire }
     }
 }
 
-impl<DB: Database> fmt::Debug for Lender<DB> {
+impl<DB: Database> fmt::Debug for BorrowedPool<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lender").field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("BorrowedPool").field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<DB: Database> Connect for Lender<DB> {
+impl<DB: Database> Connect for BorrowedPool<DB> {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
         let pool = self.pool.clone();
-        // Ended with this call, if that is dropped.
-        let mut asked = JoinSet::new();
-        asked.spawn_on(async move { pool.acquire().await }, &self.runtime);
-        // All in use, or closed, or its owner's runtime is blocked or has ended: whatever it is, ours will do.
-        let lent = tokio::time::timeout(SLOW, asked.join_next()).await.ok().flatten();
+        // The `JoinSet` stops the request if this call is dropped.
+        let mut requests = JoinSet::new();
+        requests.spawn_on(async move { pool.acquire().await }, &self.runtime);
+        // The pool is exhausted or closed, or its owner's runtime is blocked or has ended. In each
+        // case the caller uses one of the client's own connections.
+        let lent = tokio::time::timeout(SLOW, requests.join_next()).await.ok().flatten();
         let lent = lent.and_then(Result::ok).and_then(Result::ok);
         let connection = Some(lent.ok_or(sqlx::Error::PoolTimedOut)?);
         let runtime = self.runtime.clone();

@@ -1,8 +1,8 @@
-//! One call: as often as it takes, on a connection of the pool.
+//! Runs one call on a connection from the pool, with retries.
 //!
-//! What the database undid for others' sake is tried again; a connection that turns out to be dead
-//! is replaced. Every call is decided by the claim's id alone, so that doing it twice is no harm; the
-//! one that must tell the difference (`leave`) is told when it may be the second time.
+//! A call that the database rolled back because of other transactions is retried. A broken
+//! connection is replaced. The claim's ID alone decides every call, so repeating it is harmless.
+//! Only `leave` must recognize a repetition, so `in_doubt` marks a call that may be the second one.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
 
-use super::beat::Beaten;
 use super::fault::{self, Failure, given_up, no_answer};
-use super::leaves::First;
+use super::in_flight_leaves::FirstLeave;
 use super::limits::{LIMIT, SLOW, TRIES};
-use super::loaded::{self, Loaded, Reach};
 use super::pool::{Pool, Pooled};
+use super::queue_snapshot::{self, QueueSnapshot, ReadScope};
+use super::renew_unlocked::UnlockedRenewal;
 use super::shared::Shared;
 use super::url::is_file;
 use super::wire::{Arg, Wire};
@@ -23,50 +23,51 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 
-/// Whether nobody needs the answer any more.
-pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
+/// A function that returns whether no caller waits for the reply any more.
+pub(super) type IsCancelled<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
-/// One call.
+/// One call to the database.
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     Join(Claim, Mode),
-    /// A join by the one statement that takes a free lock.
+    /// A join by the single statement that acquires a free lock.
     Take(Claim),
-    /// A leave by the one statement that releases a lock which nobody waits for.
+    /// A leave by the single statement that releases a lock without waiters.
     Release(Claim),
-    Beat(Vec<Renew>),
+    RenewUnlocked(Vec<Renew>),
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
-    Leave(Claim, Option<Duration>, Told),
+    Leave(Claim, Option<Duration>, ReleaseHint),
     Reweigh(Claim),
     Read(Name),
-    /// The same, but waiters may be left out.
+    /// Reads a lock like `Read`, but may omit waiters.
     Holders(Name),
     List(String),
     Evict(Name, Evict),
-    /// Removes what is over.
+    /// Settles a queue: removes expired claims and grants what has become free.
     Settle(Name),
 }
 
-/// What this client was told of a claim that leaves.
+/// What this client knows about a claim that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
-    /// Perhaps nothing: a join of it is under way, and leaves when it ends.
-    Nothing,
-    /// That it waits.
-    Waits,
-    /// That it holds, or whatever else.
-    Whatever,
+pub(super) enum ReleaseHint {
+    /// The claim may have received no reply, because its join is in progress. That join will leave
+    /// when it completes.
+    JoinInProgress,
+    /// The claim has waited, as far as this client knows, or another claim waits.
+    Waiting,
+    /// The claim has not waited: its join was granted immediately, or got any other reply.
+    OtherReply,
 }
 
-/// Its answer.
+/// The reply to a call.
 #[derive(Debug)]
 pub(super) enum Answer {
     Joined(Joined),
     Taken(Option<Token>),
-    /// A join that can never be.
+    /// A join that can never succeed.
     Refused(Error),
-    Beaten(Vec<Beaten>),
+    RenewedUnlocked(Vec<UnlockedRenewal>),
     Renewed(Vec<Renewal>),
     Left(bool),
     Reweighed(Reweighed),
@@ -77,16 +78,19 @@ pub(super) enum Answer {
 }
 
 impl Shared {
-    /// One call, as often as it takes, and as long as somebody wants to know: who does not get an
-    /// answer asks again.
-    pub(super) async fn call(&self, call: Call, gone: Gone<'_>) -> Result<Answer> {
-        let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
+    /// Runs one call, with retries while the caller waits for it. A caller that gets no reply calls
+    /// again.
+    pub(super) async fn call(&self, call: Call, is_cancelled: IsCancelled<'_>) -> Result<Answer> {
+        let pool = match call {
+            Call::RenewUnlocked(_) => &self.renewal_pool,
+            _ => &self.pool,
+        };
         let _turn = self.turn(&call).await;
         let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
         loop {
             let pooled = pool.take().await;
             let mut pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
-            if gone() {
+            if is_cancelled() {
                 pool.put(pooled);
                 return Err(given_up());
             }
@@ -98,9 +102,9 @@ impl Shared {
                     return Ok(answer);
                 }
                 None => return Err(no_answer()),
-                // Closed by the server while it lay idle, as likely as not.
-                // Retrying an eviction could hit the next holder.
-                // One in whose transaction a statement failed before has done nothing.
+                // Retries on another connection. The server has probably closed this one while it
+                // was idle, or a statement of its transaction had failed before, so that nothing
+                // was done. An eviction is not retried, because it could hit the next holder.
                 Some(Err(Failure::Broken(error)))
                     if (pooled.used || fault::had_failed_before(&error))
                         && replaced < 2
@@ -109,10 +113,10 @@ impl Shared {
                     in_doubt |= !fault::had_failed_before(&error);
                     replaced += 1;
                 }
-                // Others of ours lead to the same place.
+                // The client's other idle connections lead to the same changed database.
                 Some(Err(Failure::Changed(error))) => {
                     self.pool.forget_idle();
-                    self.beats.forget_idle();
+                    self.renewal_pool.forget_idle();
                     replaced += 1;
                     if replaced > 2 || matches!(call, Call::Evict(..)) {
                         return Err(error);
@@ -120,7 +124,7 @@ impl Shared {
                 }
                 Some(Err(Failure::ReadOnly(error))) => {
                     self.pool.forget_idle();
-                    self.beats.forget_idle();
+                    self.renewal_pool.forget_idle();
                     return Err(fault::replaced(&error));
                 }
                 Some(Err(Failure::Conflict(error))) => {
@@ -135,26 +139,26 @@ impl Shared {
         }
     }
 
-    /// A join that has [begun](super::joins::Joins::begin), and what becomes of it if its claim was given up
-    /// meanwhile.
+    /// Runs a join that has [begun](super::in_flight_joins::InFlightJoins::begin). If its claim was
+    /// given up in the meantime, the claim leaves again.
     pub(super) async fn join_or_leave(
         &self,
         claim: Claim,
         mode: Mode,
-        gone: Gone<'_>,
+        is_cancelled: IsCancelled<'_>,
     ) -> Result<Answer> {
         let id = claim.id;
         let sent = AtomicBool::new(false);
-        let gone = || {
-            let is_gone = gone();
-            sent.fetch_or(!is_gone, Ordering::SeqCst);
-            is_gone
+        let record_sent = || {
+            let cancelled = is_cancelled();
+            sent.fetch_or(!cancelled, Ordering::SeqCst);
+            cancelled
         };
-        let done = self.call(Call::Join(claim.clone(), mode), &gone).await;
+        let done = self.call(Call::Join(claim.clone(), mode), &record_sent).await;
         let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
         if ended.given_up && sent.into_inner() {
-            // Unheard, the claim's lease says it later.
-            let _ = self.call(Call::Leave(claim, None, Told::Waits), &|| false).await;
+            // If this call fails, the claim's lease expires on its own.
+            let _ = self.call(Call::Leave(claim, None, ReleaseHint::Waiting), &|| false).await;
         }
         if ended.given_up || ended.idle {
             self.waiters.dismiss(id);
@@ -162,37 +166,42 @@ impl Shared {
         if ended.given_up { Err(given_up()) } else { done }
     }
 
-    /// A leave in full, and what it says to those who asked for it again.
+    /// Runs a `leave` as a full call, and passes its result to callers that have repeated the
+    /// request.
     pub(super) async fn leave_first(
         &self,
         claim: Claim,
         keep: Option<Duration>,
-        told: Told,
+        hint: ReleaseHint,
         in_doubt: bool,
-        first: &First,
+        first: &FirstLeave,
     ) -> Result<bool> {
-        let done = self.call(Call::Leave(claim, keep, told), &|| first.is_overtaken()).await?;
+        let done = self.call(Call::Leave(claim, keep, hint), &|| first.is_overtaken()).await?;
         let Answer::Left(left) = done else { return out_of_step() };
         first.answered(left || in_doubt);
         Ok(left || in_doubt)
     }
 
-    /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:
-    /// a release must not stand behind a thousand joins, nor a holder's renewal behind waiters'.
+    /// Limits joins and waiters' heartbeats, so that they cannot occupy all connections. A release
+    /// must not wait for a thousand joins, and a holder's renewal must not wait for the heartbeats
+    /// of waiters.
     pub(super) async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
         let turns = match call {
             Call::Join(..) | Call::Take(_) => &self.joining,
-            Call::Beat(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => &self.waiting,
+            Call::RenewUnlocked(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => {
+                &self.waiting
+            }
             _ => return None,
         };
         turns.acquire().await.ok()
     }
 
-    /// Ends the transaction; one that cannot be ended so ends with its connection.
+    /// Rolls the transaction back. If that fails, the connection is closed, which rolls it back
+    /// too.
     async fn undo(&self, pool: &Pool, mut pooled: Pooled) {
         match tokio::time::timeout(LIMIT, pooled.wire.raw("ROLLBACK")).await {
             Ok(Ok(())) => pool.put(pooled),
-            // SQLite: there was none.
+            // On SQLite, no transaction was open.
             Ok(Err(sqlx::Error::Database(_))) if is_file(self.dialect) => pool.put(pooled),
             Ok(Err(_)) | Err(_) => {}
         }
@@ -208,23 +217,25 @@ impl Shared {
             Call::Join(claim, mode) => self.join(wire, claim, *mode).await?,
             Call::Take(claim) => Answer::Taken(self.take(wire, claim).await?),
             Call::Release(claim) => Answer::Left(self.release(wire, claim).await?),
-            Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
+            Call::RenewUnlocked(renewals) => {
+                Answer::RenewedUnlocked(self.renew_unlocked(wire, renewals).await?)
+            }
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
                 let name = &first.claim.name;
-                let renewed = self.section(wire, name, Reach::All, None, |loaded| {
+                let renewed = self.section(wire, name, ReadScope::All, None, |loaded| {
                     let now = loaded.now;
                     renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
                 });
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
             }
-            Call::Leave(claim, keep, told) => {
-                Answer::Left(self.leave(wire, claim, *keep, *told).await? || in_doubt)
+            Call::Leave(claim, keep, hint) => {
+                Answer::Left(self.leave(wire, claim, *keep, *hint).await? || in_doubt)
             }
             Call::Reweigh(claim) => {
-                let reach = Reach::FrontAnd(claim.id);
-                let reweighed = self.section(wire, &claim.name, reach, None, |loaded| {
+                let scope = ReadScope::FrontAnd(claim.id);
+                let reweighed = self.section(wire, &claim.name, scope, None, |loaded| {
                     let now = loaded.now;
                     loaded.queue.reweigh(claim, now)
                 });
@@ -234,23 +245,23 @@ impl Shared {
             Call::Holders(name) => Answer::Read(self.read_holders(wire, name).await?),
             Call::List(prefix) => {
                 let rows = wire.rows(&self.sql.list, vec![Arg::Name(prefix.clone())]).await?;
-                let mut all = loaded::snapshots(rows)?;
+                let mut all = queue_snapshot::snapshots(rows)?;
                 all.retain(|(name, _)| name.as_str().starts_with(prefix));
                 all.sort_by(|(a, _), (b, _)| a.cmp(b));
                 let shown = all.iter_mut().filter_map(|(name, loaded)| describe(name, loaded));
                 Answer::Listed(shown.collect())
             }
             Call::Evict(name, which) => {
-                let evicted = self.section(wire, name, Reach::All, None, |loaded| {
+                let evicted = self.section(wire, name, ReadScope::All, None, |loaded| {
                     loaded.queue.evict(*which, loaded.now)
                 });
                 let evicted = evicted.await?.unwrap_or_default();
                 #[cfg(feature = "sqlite")]
-                self.ring_evicted(evicted.iter().map(|entry| entry.id).collect()).await;
+                self.notify_evicted(evicted.iter().map(|entry| entry.id).collect()).await;
                 Answer::Evicted(evicted.len())
             }
             Call::Settle(name) => {
-                let settled = self.section(wire, name, Reach::All, None, |loaded| {
+                let settled = self.section(wire, name, ReadScope::All, None, |loaded| {
                     let now = loaded.now;
                     loaded.queue.settle(now);
                 });
@@ -269,15 +280,16 @@ impl Shared {
         Ok(loaded.as_mut().and_then(|loaded| describe(name, loaded)))
     }
 
-    /// The front of the queue, if a claim in it still waits: those behind it do so, too.
+    /// Reads the front of the queue if a claim in it waits, because all claims after a waiter wait
+    /// too. Otherwise reads the whole queue.
     async fn read_holders(
         &self,
         wire: &mut dyn Wire,
         name: &Name,
     ) -> Result<Option<LockInfo>, Failure> {
-        // No claim has this id.
+        // No claim has the ID 0.
         let no_claim = ClaimId::from_u128(0);
-        let mut front = loaded::look(wire, &self.sql, name, no_claim).await?;
+        let mut front = queue_snapshot::read_front(wire, &self.sql, name, no_claim).await?;
         let lock = front.as_mut().and_then(|loaded| describe(name, loaded));
         match front.is_none_or(|loaded| loaded.is_enough()) {
             true => Ok(lock),
@@ -289,14 +301,16 @@ impl Shared {
         &self,
         wire: &mut dyn Wire,
         name: &Name,
-    ) -> Result<Option<Loaded>, Failure> {
+    ) -> Result<Option<QueueSnapshot>, Failure> {
         let rows = wire.rows(&self.sql.read, vec![Arg::Name(name.as_str().into())]).await?;
-        loaded::snapshot(rows)
+        queue_snapshot::snapshot(rows)
     }
 }
 
-/// A call's work, if it comes to an end in time. One that takes longer than most has perhaps been sent
-/// into the void: whoever comes next gets a connection that is known to lead somewhere.
+/// Runs a call's work, and returns `None` if it takes longer than [`LIMIT`].
+///
+/// If it takes longer than [`SLOW`], the connections may be dead. The idle ones are then dropped,
+/// so that the next caller gets one that works.
 pub(super) async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     if let Ok(done) = tokio::time::timeout(SLOW, work.as_mut()).await {
@@ -306,7 +320,8 @@ pub(super) async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Op
     tokio::time::timeout(LIMIT.saturating_sub(SLOW), work).await.ok()
 }
 
-/// No longer than was asked for: by a clock that was set back, more may be left.
+/// Renews a claim. The remaining time is at most the requested lease, because the row may contain a
+/// later end if the clock was set back.
 fn renew(queue: &mut Queue, Renew { claim, lease }: &Renew, now: u64) -> Renewal {
     match queue.renew(claim, *lease, now) {
         Renewal::Holding { token, remaining } => {
@@ -316,8 +331,9 @@ fn renew(queue: &mut Queue, Renew { claim, lease }: &Renew, now: u64) -> Renewal
     }
 }
 
-/// The queue as people see it: settled, though nothing is written.
-fn describe(name: &Name, loaded: &mut Loaded) -> Option<LockInfo> {
+/// Returns the queue for display, or `None` if it has no claims. The queue is settled, but nothing
+/// is written.
+fn describe(name: &Name, loaded: &mut QueueSnapshot) -> Option<LockInfo> {
     let now = loaded.now;
     let queue = &mut loaded.queue;
     queue.settle(now);
@@ -325,13 +341,14 @@ fn describe(name: &Name, loaded: &mut Loaded) -> Option<LockInfo> {
     (!info.claims.is_empty()).then_some(info)
 }
 
-/// The error for an answer that belongs to another call.
+/// Returns the error for a reply that belongs to another call.
 pub(super) fn out_of_step<T>() -> Result<T> {
     Err(Error::new(ErrorKind::Corrupt, "internal error: the store's reply belongs to another call")
         .with_hint("report this as a bug"))
 }
 
-/// Between tries: longer each time, and spread, so that those who met once do not meet for ever.
+/// Waits between two tries. The pause grows with each try and is random, so that transactions that
+/// conflicted once do not conflict forever.
 pub(super) async fn pause(tries: u32) {
     let spread = ClaimId::random().map_or(0, |id| (id.as_u128() % 1_000) as u64);
     let most = 1_000 << tries.min(5);

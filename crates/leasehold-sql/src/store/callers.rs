@@ -1,12 +1,13 @@
-//! The pool of a caller's that a client stands beside.
+//! An existing pool of the caller, whose database a client uses.
 
 #[cfg(feature = "postgres")]
 use tokio::runtime::Handle;
 
-/// Whose connections the client's are like, and from which its calls may borrow.
+/// An existing pool of the caller. The client's own connections have the same settings. Its calls
+/// may borrow connections from a PostgreSQL pool.
 #[derive(Clone, Debug)]
 pub(super) enum CallersPool {
-    /// With the runtime that drives its connections.
+    /// The pool, with the runtime that drives its connections.
     #[cfg(feature = "postgres")]
     Postgres(sqlx::PgPool, Handle),
     #[cfg(feature = "mysql")]

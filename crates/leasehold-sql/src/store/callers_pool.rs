@@ -1,8 +1,8 @@
-//! A client beside a pool that its caller has already.
+//! Clients that use an existing pool of the caller.
 
 use leasehold_core::kit::Escaped;
 use leasehold_core::store::Store;
-use leasehold_core::{Builder, Error, ErrorKind, Leasehold, Opening, Result};
+use leasehold_core::{Builder, Client, Error, ErrorKind, Opening, Result};
 use std::future::Future;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -48,14 +48,14 @@ pub trait PoolExt: Sized {
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): called outside of a runtime, or with a parameter that is
-    ///   not leasehold's.
+    ///   not one of leasehold's own.
     /// - The errors of [`Builder::connect`].
     #[cfg(feature = "postgres")]
     fn postgres(
         self,
         pool: &sqlx::PgPool,
         parameters: &str,
-    ) -> impl Future<Output = Result<Leasehold>> + Send;
+    ) -> impl Future<Output = Result<Client>> + Send;
 
     /// Connects to the MySQL server of this pool, see [`PoolExt`].
     ///
@@ -71,14 +71,14 @@ pub trait PoolExt: Sized {
     /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// - [`Config`](ErrorKind::Config): a parameter is not leasehold's.
+    /// - [`Config`](ErrorKind::Config): a parameter is not one of leasehold's own.
     /// - The errors of [`Builder::connect`].
     #[cfg(feature = "mysql")]
     fn mysql(
         self,
         pool: &sqlx::MySqlPool,
         parameters: &str,
-    ) -> impl Future<Output = Result<Leasehold>> + Send;
+    ) -> impl Future<Output = Result<Client>> + Send;
 
     /// Uses the SQLite file of this pool, see [`PoolExt`].
     ///
@@ -95,19 +95,19 @@ pub trait PoolExt: Sized {
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): the database is in memory, where no other connection can
-    ///   see it, or a parameter is not leasehold's.
+    ///   see it, or a parameter is not one of leasehold's own.
     /// - The errors of [`Builder::connect`].
     #[cfg(feature = "sqlite")]
     fn sqlite(
         self,
         pool: &sqlx::SqlitePool,
         parameters: &str,
-    ) -> impl Future<Output = Result<Leasehold>> + Send;
+    ) -> impl Future<Output = Result<Client>> + Send;
 }
 
 impl PoolExt for Builder {
     #[cfg(feature = "postgres")]
-    async fn postgres(self, pool: &sqlx::PgPool, parameters: &str) -> Result<Leasehold> {
+    async fn postgres(self, pool: &sqlx::PgPool, parameters: &str) -> Result<Client> {
         let options = pool.connect_options();
         let host = match options.get_socket() {
             Some(socket) => socket.to_string_lossy().into_owned(),
@@ -117,35 +117,38 @@ impl PoolExt for Builder {
         let url = url("postgres", &host, options.get_port(), database, parameters);
         let runtime = Handle::try_current().map_err(|_| {
             let what = "called outside of a Tokio runtime";
-            let error = Error::new(ErrorKind::Config, what).during("connect").at(&url);
+            let error =
+                Error::new(ErrorKind::Config, what).with_operation("connect").with_store(&url);
             error.with_hint("call it in the runtime in which the pool was created")
         })?;
         beside(self, url, Some(CallersPool::Postgres(pool.clone(), runtime))).await
     }
 
     #[cfg(feature = "mysql")]
-    async fn mysql(self, pool: &sqlx::MySqlPool, parameters: &str) -> Result<Leasehold> {
+    async fn mysql(self, pool: &sqlx::MySqlPool, parameters: &str) -> Result<Client> {
         let options = pool.connect_options();
         let host = match options.get_socket() {
             Some(socket) => socket.to_string_lossy().into_owned(),
             None => options.get_host().to_owned(),
         };
         let database = options.get_database().unwrap_or_default();
-        // None is borrowed, so there are no more than one, unless that is asked for.
+        // The client does not borrow from this pool. It uses one connection, unless the parameters
+        // request more.
         let parameters = format!("pool=1&{parameters}");
         let url = url("mysql", &host, options.get_port(), database, &parameters);
         beside(self, url, Some(CallersPool::MySql(pool.clone()))).await
     }
 
     #[cfg(feature = "sqlite")]
-    async fn sqlite(self, pool: &sqlx::SqlitePool, parameters: &str) -> Result<Leasehold> {
+    async fn sqlite(self, pool: &sqlx::SqlitePool, parameters: &str) -> Result<Client> {
         let options = pool.connect_options();
         let file = options.get_filename().to_string_lossy();
-        // As sqlx calls those in memory, and as SQLite does.
+        // Names of databases in memory, according to sqlx and SQLite.
         if file.starts_with("file:") || file.contains(":memory:") || file.contains('?') {
             let what =
                 "the pool's database is in memory, or its file name contains a question mark";
-            let error = Error::new(ErrorKind::Config, what).during("connect").at("sqlite:");
+            let error =
+                Error::new(ErrorKind::Config, what).with_operation("connect").with_store("sqlite:");
             return Err(error
                 .with_hint("use a pool of a database file, such as sqlite:/var/lib/app/locks.db"));
         }
@@ -153,16 +156,16 @@ impl PoolExt for Builder {
     }
 }
 
-/// What errors name, and the parameters are read from.
+/// Returns the URL that errors contain and from which the parameters are parsed.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn url(scheme: &str, host: &str, port: u16, database: &str, parameters: &str) -> String {
     let host = if host.starts_with('/') { Escaped(host).to_string() } else { host.to_owned() };
     format!("{scheme}://{host}:{port}/{}?{parameters}", Escaped(database))
 }
 
-async fn beside(builder: Builder, url: String, callers: Option<CallersPool>) -> Result<Leasehold> {
+async fn beside(builder: Builder, url: String, callers: Option<CallersPool>) -> Result<Client> {
     let shown = url.split_once('?').map_or(&*url, |(base, _)| base).to_owned();
-    let parsed = SqlUrl::parse(&url).and_then(|parsed| match parsed.driver.contains('?') {
+    let parsed = SqlUrl::parse(&url).and_then(|parsed| match parsed.driver.contains('?') || parsed.password.is_some() {
         true => {
             let what = "a parameter belongs to the database driver, but the pool already defines \
                         the connections";
@@ -171,12 +174,13 @@ async fn beside(builder: Builder, url: String, callers: Option<CallersPool>) -> 
         }
         false => Ok(SqlUrl { callers, ..parsed }),
     });
-    let parsed = parsed.map_err(|e| e.during("connect").at(&shown))?;
+    let parsed = parsed.map_err(|e| e.with_operation("connect").with_store(&shown))?;
     let opened = |runtime: Handle| -> Opening {
         let (parsed, shown) = (parsed.clone(), shown.clone());
         Box::pin(async move {
             let opened = SqlStore::open_parsed(parsed, shown.clone(), &runtime).await;
-            Ok(opened.map_err(|e| e.during("connect").at(&shown))? as Arc<dyn Store>)
+            Ok(opened.map_err(|e| e.with_operation("connect").with_store(&shown))?
+                as Arc<dyn Store>)
         })
     };
     builder.connect_by(opened).await

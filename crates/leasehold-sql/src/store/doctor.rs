@@ -1,4 +1,4 @@
-//! What is wrong with a database's set-up: see [`leasehold_core::doctor`].
+//! Checks of a database's configuration; see [`leasehold_core::doctor`].
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::wall_micros;
 use leasehold_core::{Result, doctor};
 
-/// Names and values, as the server tells them.
+/// Names and values of settings, as the server returns them.
 type Settings = BTreeMap<String, String>;
 
 impl Shared {
-    /// Everything that is found wrong.
+    /// Returns all problems that were found.
     pub(super) async fn diagnose(&self, url: &SqlUrl) -> Result<Vec<Finding>> {
         let looked = tokio::time::timeout(LIMIT, self.look(url)).await;
         looked.unwrap_or_else(|_| Err(no_answer()))
@@ -59,8 +59,9 @@ impl Shared {
 
     #[cfg(feature = "postgres")]
     async fn look_at_postgres(&self, url: &SqlUrl) -> Result<Vec<Finding>, Failure> {
-        // Of two pools: one may have room for one connection only.
-        let (mut one, mut other) = (self.pool.take().await?, self.beats.take().await?);
+        // Uses one connection of each pool, because one pool may have room for a single connection
+        // only.
+        let (mut one, mut other) = (self.pool.take().await?, self.renewal_pool.take().await?);
         let mut found = Vec::new();
         let lent = are_lent(&mut *one.wire, &mut *other.wire).await?;
         found.extend(pooler(url.pooler, lent));
@@ -90,7 +91,7 @@ impl Shared {
             "SELECT (date_part('epoch', clock_timestamp()) * 1000000::float8)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
-        self.beats.put(other);
+        self.renewal_pool.put(other);
         Ok(found)
     }
 
@@ -132,7 +133,7 @@ impl Shared {
     }
 }
 
-/// The rows of two columns of text.
+/// Returns the rows of a query with two text columns.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 async fn pairs(wire: &mut dyn Wire, sql: &str) -> Result<Settings, Failure> {
     let statement = Statement { sql: sql.into(), shape: "tt" };
@@ -144,12 +145,12 @@ async fn pairs(wire: &mut dyn Wire, sql: &str) -> Result<Settings, Failure> {
     Ok(pairs)
 }
 
-/// Whom this server follows (`follows`), and how many follow it (`replicas`), as far as this user may
-/// know.
+/// Returns the server from which this one replicates (`follows`) and the number of its own replicas
+/// (`replicas`), as far as this user may read them.
 #[cfg(feature = "mysql")]
 async fn replication(wire: &mut dyn Wire) -> Result<Settings, Failure> {
     let mut found = Settings::new();
-    // What it is called now, and what it was called before.
+    // The current name of the statement, and its older name.
     for question in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
         match pairs(wire, question).await {
             Ok(told) => {
@@ -170,10 +171,13 @@ async fn replication(wire: &mut dyn Wire) -> Result<Settings, Failure> {
     Ok(found)
 }
 
-/// Whether a pooler lends these two the server's sessions for a transaction each. A session of its
-/// own has a process of its own at the server; theirs is the same for both, or another from one turn
-/// to the next. Others who are busy may hide that for a turn, so there are some; and while one is in
-/// a transaction, the other cannot have its session.
+/// Returns whether a pooler lends the server's sessions to these two connections, one transaction
+/// at a time.
+///
+/// Without a pooler, each connection has its own server process. With a pooler, both connections
+/// have the same process, or a connection changes its process between transactions. Other busy
+/// clients may hide this in one round, so several rounds are made. While one connection is in a
+/// transaction, the other cannot get its session.
 #[cfg(feature = "postgres")]
 async fn are_lent(one: &mut dyn Wire, other: &mut dyn Wire) -> Result<bool, Failure> {
     let pid = "SELECT pg_backend_pid()::text, ''";
@@ -201,15 +205,15 @@ async fn clocks(wire: &mut dyn Wire, sql: &str) -> Result<Vec<Finding>, Failure>
     Ok(doctor::clocks(before, theirs, after))
 }
 
-/// The number of this name, if it is there and is one.
+/// Returns the setting of this name, if it exists and is a number.
 fn number(settings: &Settings, name: &str) -> Option<u64> {
     settings.get(name)?.parse().ok()
 }
 
-/// Few connections are left.
+/// Returns a finding if few connections are left.
 fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> {
     let left = number(settings, "max_connections")?.saturating_sub(number(settings, used)?);
-    // One client more: its calls, its renewals, its listener.
+    // One more client needs connections for its calls, for its renewals and for listening.
     let wanted = u64::try_from(pool).unwrap_or(u64::MAX).saturating_add(3);
     (left < wanted).then(|| {
         Finding::weak(
@@ -254,7 +258,7 @@ fn pooler(said: bool, lent: bool) -> Option<Finding> {
     }
 }
 
-/// Tables of leasehold's in other schemas of the database.
+/// Returns a finding if other schemas of the database contain tables of leasehold.
 #[cfg(feature = "postgres")]
 fn other_schemas(url: &SqlUrl, found: &Settings) -> Option<Finding> {
     let others: Vec<&str> = found.keys().map(String::as_str).collect();
@@ -262,9 +266,12 @@ fn other_schemas(url: &SqlUrl, found: &Settings) -> Option<Finding> {
     (!others.is_empty()).then(|| {
         Finding::note(
             "other-schemas",
-            format!("leasehold's tables are in the schema {ours}, and also in {}", others.join(", ")),
-            "clients whose URLs lead to different schemas do not exclude each other; if that is not meant, \
-             write the same schema= into all URLs",
+            format!(
+                "leasehold's tables are in the schema {ours}, and also in {}",
+                others.join(", ")
+            ),
+            "clients whose URLs lead to different schemas do not exclude each other; if this is \
+             not intended, use the same schema= in all URLs",
         )
     })
 }
@@ -318,15 +325,16 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
     found
 }
 
-/// A lock's row is written anew each time, and what was there before can only be cleared away when
-/// nobody can see it any more.
+/// Returns a finding if a transaction keeps an old snapshot. Each change of a lock's row creates a
+/// new version, and old versions can be removed only when no transaction can read them any more.
 #[cfg(feature = "postgres")]
 fn old_snapshot(settings: &Settings) -> Option<Finding> {
     let seconds = number(settings, "oldest_snapshot").unwrap_or(0);
     let dead = number(settings, "dead_rows").unwrap_or(0);
     let seen = match (seconds, dead) {
         (OLD.., _) => format!("a transaction has kept its snapshot for {seconds} s"),
-        // Of other users' sessions not everybody may see how old their snapshots are.
+        // The age of other users' snapshots may be hidden, so the number of dead rows is checked
+        // too.
         (_, MANY..) => format!("{dead} dead versions of lock rows wait to be vacuumed"),
         _ => return None,
     };
@@ -341,7 +349,8 @@ fn old_snapshot(settings: &Settings) -> Option<Finding> {
     ))
 }
 
-/// How old a snapshot is that is told of, in seconds; and how many dead versions of rows.
+/// The minimum age, in seconds, of a snapshot that is reported. If no snapshot is that old, the
+/// minimum number of dead row versions that is reported.
 #[cfg(feature = "postgres")]
 const OLD: u64 = 30;
 #[cfg(feature = "postgres")]
@@ -352,7 +361,7 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     let value = |name: &str| settings.get(name).map_or("", String::as_str);
     let on = |name: &str| is_on(value(name));
     let mut found = Vec::new();
-    // 3 is MariaDB's way to write 1.
+    // MariaDB uses 3 as a synonym for 1.
     if !matches!(value("innodb_flush_log_at_trx_commit"), "1" | "3") {
         found.push(Finding::broken(
             "innodb_flush_log_at_trx_commit",
@@ -389,7 +398,7 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
             "wait_timeout",
             format!("wait_timeout is {} s", value("wait_timeout")),
             "the server closes idle connections early, so calls and renewals often have to \
-             reconnect first; no lock is lost by that",
+             reconnect first; no lock is lost",
             "`SET GLOBAL wait_timeout = 60` or more, and the same in the server's configuration \
              file",
         ));
@@ -409,7 +418,7 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     found
 }
 
-/// What the binary log, where there is one, does to grants.
+/// Returns the findings about the binary log, if it is enabled.
 #[cfg(feature = "mysql")]
 fn binary_log(settings: &Settings) -> Vec<Finding> {
     let value = |name: &str| settings.get(name).map_or("", String::as_str);
@@ -443,7 +452,7 @@ fn is_on(value: &str) -> bool {
     value.eq_ignore_ascii_case("on") || value == "1"
 }
 
-/// Who else writes, or has what was written.
+/// Returns the findings about other writers and about replicas.
 #[cfg(feature = "mysql")]
 fn replicated(settings: &Settings) -> Vec<Finding> {
     let value = |name: &str| settings.get(name).map_or("", String::as_str);
@@ -532,7 +541,7 @@ fn sqlite(url: &SqlUrl) -> Result<Vec<Finding>> {
             "remove synchronous from the URL (the default is full)",
         )),
     }
-    if let Err(error) = super::sqlite::doorbells(url).and_then(|bells| bells.try_one()) {
+    if let Err(error) = super::sqlite::notify_fifos(url).and_then(|fifos| fifos.try_one()) {
         found.push(Finding::weak(
             "doorbell",
             format!("this user cannot create a FIFO next to the database file: {error}"),
@@ -563,7 +572,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[test]
-    fn servers_that_no_test_can_start_are_judged_as_well() {
+    fn settings_of_servers_not_available_in_tests_are_judged() {
         let mysql = [
             ("innodb_flush_log_at_trx_commit", "1"),
             ("version", "8.0.36"),
@@ -580,9 +589,10 @@ mod tests {
         assert_eq!(ids(&judge_mysql(&settings(&replica), 4)), ["read_only"]);
     }
 
+    // F83
     #[cfg(feature = "mysql")]
     #[test]
-    fn f83_servers_that_replicate_are_judged() {
+    fn replication_settings_are_judged() {
         let judged = |pairs: &[(&str, &str)]| {
             let mut all = settings(&[("innodb_flush_log_at_trx_commit", "1")]);
             all.extend(settings(pairs));
@@ -609,16 +619,17 @@ mod tests {
 
     #[cfg(feature = "postgres")]
     #[test]
-    fn replicas_that_nobody_waits_for_are_a_weakness() {
+    fn asynchronous_replicas_are_reported() {
         let lagging = [("replicas", "2"), ("synchronous_standby_names", "")];
         assert_eq!(ids(&judge_postgres(&settings(&lagging), 4)), ["asynchronous-replica"]);
         let waited = [("replicas", "2"), ("synchronous_standby_names", "*")];
         assert!(judge_postgres(&settings(&waited), 4).is_empty());
     }
 
+    // F36
     #[cfg(feature = "postgres")]
     #[test]
-    fn f36_a_snapshot_that_is_kept_for_long_is_told_of() {
+    fn old_snapshot_is_reported() {
         let judged = |name, value| {
             judge_postgres(&settings(&[(name, value)]), 4).iter().map(|f| f.id).collect::<Vec<_>>()
         };

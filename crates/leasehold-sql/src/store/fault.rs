@@ -1,4 +1,4 @@
-//! What a database's errors mean: whether to try again, and one line that says what to do.
+//! Classification of a database's errors: whether to retry, and a message with a hint.
 
 use std::borrow::Cow;
 
@@ -9,16 +9,17 @@ use leasehold_core::{Error, ErrorKind};
 /// An operation that failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Others were in the way, and the database has undone ours: again.
+    /// The database rolled the operation back because of other transactions. Retry it.
     Conflict(sqlx::Error),
-    /// The connection is no good any more; what was sent may have been done.
+    /// The connection is unusable. The statements that were sent may or may not have been executed.
     Broken(sqlx::Error),
-    /// The server takes no writes. One that was refused for it when we connected stays so; one that we
-    /// have written to is being replaced, and whoever has its name next may be asked.
+    /// The server accepts no writes. When a client connects, this is a permanent error. Later it
+    /// means that the server is being replaced, so the client connects again by the same host name.
     ReadOnly(sqlx::Error),
-    /// The connection does not lead to the store that this client has used: nothing that was sent on it counts.
+    /// The connection does not lead to the store that this client has used. Nothing that was sent
+    /// on it counts.
     Changed(Error),
-    /// Trying again does not help.
+    /// A retry does not help.
     Final(Error),
 }
 
@@ -28,7 +29,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is behind the URL is not what this client has used.
+/// The error that the URL no longer leads to the store that this client has used.
 #[derive(Debug)]
 struct Changed(String);
 
@@ -40,12 +41,57 @@ impl std::fmt::Display for Changed {
 
 impl std::error::Error for Changed {}
 
-/// The error of a connection that does not lead to the store that this client has used.
+/// Returns the error for a connection that reaches a different store from the one this client has
+/// used.
 pub(super) fn changed(what: String) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(Changed(what)))
 }
 
-/// An error of leasehold's own on its way through the driver's.
+/// A login that fails while the password is being changed.
+#[derive(Debug)]
+struct PasswordChanging(String);
+
+impl std::fmt::Display for PasswordChanging {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PasswordChanging {}
+
+/// Converts the error of a failed login to a transient one, for a client that has logged in before.
+///
+/// Such a client reads its password again for each connection. A failure means that the password is
+/// being changed, and that either the server or the file still has the old one.
+pub(super) fn while_password_changes(error: sqlx::Error) -> sqlx::Error {
+    let what = match &error {
+        sqlx::Error::Configuration(boxed) => boxed.to_string(),
+        error if class_of(error) == Class::Refused => shown(error),
+        _ => return error,
+    };
+    sqlx::Error::Io(std::io::Error::other(PasswordChanging(what)))
+}
+
+fn as_password_changing(error: &sqlx::Error) -> Option<&PasswordChanging> {
+    let sqlx::Error::Io(error) = error else { return None };
+    error.get_ref()?.downcast_ref()
+}
+
+/// Returns whether a server rejects this client, so that other hosts of the URL probably would,
+/// too.
+#[cfg(feature = "postgres")]
+pub(super) fn is_refusal(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(_) => !matches!(
+            class_of(error),
+            Class::Gone | Class::Unavailable | Class::ReadOnly | Class::Unknown
+        ),
+        sqlx::Error::Configuration(_) => true,
+        _ => false,
+    }
+}
+
+/// An error of leasehold that is passed through the driver's error type.
 #[derive(Debug)]
 struct Refused(Error);
 
@@ -57,33 +103,34 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// The error of a connection that may not be used, in our words.
+/// Returns the error for a connection that may not be used, with leasehold's own message.
 pub(super) fn refused(error: Error) -> sqlx::Error {
     sqlx::Error::Configuration(Box::new(Refused(error)))
 }
 
-/// Whether a right is missing.
+/// Returns whether a permission is missing.
 #[cfg(feature = "postgres")]
 pub(super) fn is_denied(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "42501")
 }
 
-/// Who refuses a feature before anything was asked refuses what our sessions are started with: a proxy, such as that
-/// of Amazon RDS.
+/// Converts an error to [`undeclared_pooler`], if a feature was rejected before any statement was
+/// sent. In that case a proxy, such as Amazon RDS Proxy, has rejected the settings with which
+/// sessions start.
 #[cfg(feature = "postgres")]
 pub(super) fn as_pooler(error: sqlx::Error) -> sqlx::Error {
     match code_of(&error).as_deref() {
-        Some("0A000") => refused(undeclared_pooler().because(shown(&error))),
+        Some("0A000") => refused(undeclared_pooler().with_source(shown(&error))),
         _ => error,
     }
 }
 
-/// Whether the transaction that the connection is in had failed before: nothing was done.
+/// Returns whether the connection's transaction had failed before, so that nothing was done.
 pub(super) fn had_failed_before(error: &sqlx::Error) -> bool {
     class_of(error) == Class::FailedBefore
 }
 
-/// Whether there is no such table.
+/// Returns whether a table is missing.
 pub(super) fn is_missing_table(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| match code.as_str() {
         "42P01" | "m1146" => true,
@@ -92,12 +139,14 @@ pub(super) fn is_missing_table(error: &sqlx::Error) -> bool {
     })
 }
 
-/// Whether a connection leads elsewhere.
+/// Returns whether the error means that a connection reached a different store than before.
 pub(super) fn is_changed(error: &sqlx::Error) -> bool {
     as_changed(error).is_some()
 }
 
-/// What such an error says, if it is one. The URL may lead back: who waits, waits on.
+/// Returns an `Unreachable` error if `error` means that a connection reached a different store than
+/// before. The returned error is transient, because the URL may lead to the former store again.
+/// Waiters continue to wait.
 fn as_changed(error: &sqlx::Error) -> Option<Error> {
     let sqlx::Error::Io(error) = error else { return None };
     let changed = error.get_ref()?.downcast_ref::<Changed>()?;
@@ -129,16 +178,16 @@ impl From<sqlx::Error> for Failure {
             sqlx::Error::Protocol(what) if what.contains(UNKNOWN_LOGIN) => {
                 return Self::Final(unknown_login(what));
             }
-            // A row was changed meanwhile, of which a script was to change what it had read.
+            // A script's write found its row changed since the row was read.
             sqlx::Error::RowNotFound => return Self::Conflict(error),
             _ => return Self::Broken(error),
         }
-        // A script's write has not changed the row that it was to change.
+        // A script's write did not change the row that it had to change.
         if matches!(code.as_str(), "22012" | "m1242") {
             return Self::Conflict(error);
         }
         if is_undeclared_pooler(&code, &error) {
-            return Self::Final(undeclared_pooler().because(shown(&error)));
+            return Self::Final(undeclared_pooler().with_source(shown(&error)));
         }
         match class_of(&error) {
             Class::Deadlock
@@ -147,7 +196,7 @@ impl From<sqlx::Error> for Failure {
             | Class::Busy
             | Class::StoodStill
             | Class::Exists => match code.as_str() {
-                // The sleeper's statement was ended by a session of its kind, or by an administrator.
+                // Another client, or an administrator, ended the statement that sleeps.
                 "m1317" => Self::Broken(error),
                 _ => Self::Conflict(error),
             },
@@ -174,7 +223,7 @@ impl From<sqlx::Error> for Failure {
     }
 }
 
-/// What the driver says of a login that it does not know.
+/// The driver's message for an unsupported login method.
 const UNKNOWN_LOGIN: &str = "unknown authentication plugin";
 
 fn unknown_login(says: &str) -> Error {
@@ -187,49 +236,58 @@ fn unknown_login(says: &str) -> Error {
 }
 
 impl Failure {
-    /// What the caller is told when there is no more trying.
+    /// Returns the error for the caller after the last retry.
     pub(super) fn into_error(self) -> Error {
         match self {
             Self::Final(error) | Self::Changed(error) => error,
             Self::ReadOnly(error) => explain(error),
             Self::Conflict(error) => {
                 let what = "concurrent transactions kept conflicting with this one";
-                let error = Error::new(ErrorKind::Unreachable, what).because(shown(&error));
+                let error = Error::new(ErrorKind::Unreachable, what).with_source(shown(&error));
                 error.with_hint("retry later")
             }
             Self::Broken(error) if class_of(&error) == Class::NoRoom => {
                 let what = "the database has reached its connection limit";
                 let hint = "raise max_connections, or lower pool=N in the URLs of its clients";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+                Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }
             Self::Broken(error) if class_of(&error) == Class::TooLong => {
                 let what = "the database rejected a message of this size";
                 let hint = "raise max_allowed_packet on the server";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+                Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }
             Self::Broken(error @ sqlx::Error::Database(_)) if class_of(&error) != Class::Gone => {
                 let what = "the database cannot serve this now";
                 let hint = "check the database's log if this persists";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+                Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
+            }
+            Self::Broken(error) if as_password_changing(&error).is_some() => {
+                let what = "the database rejected the user name or the password, which were accepted before";
+                let why = as_password_changing(&error).map(PasswordChanging::to_string);
+                let hint = "write the current password into the file that password_file names";
+                Error::new(ErrorKind::Unreachable, what)
+                    .with_source(why.unwrap_or_default())
+                    .with_hint(hint)
             }
             Self::Broken(error) => {
                 let what = "cannot reach the database";
-                let hint = "check that it is running, and host and port in the URL";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
+                let hint = "check that it is running, and check the host and port in the URL";
+                Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }
         }
     }
 }
 
-/// What a caller is told while the server that takes no writes any more is being replaced.
+/// Returns the error for a server that has become read-only, while it is being replaced.
 pub(super) fn replaced(error: &sqlx::Error) -> Error {
     let what =
         "the database has become read-only: it is failing over, or the URL now leads to a replica";
     let hint = "if it stays read-only, connect to the primary";
-    Error::new(ErrorKind::Unreachable, what).because(shown(error)).with_hint(hint)
+    Error::new(ErrorKind::Unreachable, what).with_source(shown(error)).with_hint(hint)
 }
 
-/// PostgreSQL's SQLSTATE, MySQL's number, SQLite's extended code: they do not overlap in length.
+/// Returns the error code. MySQL's numbers begin with `m`, SQLite's primary codes with `s`, and
+/// PostgreSQL's SQLSTATE has no prefix.
 fn code_of(error: &sqlx::Error) -> Option<String> {
     let database = error.as_database_error()?;
     #[cfg(feature = "mysql")]
@@ -244,31 +302,31 @@ fn code_of(error: &sqlx::Error) -> Option<String> {
     database.code().map(Cow::into_owned)
 }
 
-/// Whether the row is there already.
+/// Returns whether the row already exists.
 #[cfg(feature = "mysql")]
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1062")
 }
 
-/// SQLite: whether the file could not be opened.
+/// SQLite: returns whether the file could not be opened.
 #[cfg(feature = "sqlite")]
 pub(super) fn cannot_open(error: &sqlx::Error) -> bool {
     class_of(error) == Class::CannotOpen
 }
 
-/// SQLite: whether a statement has refused to go on.
+/// SQLite: returns whether a statement failed with the generic error.
 #[cfg(feature = "sqlite")]
 pub(super) fn is_refused(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "s1")
 }
 
-/// SQLite: whether somebody else is writing just now.
+/// SQLite: returns whether another connection is writing.
 #[cfg(feature = "sqlite")]
 pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "s5")
 }
 
-/// What the database's error means.
+/// Returns the class of the database's error.
 fn class_of(error: &sqlx::Error) -> Class {
     let Some(database) = error.as_database_error() else { return Class::Unknown };
     #[cfg(feature = "mysql")]
@@ -283,38 +341,40 @@ fn class_of(error: &sqlx::Error) -> Class {
     database.code().map_or(Class::Unknown, |code| codes::postgres(&code))
 }
 
-/// PgBouncer has this code for all that it says itself; this it says to what our sessions are
-/// started with.
+/// Returns whether a pooler rejected the settings with which sessions start. PgBouncer uses this
+/// code for all of its own errors, so the message is checked too.
 fn is_undeclared_pooler(code: &str, error: &sqlx::Error) -> bool {
     code == "08P01" && error.to_string().contains("unsupported startup parameter")
 }
 
-/// A pooler that lends the server's sessions to one client after the other, and nobody said so.
+/// Returns the error for a pooler that shares the server's sessions between clients, but is not
+/// declared in the URL.
 pub(super) fn undeclared_pooler() -> Error {
     let what = "a connection pooler is in front of the database, but the URL does not say so";
     let hint = "add pooler=transaction to the URL, or connect to the database directly";
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// Another session has ended our statement, and nothing else.
+/// Returns whether another session ended this session's statement. Nothing else has happened.
 #[cfg(feature = "mysql")]
 pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1317")
 }
 
-/// The server has no room for another connection, or nobody lends one.
+/// Returns whether the server's connection limit is reached, or the caller's pool lends no
+/// connection.
 pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::PoolTimedOut) || class_of(error) == Class::NoRoom
 }
 
-/// The error for what a retry cannot fix.
+/// Returns the error for a failure that a retry cannot fix.
 fn explain(error: sqlx::Error) -> Error {
     let code = code_of(&error).unwrap_or_default();
     let (kind, what, hint) = match code.as_str() {
         "28P01" | "28000" | "m1045" | "m1698" => (
             ErrorKind::Denied,
             "the database rejected the user name or the password",
-            "check user and password in the URL; percent-encode special characters",
+            "check the user name and password in the URL; percent-encode special characters",
         ),
         "42501" | "m1044" | "m1142" | "m1143" | "m1227" => (
             ErrorKind::Denied,
@@ -332,7 +392,7 @@ fn explain(error: sqlx::Error) -> Error {
             "the database does not exist",
             "create it, or correct its name in the URL",
         ),
-        "26000" | "42P05" => return undeclared_pooler().because(shown(&error)),
+        "26000" | "42P05" => return undeclared_pooler().with_source(shown(&error)),
         "3F000" => (
             ErrorKind::Config,
             "the schema does not exist",
@@ -372,10 +432,10 @@ fn explain(error: sqlx::Error) -> Error {
             ),
         },
     };
-    Error::new(kind, what).because(shown(&error)).with_hint(hint)
+    Error::new(kind, what).with_source(shown(&error)).with_hint(hint)
 }
 
-/// What is wrong with URLs in general. A driver's other reasons may quote the URL with its
+/// Known messages about invalid URLs. A driver's other messages may contain the URL with its
 /// password.
 const REASONS: &[&str] = &[
     "empty host",
@@ -392,13 +452,14 @@ fn unusable_url(reason: &str) -> Error {
         Some(known) => format!("invalid store URL: {known}"),
         None => "the database driver rejected the store URL".to_owned(),
     };
-    let hint = "check host, port and parameters, and percent-encode special characters in user \
-                and password";
+    let hint = "check the host, port and parameters, and percent-encode special characters in the \
+                user name and password";
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// The database's own words on one line; a driver's error about a URL may quote the URL.
-fn shown(error: &sqlx::Error) -> String {
+/// Returns the database's own message on one line. A driver's error about a URL may contain the
+/// URL, so it is not shown.
+pub(super) fn shown(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Configuration(_) => "invalid URL or settings".to_owned(),
         sqlx::Error::Database(database) => {

@@ -1,5 +1,6 @@
-//! Which tables of which database a store is, whatever address it is reached by: a server has a name
-//! of its own, which neither a pooler in front nor another host name changes.
+//! Identifies which tables of which database a store uses, independently of the server's address. A
+//! server has an identifier of its own, which neither a pooler in front of it nor another host name
+//! changes.
 
 use super::fault::{Failure, no_answer};
 use super::limits::LIMIT;
@@ -9,8 +10,9 @@ use super::url::{Dialect, SqlUrl};
 use super::wire::Statement;
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// What the server is asked, the first that it understands: its name with the database's, and the
-/// schema that tables are in if the URL names none.
+/// Returns the queries for the server's identity, in the order in which they are tried. Each
+/// returns the names of the server and the database as one text, and the schema of the tables if
+/// the URL names none.
 fn questions(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         #[cfg(feature = "sqlite")]
@@ -19,7 +21,7 @@ fn questions(dialect: Dialect) -> &'static [&'static str] {
         Dialect::Postgres => &[
             "SELECT 'postgres:' || system_identifier::text || '/' || current_database()::text, \
              current_schema()::text FROM pg_control_system()",
-            // Where an administrator has taken that from us.
+            // For roles that an administrator has denied the function above.
             "SELECT 'postgres:' || coalesce(inet_server_addr()::text, '') || ':' || \
              coalesce(inet_server_port()::text, '') || '/' || current_database()::text, \
              current_schema()::text",
@@ -27,22 +29,23 @@ fn questions(dialect: Dialect) -> &'static [&'static str] {
         #[cfg(feature = "mysql")]
         Dialect::MySql => &[
             "SELECT CONCAT('mysql:', @@server_uuid, '/', DATABASE()), ''",
-            // MariaDB: where it is new enough, and where it is not.
+            // For MariaDB. Old versions lack `server_uid`.
             "SELECT CONCAT('mysql:', @@server_uid, '/', DATABASE()), ''",
             "SELECT CONCAT('mysql:', @@hostname, ':', @@port, '/', DATABASE()), ''",
         ],
     }
 }
 
-/// Asks for the mark of these tables.
+/// Returns the query for the [mark](Shared::mark) of these tables.
 #[cfg(feature = "mysql")]
 pub(super) fn mark_of(url: &SqlUrl) -> String {
     format!("SELECT label FROM {} WHERE name = ''", url.table("locks"))
 }
 
 impl Shared {
-    /// See [`Store::identity`](leasehold_core::store::Store::identity). The tables of another schema or prefix
-    /// are another store.
+    /// Returns the store's identity, see
+    /// [`Store::identity`](leasehold_core::store::Store::identity). The tables of another schema or
+    /// prefix are another store.
     pub(super) async fn identity(&self, url: &SqlUrl) -> Result<String> {
         #[cfg(feature = "sqlite")]
         if url.dialect == Dialect::Sqlite {
@@ -56,7 +59,8 @@ impl Shared {
                     let schema = url.schema.clone().unwrap_or(schema);
                     return Ok(format!("{server}#{schema}.{}", url.prefix));
                 }
-                // Another make or version, or a right that was taken away: the next.
+                // The server is another product or version, or the permission was revoked. Try the
+                // next query.
                 Err(Failure::Final(_)) => {}
                 Err(failure) => return Err(failure.into_error()),
             }
@@ -64,9 +68,10 @@ impl Shared {
         Err(Error::new(ErrorKind::Corrupt, "the database does not report its identity"))
     }
 
-    /// The mark by which these tables are known whichever server has them: a word in the row that no lock has (see
-    /// [`sweeper`](super::statements::Statements::sweeper)), which replicas and dumps have as well. A server has a name
-    /// of its own, but a replica that is promoted has another.
+    /// Returns the mark that identifies these tables on any server. The mark is a word in the row
+    /// that no lock uses (see [`sweeper`](super::statements::Statements::sweeper)), so replicas and
+    /// dumps contain it too. The server's own identifier would not work, because a promoted replica
+    /// has a different one.
     #[cfg(feature = "mysql")]
     pub(super) async fn mark(&self, url: &SqlUrl) -> Result<Option<String>, Failure> {
         let mut pooled = self.pool.take().await?;
@@ -76,7 +81,7 @@ impl Shared {
         };
         let mut mark = read(pooled.wire.rows(&ask, Vec::new()).await?)?;
         if mark.as_ref().is_some_and(String::is_empty) {
-            // Of several who do so at once, one does.
+            // If several clients set a mark at the same time, only one client succeeds.
             let sql = format!(
                 "UPDATE {} SET label = ? WHERE name = '' AND label = ''",
                 url.table("locks")
@@ -94,7 +99,7 @@ impl Shared {
         let mut pooled = self.pool.take().await?;
         let statement = Statement { sql: question.into(), shape: "tt" };
         let rows = pooled.wire.rows(&statement, Vec::new()).await.map_err(Failure::from);
-        // A question that was not understood was answered.
+        // The server answered even if it did not understand the query.
         if matches!(rows, Ok(_) | Err(Failure::Final(_))) {
             self.pool.put(pooled);
         }

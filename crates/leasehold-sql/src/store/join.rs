@@ -1,12 +1,12 @@
-//! Getting in and out: by one statement on the lock's row where that decides it; by one message where a
-//! mutex changes hands, on servers (`plain.rs`); else by a section.
+//! Acquires and releases locks. One statement on the lock's row is tried first. On servers, a
+//! contended mutex is handed over in one message (`plain.rs`). Everything else needs a section.
 
 use std::time::Duration;
 
-use super::call::{Answer, Told};
+use super::call::{Answer, ReleaseHint};
 use super::fault::{self, Failure};
-use super::loaded::{self, Reach};
 use super::plain_words::HandedOver;
+use super::queue_snapshot::{self, ReadScope};
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::shared::Shared;
 use super::url::Dialect;
@@ -22,16 +22,16 @@ impl Shared {
         claim: &Claim,
         mode: Mode,
     ) -> Result<Answer, Failure> {
-        let contended = self.contended.lately(&claim.name);
+        let contended = self.contention_hints.lately(&claim.name);
         if !contended && let Some(token) = self.take(wire, claim).await? {
             let remaining = Some(claim.lease);
             return Ok(Answer::Joined(Joined::Holding { token, remaining }));
         }
         match mode {
             Mode::Wait => {
-                self.waiters.enlist(claim.id, || ());
+                self.enlist(claim);
                 if let Some(stands) = self.stand(wire, claim).await? {
-                    self.contended.learn(&claim.name, &stands);
+                    self.learn(claim, &stands);
                     return Ok(Answer::Joined(stands));
                 }
             }
@@ -50,18 +50,19 @@ impl Shared {
         claim: &Claim,
         mode: Mode,
     ) -> Result<Answer, Failure> {
-        let reach = Reach::FrontAnd(claim.id);
-        let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
+        let scope = ReadScope::FrontAnd(claim.id);
+        let joined = self.section(wire, &claim.name, scope, Some(claim), |loaded| {
             let at = StoreTime { now: loaded.now, stamp: loaded.now };
             let joined = loaded.queue.join(claim, mode, at, &self.session);
             joined.map(|joined| loaded.with_hidden(joined))
         });
         let joined = joined.await?.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
         if let Ok(joined) = &joined {
-            self.contended.learn(&claim.name, joined);
+            self.learn(claim, joined);
         }
         Ok(match joined {
-            // No longer than was asked for: by a clock that was set back, more may be left.
+            // Never report more than the requested lease. If the clock was set back, the row shows
+            // more.
             Ok(Joined::Holding { token, remaining }) => {
                 let remaining = remaining.map(|left| left.min(claim.lease));
                 Answer::Joined(Joined::Holding { token, remaining })
@@ -71,11 +72,11 @@ impl Shared {
         })
     }
 
-    /// The answer to a claim that cannot be let in, found without locking or writing anything. It is
-    /// true as of the moment at which it was looked, as any answer is; whoever may be let in, or has a
-    /// place already, is not answered here.
+    /// Returns the answer to a claim that cannot be granted, without locking or writing anything.
+    /// Like any answer, it is true as of the moment of the read. Returns `None` if the claim might
+    /// be granted or is in the queue already.
     async fn glance(&self, wire: &mut dyn Wire, claim: &Claim) -> Result<Option<Answer>, Failure> {
-        let seen = loaded::look(wire, &self.sql, &claim.name, claim.id).await?;
+        let seen = queue_snapshot::read_front(wire, &self.sql, &claim.name, claim.id).await?;
         let Some(mut seen) = seen else { return Ok(None) };
         if seen.queue.entries().any(|e| e.id == claim.id) {
             return Ok(None);
@@ -90,8 +91,8 @@ impl Shared {
         })
     }
 
-    /// The fast path. The lease it answers is counted from before the call was sent, so it is no
-    /// longer than the row says.
+    /// Acquires a free lock by the fast path. The reported lease is counted from before the call
+    /// was sent, so it never ends later than the lease in the row.
     pub(super) async fn take(
         &self,
         wire: &mut dyn Wire,
@@ -127,7 +128,7 @@ impl Shared {
                 if done.affected == 1 {
                     return Ok(Token::new(done.last_id));
                 }
-                // Who waits has seen the row.
+                // A client whose claim waits has seen the row, so the row exists.
                 if self.waiters.has(claim.id) {
                     return Ok(None);
                 }
@@ -144,8 +145,8 @@ impl Shared {
                     Err(error) => Err(error.into()),
                 }
             }
-            // The one that can do without a row costs three times as much.
-            _ if self.known.has(&claim.name) => {
+            // The statement that also works without a row costs three times as much.
+            _ if self.seen_names.has(&claim.name) => {
                 args.extend(what());
                 args.push(lease());
                 args.push(floor());
@@ -173,14 +174,15 @@ impl Shared {
                 args.push(floor());
                 args.push(floor());
                 let taken = wire.rows(&self.sql.take_new, args).await?.pop();
-                self.known.note(&claim.name);
+                self.seen_names.note(&claim.name);
                 let Some(row) = taken else { return Ok(None) };
                 Ok(Token::new(Cells::new(row).count()?))
             }
         }
     }
 
-    /// A lock that was just taken, after a wait: its lease begins when it was let in, not before.
+    /// Restarts the lease of a lock whose acquisition had to wait for the row. The lease must begin
+    /// when the lock was granted, not before.
     async fn begin_now(
         &self,
         wire: &mut dyn Wire,
@@ -188,7 +190,7 @@ impl Shared {
         token: Option<Token>,
     ) -> Result<Option<Token>, Failure> {
         let renewal = Renew { claim: claim.clone(), lease: claim.lease };
-        let begun = self.beat(wire, &[renewal]).await?;
+        let begun = self.renew_unlocked(wire, &[renewal]).await?;
         let holds = begun.iter().any(|b| matches!(b.renewal, Renewal::Holding { .. }));
         Ok(token.filter(|_| holds))
     }
@@ -198,16 +200,17 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         keep: Option<Duration>,
-        told: Told,
+        hint: ReleaseHint,
     ) -> Result<bool, Failure> {
-        // Mostly nothing came of it yet, and to see that, nobody has to be waited for. (What a connection that
-        // was given up still does at the server ends with its lease, as whatever comes late.)
-        if told == Told::Nothing && !self.is_there(wire, claim).await? {
+        // Usually the join has had no effect yet, and a read without locks shows that. (If the join
+        // still takes effect later, on a connection that was given up, its claim ends when the
+        // lease expires.)
+        if hint == ReleaseHint::JoinInProgress && !self.is_there(wire, claim).await? {
             return Ok(false);
         }
         let mut perhaps = false;
         if keep.is_none_or(|keep| keep.is_zero()) {
-            if !self.is_contended(claim, told) && self.release(wire, claim).await? {
+            if !self.is_contended(claim, hint) && self.release(wire, claim).await? {
                 return Ok(true);
             }
             match self.hand_over(wire, claim).await? {
@@ -219,15 +222,16 @@ impl Shared {
         Ok(self.leave_in_section(wire, claim, keep).await? || perhaps)
     }
 
-    /// Whether somebody waits for what leaves, as far as is known: then it is not tried first whether
-    /// nobody does, which would be a statement in vain.
-    pub(super) fn is_contended(&self, claim: &Claim, told: Told) -> bool {
-        told == Told::Waits || self.sql.plain.is_some() && self.contended.lately(&claim.name)
+    /// Returns whether another claim waits for this lock, as far as this client knows. If so, the
+    /// statement for a lock without waiters is not tried first, because it would fail.
+    pub(super) fn is_contended(&self, claim: &Claim, hint: ReleaseHint) -> bool {
+        hint == ReleaseHint::Waiting
+            || self.sql.plain.is_some() && self.contention_hints.lately(&claim.name)
     }
 
-    /// As it was committed last.
+    /// Returns whether the claim is in the queue, according to the last committed state.
     async fn is_there(&self, wire: &mut dyn Wire, claim: &Claim) -> Result<bool, Failure> {
-        let seen = loaded::look(wire, &self.sql, &claim.name, claim.id).await?;
+        let seen = queue_snapshot::read_front(wire, &self.sql, &claim.name, claim.id).await?;
         Ok(seen.is_some_and(|seen| seen.queue.entries().any(|entry| entry.id == claim.id)))
     }
 
@@ -237,13 +241,13 @@ impl Shared {
         claim: &Claim,
         keep: Option<Duration>,
     ) -> Result<bool, Failure> {
-        let left = self.section(wire, &claim.name, Reach::FrontAnd(claim.id), None, |loaded| {
+        let left = self.section(wire, &claim.name, ReadScope::FrontAnd(claim.id), None, |loaded| {
             loaded.queue.leave(claim.id, keep, loaded.now)
         });
         Ok(left.await?.unwrap_or(false))
     }
 
-    /// Releases a lock that nobody waits for.
+    /// Releases a lock that no other claim waits for.
     pub(super) async fn release(
         &self,
         wire: &mut dyn Wire,
@@ -254,7 +258,7 @@ impl Shared {
     }
 }
 
-/// A lease that begins less than this before its lock was taken begins with it.
+/// If the lease began less than this before the lock was acquired, it is not restarted.
 const SOON: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -270,7 +274,7 @@ mod tests {
     use leasehold_core::Name;
     use leasehold_core::store::Store;
 
-    /// Counts what is sent.
+    /// Counts the messages that are sent.
     struct Counted<'a> {
         wire: &'a mut dyn Wire,
         sent: usize,
@@ -307,7 +311,8 @@ mod tests {
         }
     }
 
-    /// How many statements a name costs that was never used (`first`), and one that was.
+    /// Acquires and releases locks. A name that was never used costs `first` statements, and a
+    /// known name one.
     async fn takes_and_releases_by(url: &str, first: usize) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let mut pooled = store.shared.pool.take().await.unwrap();
@@ -321,14 +326,15 @@ mod tests {
                 let joined = store.shared.join(&mut wire, &claim, Mode::Try).await.unwrap();
                 let held = matches!(joined, Answer::Joined(Joined::Holding { .. }));
                 assert!(held, "{name}: {joined:?}");
-                assert_eq!(std::mem::take(&mut wire.sent), expected, "to take {name}");
-                assert!(store.shared.leave(&mut wire, &claim, keep, Told::Whatever).await.unwrap());
-                assert_eq!(std::mem::take(&mut wire.sent), 1, "to release {name}");
+                assert_eq!(std::mem::take(&mut wire.sent), expected, "calls to acquire {name}");
+                let hint = ReleaseHint::OtherReply;
+                assert!(store.shared.leave(&mut wire, &claim, keep, hint).await.unwrap());
+                assert_eq!(std::mem::take(&mut wire.sent), 1, "calls to release {name}");
             }
         }
     }
 
-    /// Once waited for, found free: from then on it costs what a free lock costs.
+    /// A contended lock is found free. From then on it costs what any free lock costs.
     async fn is_free_again(url: &str) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let claim = || Claim::new(Name::new("free again").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -338,22 +344,23 @@ mod tests {
         store.shared.join(&mut wire, &held, Mode::Wait).await.unwrap();
         let joined = store.shared.join(&mut wire, &waits, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
-        for (left, told) in [(&held, Told::Whatever), (&waits, Told::Waits)] {
-            assert!(store.shared.leave(&mut wire, left, None, told).await.unwrap());
+        for (left, hint) in [(&held, ReleaseHint::OtherReply), (&waits, ReleaseHint::Waiting)] {
+            assert!(store.shared.leave(&mut wire, left, None, hint).await.unwrap());
         }
         for turn in ["first", "second", "third"] {
             let next = claim();
             wire.sent = 0;
             let joined = store.shared.join(&mut wire, &next, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Answer::Joined(Joined::Holding { .. })), "{joined:?}");
-            assert!(store.shared.leave(&mut wire, &next, None, Told::Whatever).await.unwrap());
+            let left = store.shared.leave(&mut wire, &next, None, ReleaseHint::OtherReply).await;
+            assert!(left.unwrap());
             assert!(turn == "first" || wire.sent == 2, "{turn}: {} messages", wire.sent);
         }
     }
 
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn sqlite_forgets_that_a_lock_was_waited_for() {
+    async fn formerly_contended_lock_is_cheap_again_on_sqlite() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         is_free_again(&url).await;
@@ -361,17 +368,17 @@ mod tests {
 
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn postgres_forgets_that_a_lock_was_waited_for() {
+    async fn formerly_contended_lock_is_cheap_again_on_postgres() {
         is_free_again(&testbed::postgres().database()).await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn mariadb_forgets_that_a_lock_was_waited_for() {
+    async fn formerly_contended_lock_is_cheap_again_on_mariadb() {
         is_free_again(&testbed::mariadb().database()).await;
     }
 
-    /// A try that fails costs few statements, and writes nothing.
+    /// A try that fails costs few statements and writes nothing.
     async fn fails_without_writing(url: &str, most: usize) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let claim = || Claim::new(Name::new("held").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -391,12 +398,12 @@ mod tests {
             assert_eq!(holders.len(), 1);
             assert!(wire.sent <= most, "{} statements", wire.sent);
         }
-        // Asked again, who holds is told so.
+        // If the holder joins again, the answer is that it holds.
         let again = store.shared.join(&mut wire, &held, Mode::Try).await.unwrap();
         assert!(matches!(again, Answer::Joined(Joined::Holding { .. })), "{again:?}");
     }
 
-    /// A lock that changes hands again and again: one message for who leaves and one for who joins.
+    /// During repeated hand-overs of a lock, each release takes one message, and so does each join.
     async fn a_turn_is_one_message_each(url: &str) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let claim = || Claim::new(Name::new("popular").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -408,24 +415,25 @@ mod tests {
         store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
         for _ in 0..5 {
             wire.sent = 0;
-            assert!(store.shared.leave(&mut wire, &holder, None, Told::Waits).await.unwrap());
-            assert_eq!(wire.sent, 1, "to hand over");
+            let left = store.shared.leave(&mut wire, &holder, None, ReleaseHint::Waiting).await;
+            assert!(left.unwrap());
+            assert_eq!(wire.sent, 1, "calls to hand over");
             let news = store.shared.waiters.news(waiter.id).await;
             assert!(matches!(news, leasehold_core::store::Signal::Granted(_)), "{news:?}");
             holder = std::mem::replace(&mut waiter, claim());
             wire.sent = 0;
             let joined = store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
-            assert_eq!(wire.sent, 1, "to stand in the queue");
+            assert_eq!(wire.sent, 1, "calls to join the queue");
         }
     }
 
-    /// What a script changes, somebody has changed since it was read: nothing of it is done, nothing
-    /// after it either, and the call is to begin anew.
+    /// A script fails at a write whose row another transaction has changed since it was read.
+    /// Nothing is committed, later steps are not executed, and the call must be repeated.
     async fn a_write_in_vain_is_a_conflict_and_commits_nothing(url: &str) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let sql = &store.shared.sql;
-        let name = || Arg::Name("nobody's".into());
+        let name = || Arg::Name("unused".into());
         let mut pooled = store.shared.pool.take().await.unwrap();
         for _ in 0..2 {
             let steps = vec![
@@ -436,33 +444,35 @@ mod tests {
             ];
             let mut done = Vec::new();
             let failed = pooled.wire.script(steps, &mut done).await.unwrap_err();
-            assert_eq!(done.len(), 2, "what came before was done, and no more");
+            assert_eq!(done.len(), 2, "only the steps before the error were executed");
             assert!(matches!(fault::Failure::from(failed), Failure::Conflict(_)));
             pooled.wire.raw("ROLLBACK").await.unwrap();
         }
-        let name = Name::new("nobody's").unwrap();
+        let name = Name::new("unused").unwrap();
         assert!(store.shared.snapshot(&mut *pooled.wire, &name).await.unwrap().is_none());
     }
 
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn sqlite_commits_all_of_a_section_or_nothing() {
+    async fn sqlite_commits_a_transaction_fully_or_not_at_all() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         a_write_in_vain_is_a_conflict_and_commits_nothing(&url).await;
     }
 
+    // R10
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn r10_postgres_hands_over_by_one_message() {
+    async fn postgres_hands_over_with_one_message() {
         let url = testbed::postgres().database();
         a_turn_is_one_message_each(&url).await;
         a_write_in_vain_is_a_conflict_and_commits_nothing(&url).await;
     }
 
+    // R10
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn r10_mariadb_and_mysql_hand_over_by_one_message() {
+    async fn mariadb_and_mysql_hand_over_with_one_message() {
         let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
         for url in [Some(testbed::mariadb().database()), mysql].into_iter().flatten() {
             a_turn_is_one_message_each(&url).await;
@@ -470,10 +480,10 @@ mod tests {
         }
     }
 
-    /// Each call is two switches between threads. (A BEGIN goes with what follows it.)
+    /// Each call costs two thread switches. (BEGIN is sent together with the next statement.)
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn a_turn_on_sqlite_is_few_calls_of_the_driver() {
+    async fn hand_over_on_sqlite_takes_few_driver_calls() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
@@ -484,37 +494,39 @@ mod tests {
         for (waiter, most) in queue.iter().zip([1, 4, 3, 3]) {
             wire.sent = 0;
             store.shared.join(&mut wire, waiter, Mode::Wait).await.unwrap();
-            assert!(wire.sent <= most, "{} calls to stand in the queue", wire.sent);
+            assert!(wire.sent <= most, "{} calls to join the queue", wire.sent);
         }
         for _ in 0..5 {
             wire.sent = 0;
-            assert!(
-                store.shared.leave(&mut wire, &queue.remove(0), None, Told::Waits).await.unwrap()
-            );
+            let (first, hint) = (queue.remove(0), ReleaseHint::Waiting);
+            assert!(store.shared.leave(&mut wire, &first, None, hint).await.unwrap());
             assert!(wire.sent <= 3, "{} calls to hand over", wire.sent);
             queue.push(claim());
             wire.sent = 0;
             let last = &queue[queue.len() - 1];
             let joined = store.shared.join(&mut wire, last, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
-            assert!(wire.sent <= 3, "{} calls to stand in the queue again", wire.sent);
+            assert!(wire.sent <= 3, "{} calls to join the queue again", wire.sent);
         }
     }
 
+    // F41
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn f41_sqlite_looks_before_it_draws() {
+    async fn failed_try_writes_nothing_on_sqlite() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         fails_without_writing(&url, 2).await;
     }
 
+    // F41
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn f41_postgres_looks_before_it_draws() {
+    async fn failed_try_writes_nothing_on_postgres() {
         let url = testbed::postgres().database();
         fails_without_writing(&url, 2).await;
-        // A row that was locked, even in vain, says by whom.
+        // PostgreSQL records in `xmax` which transaction locked a row, even if the lock had no
+        // effect.
         let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
         let held = Claim::new(Name::new("once").unwrap(), Kind::Mutex, 1, 1).unwrap();
         let other = Claim::new(Name::new("once").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -524,16 +536,17 @@ mod tests {
         let sql = "SELECT xmax::text FROM public.leasehold_locks WHERE name = 'once'";
         let statement = Statement { sql: sql.into(), shape: "t" };
         let row = pooled.wire.rows(&statement, Vec::new()).await.unwrap().remove(0);
-        assert_eq!(Cells::new(row).text().unwrap(), "0", "somebody has locked the row");
+        assert_eq!(Cells::new(row).text().unwrap(), "0", "a transaction has locked the row");
     }
 
+    // F41
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn f41_mariadb_looks_before_it_draws() {
+    async fn failed_try_writes_nothing_on_mariadb() {
         fails_without_writing(&testbed::mariadb().database(), 3).await;
     }
 
-    /// One client's waiters stand in many locks: a heartbeat of all of them is a few statements.
+    /// One client waits for many locks. A heartbeat for all of them takes few statements.
     async fn tells_how_many_locks_stand_at_once(url: &str, most: usize) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let mut renewals = Vec::new();
@@ -545,40 +558,43 @@ mod tests {
             assert!(matches!(store.join(&waits, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
             renewals.push(leasehold_core::store::Renew { lease: waits.lease, claim: waits });
         }
-        let mut pooled = store.shared.beats.take().await.unwrap();
+        let mut pooled = store.shared.renewal_pool.take().await.unwrap();
         let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
-        let beaten = store.shared.beat(&mut wire, &renewals).await.unwrap();
-        assert_eq!(beaten.len(), 40);
+        let renewed = store.shared.renew_unlocked(&mut wire, &renewals).await.unwrap();
+        assert_eq!(renewed.len(), 40);
         assert!(wire.sent <= most, "{} statements", wire.sent);
-        store.shared.beats.put(pooled);
+        store.shared.renewal_pool.put(pooled);
         for renewal in store.renew(&renewals).await.unwrap() {
             assert!(matches!(renewal, leasehold_core::store::Renewal::Waiting(_)), "{renewal:?}");
         }
     }
 
+    // F40
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn f40_sqlite_tells_how_many_locks_stand_at_once() {
+    async fn heartbeat_of_many_waiters_takes_few_statements_on_sqlite() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         tells_how_many_locks_stand_at_once(&url, 2).await;
     }
 
+    // F40
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn f40_postgres_tells_how_many_locks_stand_at_once() {
+    async fn heartbeat_of_many_waiters_takes_few_statements_on_postgres() {
         tells_how_many_locks_stand_at_once(&testbed::postgres().database(), 2).await;
     }
 
+    // F40
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn f40_mariadb_tells_how_many_locks_stand_at_once() {
+    async fn heartbeat_of_many_waiters_takes_few_statements_on_mariadb() {
         tells_how_many_locks_stand_at_once(&testbed::mariadb().database(), 2).await;
     }
 
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn sqlite_takes_and_releases_by_one_statement_each() {
+    async fn sqlite_acquires_and_releases_with_one_statement_each() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         takes_and_releases_by(&url, 1).await;
@@ -586,13 +602,13 @@ mod tests {
 
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn postgres_takes_and_releases_by_one_statement_each() {
+    async fn postgres_acquires_and_releases_with_one_statement_each() {
         takes_and_releases_by(&testbed::postgres().database(), 1).await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn mariadb_takes_by_two_statements_at_most() {
+    async fn mariadb_acquires_with_at_most_two_statements() {
         takes_and_releases_by(&testbed::mariadb().database(), 2).await;
     }
 }

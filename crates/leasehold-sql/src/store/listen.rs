@@ -1,12 +1,14 @@
-//! Listening at our doorbell, and looking by ourselves for what nobody rang for.
+//! Listens at this client's notification FIFO, and polls for grants that were not notified.
 //!
-//! One task of each client, for all its waiters. While grants are rung for, it looks seldom: at pauses
-//! that grow with the time that somebody waits, to a second. From the first grant on that it finds by
-//! looking (whoever granted it could not ring, or is an older client, which does not), it looks as often
-//! as a client without a bell, until it hears of a grant again.
+//! Each client has one task for all its waiters. While grants are notified, it polls rarely. The
+//! pauses grow with the time that a claim has waited, up to one second. The first grant that a poll
+//! finds shows that notifications do not work: the granting client could not send them, or is an
+//! old version that does not. From then on the task polls as often as a client without a FIFO,
+//! until a notification arrives.
 //!
-//! The bell is hung up when somebody first waits, or wants to hear of evictions: a grant before that is found by
-//! the first looks. It is taken down as the client says goodbye, and hung up again if somebody waits nevertheless.
+//! The FIFO is created when the first claim waits, or when the caller wants to be notified of
+//! evictions. Grants before that are found by the first polls. The FIFO is removed when the client
+//! disconnects. It is created again if a claim waits after that.
 
 use std::future::pending;
 use std::pin::pin;
@@ -16,142 +18,145 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::background::POLL;
-use super::doorbell::{Bell, Doorbells, Rung};
+use super::notify_fifo::{Notifications, NotifyFifo, NotifyFifos};
 use super::shared::Shared;
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Token};
 
-/// The longest pause between two looks while grants are rung for.
+/// The longest pause between two polls while grants are notified.
 const SELDOM: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Tells our waiters of their grants. Never ends by itself.
-    pub(super) async fn listen(self: Arc<Self>, doorbells: Arc<Doorbells>) {
-        let mut bell: Option<Bell> = None;
-        let mut looks = Looks { pause: POLL[0], rung: true };
+    /// Notifies this client's waiters of their grants. Never returns.
+    pub(super) async fn listen(self: Arc<Self>, notify_fifos: Arc<NotifyFifos>) {
+        let mut fifo: Option<NotifyFifo> = None;
+        let mut pauses = PollPauses { pause: POLL[0], is_notified: true };
         let mut next = pin!(sleep(Duration::ZERO));
-        // Not at each ring: it takes as long as there are waiters.
+        // The checks below are not made after each notification, because they take time
+        // proportional to the number of waiters.
         let mut is_time = true;
         let mut nobody_waited = true;
-        let mut hears = self.hears.subscribe();
+        let mut wants_evictions = self.wants_evictions.subscribe();
         loop {
             let nobody_waits = is_time && self.waiters.count() == 0;
-            let needs_bell = is_time && (*hears.borrow_and_update() || !nobody_waits);
-            if needs_bell && !bell.as_ref().is_some_and(Bell::hangs) {
-                // The old one first: it takes the name along.
-                drop(bell.take());
-                bell = self.hang(&doorbells);
-                looks.rung &= bell.is_some();
+            let needs_fifo = is_time && (*wants_evictions.borrow_and_update() || !nobody_waits);
+            if needs_fifo && !fifo.as_ref().is_some_and(NotifyFifo::is_in_place) {
+                // Drop the old FIFO first, because that also removes the file with its name.
+                drop(fifo.take());
+                fifo = self.create_fifo(&notify_fifos);
+                pauses.is_notified &= fifo.is_some();
             }
             if nobody_waits {
                 nobody_waited = true;
                 tokio::select! {
-                    // It may be older than that there are none.
+                    // The wake-up may be older than the last count of waiters.
                     () = self.waiters.more() => {}
-                    _ = hears.changed() => {}
-                    rung = rung(&mut bell) => drop(self.was_rung(rung).await),
+                    _ = wants_evictions.changed() => {}
+                    found = next_notifications(&mut fifo) => drop(self.deliver(found).await),
                 }
                 continue;
             }
             if std::mem::take(&mut nobody_waited) {
-                looks.begin();
-                next.as_mut().reset(Instant::now() + looks.pause);
+                pauses.begin();
+                next.as_mut().reset(Instant::now() + pauses.pause);
             }
             tokio::select! {
-                _ = hears.changed() => {}
-                rung = rung(&mut bell) => {
-                    looks.rung |= self.was_rung(rung).await;
-                    is_time = !looks.rung;
+                _ = wants_evictions.changed() => {}
+                found = next_notifications(&mut fifo) => {
+                    pauses.is_notified |= self.deliver(found).await;
+                    is_time = !pauses.is_notified;
                 }
                 () = &mut next => {
-                    let untold = self.find_granted().await;
-                    looks.looked(untold);
-                    next.as_mut().reset(Instant::now() + looks.pause);
+                    let unnotified = self.find_granted().await;
+                    pauses.polled(unnotified);
+                    next.as_mut().reset(Instant::now() + pauses.pause);
                     is_time = true;
                 }
             }
         }
     }
 
-    /// Tells another client that a claim of its was granted.
-    pub(super) fn ring(&self, session: &str, id: ClaimId, token: Token) {
-        if let Some(doorbells) = self.doorbells.as_ref().filter(|_| session != self.session) {
-            doorbells.ring(session, id, token);
+    /// Notifies another client that one of its claims was granted.
+    pub(super) fn notify_grant(&self, session: &str, id: ClaimId, token: Token) {
+        if let Some(notify_fifos) = self.notify_fifos.as_ref().filter(|_| session != self.session) {
+            notify_fifos.notify(session, id, token);
         }
     }
 
-    /// Tells whoever had these claims that they are gone. A hint: unheard, the next renewal finds out.
-    pub(super) async fn ring_evicted(&self, evicted: Vec<ClaimId>) {
-        let Some(doorbells) = self.doorbells.clone() else { return };
-        // In a thread of its own: the directory may be large.
-        let _ = tokio::task::spawn_blocking(move || doorbells.ring_all(&evicted)).await;
+    /// Notifies the clients of these claims that the claims were evicted. The message is only a
+    /// hint. If it is lost, the holder finds out at its next renewal.
+    pub(super) async fn notify_evicted(&self, evicted: Vec<ClaimId>) {
+        let Some(notify_fifos) = self.notify_fifos.clone() else { return };
+        // On a separate thread, because the directory may be large.
+        let _ = tokio::task::spawn_blocking(move || notify_fifos.notify_evicted(&evicted)).await;
     }
 
-    fn hang(&self, doorbells: &Arc<Doorbells>) -> Option<Bell> {
-        let bell = doorbells.hang(&self.session).ok()?;
-        let doorbells = doorbells.clone();
-        // In a thread of its own: the directory may be large. Nobody waits for it.
-        drop(tokio::task::spawn_blocking(move || doorbells.sweep()));
-        Some(bell)
+    fn create_fifo(&self, notify_fifos: &Arc<NotifyFifos>) -> Option<NotifyFifo> {
+        let fifo = notify_fifos.create(&self.session).ok()?;
+        let notify_fifos = notify_fifos.clone();
+        // On a separate thread, because the directory may be large. The result is not awaited.
+        drop(tokio::task::spawn_blocking(move || notify_fifos.sweep()));
+        Some(fifo)
     }
 
-    /// Tells what we were rung for; whether there was anything.
-    async fn was_rung(&self, rung: Rung) -> bool {
-        for (id, token) in &rung.granted {
-            self.waiters.tell(*id, Signal::Granted(*token));
+    /// Passes notifications on to the waiters. Returns whether any claim was granted.
+    async fn deliver(&self, found: Notifications) -> bool {
+        for (id, token) in &found.granted {
+            self.waiters.notify(*id, Signal::Granted(*token));
         }
-        rung.evicted.iter().for_each(|id| self.ears.ask(*id));
-        if rung.is_full {
+        found.evicted.iter().for_each(|id| self.ears.ask(*id));
+        if found.is_full {
             self.find_granted().await;
         }
-        !rung.granted.is_empty()
+        !found.granted.is_empty()
     }
 
-    /// Looks who of our waiters holds by now; whether there are any whom nobody had told.
+    /// Polls which of our waiters hold. Returns whether any of them had not been notified.
     async fn find_granted(&self) -> bool {
         if self.waiters.count() == 0 {
             return false;
         }
         let hold = self.who_holds().await.unwrap_or_default();
-        let mut untold = false;
+        let mut unnotified = false;
         for (id, token) in hold {
-            untold |= self.waiters.waiting(id).is_some();
-            self.waiters.tell(id, Signal::Granted(token));
+            unnotified |= self.waiters.waiting(id).is_some();
+            self.waiters.notify(id, Signal::Granted(token));
         }
-        untold
+        unnotified
     }
 }
 
-/// What a bell is rung for next. One that cannot be read any more is given up.
-async fn rung(bell: &mut Option<Bell>) -> Rung {
-    if let Some(hung) = bell {
-        if let Ok(rung) = hung.rung().await {
-            return rung;
+/// Returns the next notification. A FIFO that cannot be read any more is removed. Without a FIFO,
+/// never returns.
+async fn next_notifications(fifo: &mut Option<NotifyFifo>) -> Notifications {
+    if let Some(created) = fifo {
+        if let Ok(found) = created.next().await {
+            return found;
         }
-        *bell = None;
+        *fifo = None;
     }
     pending().await
 }
 
-/// When to look.
-struct Looks {
+/// The schedule of polls.
+struct PollPauses {
     pause: Duration,
-    /// Whether grants are rung for, as far as we know.
-    rung: bool,
+    /// Whether grants are notified, as far as this client knows.
+    is_notified: bool,
 }
 
-impl Looks {
-    /// Somebody waits, after nobody did.
+impl PollPauses {
+    /// Adjusts the pause when a claim waits and none did before.
     fn begin(&mut self) {
-        if !self.rung {
+        if !self.is_notified {
             self.pause = POLL[0];
         }
     }
 
-    fn looked(&mut self, untold: bool) {
-        self.rung &= !untold;
-        let longest = if self.rung { SELDOM } else { POLL[1] };
-        self.pause = if untold { POLL[0] } else { (self.pause * 3 / 2).min(longest) };
+    fn polled(&mut self, unnotified: bool) {
+        self.is_notified &= !unnotified;
+        let longest = if self.is_notified { SELDOM } else { POLL[1] };
+        self.pause = if unnotified { POLL[0] } else { (self.pause * 3 / 2).min(longest) };
     }
 }
 
@@ -184,17 +189,18 @@ mod tests {
 
     async fn news(store: &SqlStore, claim: &Claim) -> Signal {
         let told = tokio::time::timeout(Duration::from_secs(30), store.changed(claim)).await;
-        told.expect("nobody was told").unwrap()
+        told.expect("no notification arrived").unwrap()
     }
 
-    /// Nobody looks here, so that only what is rung for is heard.
+    // R11
+    /// No task polls in this test, so only notifications are found.
     #[tokio::test]
-    async fn r11_who_grants_rings_for_each_of_those_whom_it_lets_in_and_for_nobody_else() {
+    async fn release_notifies_exactly_the_waiters_that_it_grants() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (open(directory.path()).await, open(directory.path()).await);
         other.tasks.iter().for_each(tokio::task::AbortHandle::abort);
         let shared = &other.shared;
-        let mut bell = shared.doorbells.as_ref().unwrap().hang(&shared.session).unwrap();
+        let mut fifo = shared.notify_fifos.as_ref().unwrap().create(&shared.session).unwrap();
         let writer = claim(Kind::RwLock, 8, 8);
         one.join(&writer, Mode::Try).await.unwrap();
         let readers = [claim(Kind::RwLock, 1, 8), claim(Kind::RwLock, 1, 8)];
@@ -205,18 +211,19 @@ mod tests {
         }
         waits(&other, &last).await;
         assert!(one.leave(&writer, None).await.unwrap());
-        let mut rung = Vec::new();
-        while let Ok(more) = tokio::time::timeout(Duration::from_millis(200), bell.rung()).await {
-            rung.extend(more.unwrap().granted);
+        let mut found = Vec::new();
+        while let Ok(more) = tokio::time::timeout(Duration::from_millis(200), fifo.next()).await {
+            found.extend(more.unwrap().granted);
         }
-        assert_eq!(rung, expected);
+        assert_eq!(found, expected);
     }
 
+    // P6
     #[tokio::test]
-    async fn p6_a_grant_that_nobody_rang_for_is_found_and_the_bell_hung_up_again() {
+    async fn grant_is_found_without_a_notification_and_fifo_is_recreated() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (open(directory.path()).await, open(directory.path()).await);
-        let bell = |store: &SqlStore| {
+        let fifo = |store: &SqlStore| {
             let id = store.shared.session.rsplit_once('_').unwrap().1.to_owned();
             directory.path().join(format!("locks.db-bell-{id}"))
         };
@@ -224,40 +231,41 @@ mod tests {
             let (held, waiter) = (claim(Kind::Mutex, 1, 1), claim(Kind::Mutex, 1, 1));
             one.join(&held, Mode::Try).await.unwrap();
             let token = waits(&other, &waiter).await;
-            while !bell(&other).exists() {
+            while !fifo(&other).exists() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            std::fs::remove_file(bell(&other)).unwrap();
+            std::fs::remove_file(fifo(&other)).unwrap();
             one.leave(&held, None).await.unwrap();
             assert_eq!(news(&other, &waiter).await, Signal::Granted(token));
             other.leave(&waiter, None).await.unwrap();
         }
         other.disconnect().await;
-        assert!(!bell(&other).exists() && !bell(&one).exists());
+        assert!(!fifo(&other).exists() && !fifo(&one).exists());
     }
 
     #[test]
-    fn it_looks_seldom_only_while_grants_are_rung_for() {
-        let mut looks = Looks { pause: POLL[0], rung: true };
+    fn client_polls_rarely_only_while_notifications_arrive() {
+        let mut pauses = PollPauses { pause: POLL[0], is_notified: true };
         let mut waited = Duration::ZERO;
         for _ in 0..30 {
-            // However little is rung for, a grant is found in half the time that was waited already.
+            // A grant that is not notified is found within half of the time that the claim has
+            // already waited.
             assert!(
-                looks.pause <= POLL[0].max(waited / 2 + POLL[0]),
+                pauses.pause <= POLL[0].max(waited / 2 + POLL[0]),
                 "{waited:?}: {:?}",
-                looks.pause
+                pauses.pause
             );
-            waited += looks.pause;
-            looks.looked(false);
+            waited += pauses.pause;
+            pauses.polled(false);
         }
-        assert_eq!(looks.pause, SELDOM);
-        looks.begin();
-        assert_eq!(looks.pause, SELDOM);
-        looks.looked(true);
-        assert_eq!(looks.pause, POLL[0]);
-        (0..30).for_each(|_| looks.looked(false));
-        assert_eq!(looks.pause, POLL[1]);
-        looks.begin();
-        assert_eq!(looks.pause, POLL[0]);
+        assert_eq!(pauses.pause, SELDOM);
+        pauses.begin();
+        assert_eq!(pauses.pause, SELDOM);
+        pauses.polled(true);
+        assert_eq!(pauses.pause, POLL[0]);
+        (0..30).for_each(|_| pauses.polled(false));
+        assert_eq!(pauses.pause, POLL[1]);
+        pauses.begin();
+        assert_eq!(pauses.pause, POLL[0]);
     }
 }

@@ -1,25 +1,33 @@
-//! Which file a connection to SQLite has open, and whether its path still leads there.
+//! Detects whether the path of a SQLite database still leads to the file that a connection has
+//! open.
 //!
-//! A connection has its files by their descriptors: whoever moves, removes, replaces or mounts over the database
-//! file leaves it with files that no other client finds. Both sides would hold the same lock, and neither would
-//! notice. SQLite itself looks only as it opens a rollback journal, which it never does in WAL mode.
+//! A connection accesses its files through descriptors. If the database file is moved, removed,
+//! replaced or mounted over, the connection keeps files that no other client finds. Clients on both
+//! sides could hold the same lock without noticing. SQLite itself checks only when it opens a
+//! rollback journal, which never happens in WAL mode.
 //!
 //! # The argument
-//! - *What is compared.* Device and inode of the database file as its path leads to it, and of its log (`-wal`)
-//!   and index (`-shm`), which hold locks and commits that are not in the database file. They are noted right after
-//!   the connection has read from the file, and the path's inode must be the same before it was opened. A number
-//!   is not used again while the connection has the file open.
-//! - *When.* After every statement outside of a transaction, after every COMMIT, and after every failure: so before
-//!   any grant or renewal is reported. If the path leads to our file after the commit, whoever opens it from
-//!   then on sees the commit. What was committed to a file that has gone is not reported to anyone.
-//! - *And then.* All connections of the client are closed, and the call is repeated on a new one, which opens what
-//!   the path leads to. All is decided by the rows there: a claim of the old file has none, so its holder loses it
-//!   at its next renewal, and its waiter joins the new queue. Tokens come from the clock and rise.
-//! - *No identity is kept in the file.* A copy of the file has the same one. Each claim's row is its own: who renews
-//!   finds 128 random bits of its own there, or has lost its place.
-//! - *What is left.* Between the mishap and the old holder's next renewal (a third of its lease) two may hold.
+//! - *What is compared.* Device and inode of the database file that the path leads to, and of its
+//!   log (`-wal`) and index (`-shm`). The log and index hold locks and commits that are not in the
+//!   database file. The inodes are noted right after the connection has read from the file. The
+//!   path's inode must have been the same before the file was opened. An inode number is not reused
+//!   while the connection has the file open.
+//! - *When.* After every statement outside of a transaction, after every COMMIT, and after every
+//!   failure. So it happens before any grant or renewal is reported. If the path leads to our file
+//!   after the commit, every client that opens it later sees the commit. A commit to a file that
+//!   has gone is not reported.
+//! - *What follows.* All connections of the client are closed, and the call is repeated on a new
+//!   one, which opens the file that the path leads to. The rows in that file decide everything. A
+//!   claim of the old file has no row there, so a holder loses the lock at its next renewal, and a
+//!   waiter joins the new queue. Tokens come from the clock and keep increasing.
+//! - *No identity is stored in the file,* because a copy of the file would have the same one. Each
+//!   claim's row identifies itself. A renewal finds its claim's 128 random bits there, or the claim
+//!   has lost its place.
+//! - *What remains.* Until the old holder's next renewal (a third of its lease), two clients may
+//!   hold the lock.
 //!
-//! Files are looked at by their names only: whoever opens and closes one of SQLite's loses the locks of its process.
+//! The files are examined only by name. Opening and closing a file of SQLite would release the
+//! locks that this process has on it.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +41,7 @@ use leasehold_core::{Error, Result};
 
 type Inode = (u64, u64);
 
-/// The inode of what is at this path; `None` if nothing is.
+/// Returns the inode of the file at this path, or `None` if the file does not exist.
 fn inode(path: &Path) -> std::io::Result<Option<Inode>> {
     match std::fs::metadata(path) {
         Ok(seen) => Ok(Some((seen.dev(), seen.ino()))),
@@ -49,19 +57,20 @@ fn inode(path: &Path) -> std::io::Result<Option<Inode>> {
 pub(super) struct Located {
     path: PathBuf,
     database: Inode,
-    /// Log and index, those that were there.
+    /// The log and index files that existed.
     beside: Vec<(PathBuf, Inode)>,
 }
 
 impl Located {
-    /// Those of a connection that has just read from the file. `before` is what was there before it was opened.
-    /// `None`: the file was replaced meanwhile.
+    /// Returns the files of a connection that has just read from the database file. `before` is the
+    /// inode before the file was opened. Returns `None` if the file was replaced in between.
     pub(super) fn now(path: &Path, before: Option<Inode>) -> std::io::Result<Option<Self>> {
         let found = inode(path)?;
         let Some(database) = found.filter(|_| before.is_none() || before == found) else {
             return Ok(None);
         };
-        // SQLite has them beside the file itself, not beside a link to it.
+        // SQLite creates its other files next to the database file itself, not next to a link to
+        // it.
         let real = std::fs::canonicalize(path)?;
         let mut beside = Vec::new();
         for end in ["-wal", "-shm"] {
@@ -73,17 +82,18 @@ impl Located {
         Ok(Some(Self { path: path.to_owned(), database, beside }))
     }
 
-    /// What is at this path before it is opened.
+    /// Returns the inode of the file at this path, before the file is opened.
     pub(super) fn before(path: &Path) -> Option<Inode> {
         inode(path).ok().flatten()
     }
 
-    /// Whether both are one file.
+    /// Returns whether both values are the same database file.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         self.database == other.database
     }
 
-    /// Whether others who open the path find these files. What cannot be looked at is not known to have gone.
+    /// Returns whether other clients that open the path find these files. A file that cannot be
+    /// examined is assumed to exist.
     fn is_there(&self) -> bool {
         let same = |path: &Path, ours| inode(path).map_or(true, |found| found == Some(ours));
         same(&self.path, self.database) && self.beside.iter().all(|(path, ours)| same(path, *ours))
@@ -101,7 +111,8 @@ impl Located {
     }
 }
 
-/// Refuses a file that is a mount of its own: its log would be in another directory for each who mounts it.
+/// Returns an error for a file that is a mount point, because each client that mounts it would have
+/// its log in another directory.
 pub(super) fn not_mounted_alone(path: &Path) -> Result<()> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) };
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -109,8 +120,8 @@ pub(super) fn not_mounted_alone(path: &Path) -> Result<()> {
         true => Err(Error::new(
             leasehold_core::ErrorKind::Config,
             format!(
-                "the database file {} is mounted on its own, so its log is not shared and it excludes nothing: mount \
-                 its directory instead",
+                "the database file {} is mounted on its own, so its log is not shared and its locks do not exclude \
+                 other clients: mount its directory instead",
                 real.display()
             ),
         )),
@@ -118,7 +129,8 @@ pub(super) fn not_mounted_alone(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a path is a mount's root, as `mountinfo` lists them: blanks and the like are in octal there.
+/// Returns whether `mounts`, the text of `mountinfo`, lists the path as the root of a mount. That
+/// text contains blanks and similar characters in octal.
 fn is_mount(mounts: &str, path: &Path) -> bool {
     let escaped: String = path.to_string_lossy().chars().fold(String::new(), |mut text, c| {
         match c {
@@ -130,11 +142,12 @@ fn is_mount(mounts: &str, path: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(4) == Some(escaped.as_str()))
 }
 
-/// A connection whose answers count only while its path leads to its file.
+/// A connection whose results are reported only while its path leads to its file.
 pub(super) struct Checked<W> {
     pub(super) wire: W,
     pub(super) located: Located,
-    /// Whether a transaction is open: what is done in it counts as it is committed.
+    /// Returns whether a transaction is open. In a transaction, only the COMMIT and failures are
+    /// checked.
     pub(super) is_open: fn(&W) -> bool,
 }
 
@@ -169,7 +182,7 @@ impl<W: Wire> Wire for Checked<W> {
         let sent = self.wire.script(steps, done).await;
         let is_open = (self.is_open)(&self.wire);
         if sent.is_err() || !is_open {
-            // Nothing of it counts as done.
+            // None of the steps count as done.
             self.located.check().inspect_err(|_| done.truncate(before))?;
         }
         sent
@@ -185,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_that_is_a_mount_is_known() {
+    fn mounted_file_is_recognized() {
         let mounts = "36 35 98:0 / / rw - ext4 /dev/x rw\n\
                       37 36 98:0 /h/l.db /data/l.db rw - ext4 /dev/x rw\n\
                       38 36 98:0 /h/m.db /my\\040data/m.db rw - ext4 /dev/x rw\n";
@@ -197,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_there_until_one_is_another() {
+    fn moved_or_replaced_file_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("l.db");
         let log = directory.path().join("l.db-wal");
@@ -206,14 +219,17 @@ mod tests {
         let located = Located::now(&file, Located::before(&file)).unwrap().unwrap();
         assert!(located.is_there());
         std::fs::write(&file, "more").unwrap();
-        assert!(located.is_there(), "it was only written to");
+        assert!(located.is_there(), "a write was taken for a replacement");
         std::fs::rename(&log, directory.path().join("other")).unwrap();
-        assert!(!located.is_there(), "the log has gone");
+        assert!(!located.is_there(), "a missing log was not noticed");
         std::fs::rename(directory.path().join("other"), &log).unwrap();
-        assert!(located.is_there(), "it is back");
+        assert!(located.is_there(), "the log exists again");
         std::fs::write(directory.path().join("new"), "").unwrap();
         std::fs::rename(directory.path().join("new"), &file).unwrap();
-        assert!(!located.is_there(), "replaced");
-        assert!(Located::now(&file, Some((1, 1))).unwrap().is_none(), "replaced as it was opened");
+        assert!(!located.is_there(), "a replaced file was not noticed");
+        assert!(
+            Located::now(&file, Some((1, 1))).unwrap().is_none(),
+            "a replacement during the opening was not noticed"
+        );
     }
 }

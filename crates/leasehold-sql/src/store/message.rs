@@ -1,9 +1,9 @@
-//! A [script](super::wire::Wire::script) as one message: several statements that the server does one
-//! after the other, until one fails.
+//! Sends a [script](super::wire::Wire::script) as one message. The message consists of several
+//! statements that the server executes in order until one fails.
 //!
-//! Such a message has no arguments: values are written into it, numbers in digits and text in
-//! hexadecimal, whatever is in it; on PostgreSQL, a word of letters and digits as it is, which is read in
-//! less time. So no text from outside is ever read as SQL.
+//! Such a message has no arguments, so values are written into it. Numbers are written in digits,
+//! and all text in hexadecimal. On PostgreSQL, text of only letters, digits and underscores is
+//! written as it is, which is parsed faster. So text from outside is never parsed as SQL.
 
 use std::fmt::Write;
 use std::future::poll_fn;
@@ -15,18 +15,18 @@ use sqlx::{ColumnIndex, Database, Decode, Either, Type};
 use super::wire::Statement;
 use super::wire::{Arg, Cell, Row, Step};
 
-/// What is sent, and how its answers are read.
+/// The SQL to send, and how to read its answers.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     pub(super) sql: String,
-    /// What the columns of each statement are.
+    /// The column types of each statement.
     shapes: Vec<&'static str>,
-    /// How many statements each step is.
+    /// The number of statements of each step.
     steps: Vec<usize>,
 }
 
 impl Message {
-    /// `write` gives the statements of a step, each with what its columns are.
+    /// Creates a message. `write` returns the statements of a step, each with its column types.
     pub(super) fn of(
         steps: Vec<Step<'_>>,
         mut write: impl FnMut(Step<'_>) -> Vec<(String, &'static str)>,
@@ -46,7 +46,7 @@ impl Message {
         message
     }
 
-    /// Reads the answers of one message, and puts those of the steps that were done into `done`.
+    /// Reads the answers to one message, and adds the rows of the completed steps to `done`.
     pub(super) async fn read<DB: Database>(
         &self,
         mut answers: BoxStream<'_, sqlx::Result<Either<DB::QueryResult, DB::Row>>>,
@@ -77,7 +77,7 @@ impl Message {
     }
 }
 
-/// A row whose columns are of interest.
+/// Reads a row, or returns `None` if its columns are not needed.
 fn cells<DB: Database>(
     row: &DB::Row,
     shape: Option<&'static str>,
@@ -95,12 +95,13 @@ where
     shape.map(|shape| shape.bytes().enumerate().map(cell).collect()).transpose()
 }
 
-/// The words of a step without arguments, statement by statement.
+/// Returns the statements of a step without arguments.
 pub(super) fn words(sql: &str) -> Vec<(String, &'static str)> {
     sql.split("; ").map(|sql| (sql.to_owned(), "")).collect()
 }
 
-/// The statements of a step, with these values in them; the rows are the last one's.
+/// Returns the statements of a step with the step's values filled in. Only the last statement
+/// returns rows.
 #[cfg(feature = "mysql")]
 pub(super) fn each(
     statement: &Statement,
@@ -115,14 +116,14 @@ pub(super) fn each(
     all
 }
 
-/// The same statement with these values in it, each written by `literal`.
+/// Returns the statement with the values `args` filled in, each written by `literal`.
 pub(super) fn filled(sql: &str, args: &[Arg], literal: fn(&Arg) -> String) -> String {
     let mut text = String::with_capacity(sql.len() + 64 * args.len());
     let (mut rest, mut next) = (sql, 0);
     while let Some(at) = rest.find(['?', '$']) {
         text.push_str(&rest[..at]);
         let digits = rest[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
-        // It begins a path in JSON.
+        // This `$` begins a path in JSON.
         if digits == 0 && rest[at..].starts_with('$') {
             text.push('$');
             rest = &rest[at + 1..];
@@ -137,7 +138,7 @@ pub(super) fn filled(sql: &str, args: &[Arg], literal: fn(&Arg) -> String) -> St
     text
 }
 
-/// Text in hexadecimal.
+/// Returns the text in hexadecimal.
 pub(super) fn hex(text: &str) -> String {
     text.bytes().fold(String::with_capacity(2 * text.len()), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");
@@ -145,7 +146,8 @@ pub(super) fn hex(text: &str) -> String {
     })
 }
 
-/// Whether it is nothing but letters, digits and underscores: in quotes, SQL reads just that in it.
+/// Returns whether the text consists only of letters, digits and underscores. Such text is safe in
+/// SQL quotes.
 #[cfg(feature = "postgres")]
 pub(super) fn is_word(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_in_is_never_read_as_sql() {
+    fn inlined_arguments_are_never_read_as_sql() {
         let args = [Arg::from("'; DROP TABLE x; -- $1 ?"), Arg::Int(-7)];
         let hex = "x'273b2044524f50205441424c4520783b202d2d202431203f'";
         assert_eq!(filled("a = ? AND b = ?", &args, shown), format!("a = {hex} AND b = -7"));

@@ -1,20 +1,23 @@
-//! MySQL and MariaDB, InnoDB.
+//! The connection to MySQL and MariaDB with InnoDB.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
 use sqlx::{ConnectOptions, Row};
 
-use super::addresses::Addresses;
 use super::callers::CallersPool;
 use super::fault::{self, Failure};
 use super::identity;
+use super::limits::LOGIN;
 use super::message::{self, Message};
 use super::url::SqlUrl;
+use super::version;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::Result;
+use leasehold_core::kit::Addresses;
 
 fn text(row: &MySqlRow, i: usize) -> sqlx::Result<Option<String>> {
     let bytes: Option<Vec<u8>> = row.try_get(i)?;
@@ -30,13 +33,14 @@ wire!(MySqlConnection, String::into_bytes, text, last_id);
 
 /// A connection that sends scripts as one message.
 ///
-/// MariaDB ends a transaction that does nothing for a second (`idle_transaction_timeout`). MySQL has
-/// no such limit, but one for a session that does nothing, which can be set from one statement to the
-/// next: so a client that is stopped, or whose machine dies, with a lock's row in its hands keeps it no
-/// longer than that. Nothing else changes, since both settings travel with the BEGIN and the end.
+/// A client that is paused or crashes must not keep a lock's row locked for long. MariaDB ends a
+/// transaction that is idle for a second (`idle_transaction_timeout`). MySQL has no such limit, but
+/// it has one for an idle session, which can be changed before each statement. So the limit is set
+/// together with BEGIN and reset together with the end of the transaction. Outside of transactions
+/// the session's limit does not change.
 struct Session {
     connection: MySqlConnection,
-    /// Whether it is the session whose limit ends a transaction.
+    /// Whether transactions are limited by the session's idle timeout.
     is_watched: bool,
 }
 
@@ -44,7 +48,7 @@ const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION";
 const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
 const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
 
-/// Fails, with error 1242, if the statement before it has not changed exactly one row.
+/// Fails with error 1242 unless the previous statement changed exactly one row.
 const CHANGED_ONE: &str = "SELECT IF(ROW_COUNT() = 1, 1, (SELECT 1 UNION ALL SELECT 2))";
 
 impl Session {
@@ -69,7 +73,7 @@ impl Session {
     }
 }
 
-/// A name is bytes, all other text is text.
+/// Returns the literal for an argument. A name is bytes, and all other text is `utf8mb4`.
 fn literal(arg: &Arg) -> String {
     match arg {
         Arg::Int(n) => n.to_string(),
@@ -110,33 +114,34 @@ impl Wire for Session {
 
 #[derive(Debug)]
 pub(super) struct MySql {
-    options: MySqlConnectOptions,
+    url: SqlUrl,
     addresses: Addresses,
-    /// Asks for the mark of the tables, and the mark that they had.
+    /// Whether this client has connected before.
+    was_connected: AtomicBool,
+    /// The query for the mark of the tables (see [`Shared::mark`](super::shared::Shared::mark)),
+    /// and the mark that was found when the store was opened.
     ask: String,
     mark: OnceLock<String>,
 }
 
-/// What is said of a connection that leads elsewhere.
-const ELSEWHERE: &str = "the URL leads to other tables than when this client connected, and locks there exclude no client \
-                         here: restart this client to use them";
+/// The error for a connection that leads to other tables.
+const ELSEWHERE: &str = "the URL now leads to other tables, which do not have this client's locks: restart this client to \
+                         use them";
 
 impl MySql {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
-        let driver = url.driver.replacen("mariadb:", "mysql:", 1);
-        let options = match &url.callers {
-            Some(CallersPool::MySql(pool)) => Ok((*pool.connect_options()).clone()),
-            _ => driver.parse::<MySqlConnectOptions>().map_err(Failure::from),
-        };
+        options(url)?;
         Ok(Self {
-            options: options.map_err(Failure::into_error)?.disable_statement_logging(),
-            addresses: Addresses::default(),
+            url: url.clone(),
+            addresses: Addresses::new(LOGIN),
+            was_connected: AtomicBool::new(false),
             ask: identity::mark_of(url),
             mark: OnceLock::new(),
         })
     }
 
-    /// From now on a connection that leads to tables with another mark is refused.
+    /// Sets the mark of the tables. From now on a connection that leads to tables with another mark
+    /// is refused.
     pub(super) fn expects(&self, mark: Option<String>) {
         if let Some(mark) = mark {
             let _ = self.mark.set(mark);
@@ -144,26 +149,38 @@ impl MySql {
     }
 
     async fn new_connection(&self) -> sqlx::Result<MySqlConnection> {
-        let host = self.options.get_host();
-        let host = self.options.get_socket().is_none().then_some((host, self.options.get_port()));
+        let options = options(&self.url).map_err(fault::refused)?;
+        let host = options.get_host();
+        let host = options.get_socket().is_none().then_some((host, options.get_port()));
         let connect = |by: Option<IpAddr>| {
             let options = match by {
-                Some(ip) => self.options.clone().host(&ip.to_string()),
-                None => self.options.clone(),
+                Some(ip) => options.clone().host(&ip.to_string()),
+                None => options.clone(),
             };
             async move { options.connect().await }
         };
         self.addresses.connect(host, connect).await
     }
 
-    /// Prepares a new session, and refuses one that leads elsewhere: one message.
+    /// Returns an error for another product, which may not understand the statements that follow.
+    async fn first_arrival(&self, connection: &mut MySqlConnection) -> sqlx::Result<()> {
+        let asked = sqlx::raw_sql("SELECT VERSION(), @@version_comment");
+        let row = asked.fetch_one(connection).await?;
+        let told = [text(&row, 0)?, text(&row, 1)?].map(Option::unwrap_or_default).join(" ");
+        match version::other_product(&told, "MySQL or MariaDB") {
+            Some(error) => Err(fault::refused(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares a new session, and refuses one that leads to other tables. This is one message.
     async fn arrive(&self, connection: &mut MySqlConnection) -> sqlx::Result<()> {
         let Some(mark) = self.mark.get() else { return Wire::raw(connection, SESSION).await };
         let sql = sqlx::AssertSqlSafe(format!("{SESSION}; {}", self.ask));
         match sqlx::raw_sql(sql).fetch_all(connection).await {
             Ok(rows) => {
                 let found = rows.first().map(|row| text(row, 0)).transpose()?.flatten();
-                // A row without a mark, or none, tells nothing.
+                // A missing or empty mark proves nothing.
                 match found.filter(|found| !found.is_empty() && found != mark) {
                     Some(_) => Err(fault::changed(ELSEWHERE.to_owned())),
                     None => Ok(()),
@@ -177,11 +194,28 @@ impl MySql {
     }
 }
 
-/// What a session is set to. Each statement sees what was committed before it, and locks no gaps. The time zone has
-/// no summer, so that SYSDATE() can be read back without doubt. The mode is ours, since some change the meaning of a
-/// statement (MariaDB: SIMULTANEOUS_ASSIGNMENT). No statement waits for a lock of a row or of a table (a backup's,
-/// FLUSH TABLES WITH READ LOCK) for longer than its caller does: the server does not notice that a client has gone
-/// while its statement waits, so each try would leave a thread behind.
+/// Returns the driver's options, with the current password.
+fn options(url: &SqlUrl) -> Result<MySqlConnectOptions> {
+    let options = match &url.callers {
+        Some(CallersPool::MySql(pool)) => Ok((*pool.connect_options()).clone()),
+        _ => url.driver.replacen("mariadb:", "mysql:", 1).parse().map_err(Failure::from),
+    };
+    let options: MySqlConnectOptions = options.map_err(Failure::into_error)?;
+    let options = options.disable_statement_logging();
+    Ok(match &url.password {
+        Some(password) => options.password(&password.now()),
+        None => options,
+    })
+}
+
+/// The settings of a session.
+/// - Each statement sees what was committed before it, and locks no gaps.
+/// - The time zone has no daylight saving time, so SYSDATE() can be converted back unambiguously.
+/// - The SQL mode is fixed, because some modes change the meaning of a statement (MariaDB's
+///   SIMULTANEOUS_ASSIGNMENT).
+/// - No statement waits for a row or table lock longer than its caller does. Table locks include a
+///   backup's FLUSH TABLES WITH READ LOCK. The server does not notice that a client has gone while
+///   its statement waits, so each attempt would leave a thread behind.
 const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
                        SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 2, \
                        lock_wait_timeout = 2, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'";
@@ -189,9 +223,18 @@ const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
 #[async_trait]
 impl Connect for MySql {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        let mut connection = self.new_connection().await?;
+        let was_connected = self.was_connected.load(Ordering::SeqCst);
+        let connected = self.new_connection().await;
+        let mut connection = match was_connected && self.url.can_change_password() {
+            true => connected.map_err(fault::while_password_changes)?,
+            false => connected?,
+        };
+        if !was_connected {
+            self.first_arrival(&mut connection).await?;
+            self.was_connected.store(true, Ordering::SeqCst);
+        }
         self.arrive(&mut connection).await?;
-        // Ends a client that was stopped with a lock's row in its hands: MariaDB has a word for it.
+        // MariaDB has a setting that ends the transaction of a paused client.
         let limited = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
         let is_watched = match limited {
             Ok(()) => false,
@@ -211,9 +254,11 @@ mod tests {
     use leasehold_core::store::{Joined, Mode, Stall, Store};
     use leasehold_core::{Claim, Kind};
 
-    /// A client dies, or is stopped, with a lock's row in its hands: that ends, on MySQL as well.
+    // F38
+    /// A client crashes or is paused while it has a lock's row locked. The server unlocks the row,
+    /// on MySQL too.
     #[tokio::test]
-    async fn f38_an_open_section_ends_with_its_client() {
+    async fn open_transaction_ends_with_its_client() {
         let own = testbed::mariadb().database();
         let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
         for url in [Some(own), mysql].into_iter().flatten() {
@@ -227,7 +272,7 @@ mod tests {
             pooled.wire.raw(store.shared.sql.begin).await.unwrap();
             let named = vec![super::Arg::Name(name.as_str().to_owned())];
             pooled.wire.rows(&store.shared.sql.lock, named).await.unwrap();
-            // And no more is heard of that connection.
+            // Nothing else is sent on the connection that has the row locked.
             let waits = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
             let joined = tokio::time::timeout(Duration::from_secs(30), async {
                 loop {
@@ -236,11 +281,11 @@ mod tests {
                     }
                 }
             });
-            let joined = joined.await.expect("the row is free again");
+            let joined = joined.await.expect("the row is still locked");
             assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
             store.leave(&waits, None).await.unwrap();
             assert!(store.leave(&claim, None).await.unwrap());
-            // A connection that has been in a transaction may rest for longer than that.
+            // A connection that had a transaction may be idle for longer than the limit.
             let mut pooled = store.shared.pool.take().await.unwrap();
             for sql in [store.shared.sql.begin, "COMMIT"] {
                 pooled.wire.raw(sql).await.unwrap();

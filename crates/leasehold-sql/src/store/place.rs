@@ -1,30 +1,34 @@
-//! Where the tables of a PostgreSQL store are, and that each connection leads there.
+//! Finds the tables of a PostgreSQL store, and verifies that each connection leads to them.
 //!
 //! # What could go wrong
-//! - *Another schema.* A table's bare name is found by the session's `search_path`: another role, a pool that sets
-//!   it, a pooler that lends a session on which another program has set it, each may mean other tables. Their
-//!   users would exclude only each other.
-//! - *Another's operators.* An operator or a function is looked for in all schemas of the `search_path`, and an exact
-//!   match in the last one beats a conversion in `pg_catalog`. Whoever may create one in any of them would run code as
-//!   the user that locks, and decide what the time is.
-//! - *Another server.* A name may lead to another cluster by the time of the next connection.
+//! - *Another schema.* A table's bare name is resolved by the session's `search_path`. For another
+//!   role, in a pool that sets `search_path`, or in a pooler's session in which another program has
+//!   set it, the name may lead to other tables. Clients of different tables do not exclude each
+//!   other.
+//! - *Operators of other users.* Operators and functions are looked up in all schemas of the
+//!   `search_path`. An exact match in the last schema takes precedence over a conversion in
+//!   `pg_catalog`. A role that can create operators or functions in any of these schemas could run
+//!   code as leasehold's user, and could decide what the time is.
+//! - *Another server.* A host name may lead to another cluster by the time of the next connection.
 //!
 //! # What is done
-//! - The first connection finds out where the tables are (`Place`), from what the role's and the database's settings
-//!   and the URL say (`reset_val`), whatever was set on the session since. All statements name the tables, and the
-//!   procedures of leasehold's, with that schema.
-//! - Each session of ours has `search_path = pg_catalog, pg_temp` from its first message on: nothing but what the
-//!   server brought is found by a bare name, and no schema of any role is in it. (`pg_temp` is named so that it comes
-//!   last; it is searched for tables only.) What is borrowed, or lent by a pooler, has it in each transaction, in the
-//!   message with the BEGIN.
-//! - The same message asks which cluster and database this is (`pg_control_system()`, which every role may call unless
-//!   an administrator has taken that away; then this is not checked). Another one is refused, and all connections
-//!   that are idle are closed, since they lead where the name does not lead any more. A stand-by that was promoted
-//!   has the same identifier. A borrowed transaction fails before its statement.
-//! - Tables are made only if there are none in this database: those in another schema are probably the ones that
-//!   others use. Where several schemas of the `search_path` have them, the URL has to name one.
+//! - The first connection finds the tables (`Place`). It uses the settings of the role and the
+//!   database (`reset_val`) and the URL, and ignores later changes to the session. All statements
+//!   name the tables and leasehold's procedures with that schema.
+//! - Each of our sessions has `search_path = pg_catalog, pg_temp` from its first message on. So a
+//!   bare name finds only the server's own objects, and no role's schema is searched. (`pg_temp` is
+//!   named so that it comes last. It is searched for tables only.) For a session that is borrowed
+//!   or belongs to a pooler, this is set in each transaction, in the same message as BEGIN.
+//! - The same message checks the cluster and the database (`pg_control_system()`). Every role may
+//!   call that function unless an administrator has revoked the permission. In that case, neither
+//!   is checked. A connection to another cluster or database is refused. All idle connections are
+//!   closed, because they lead to the former server. A promoted standby has the same identifier. A
+//!   transaction on a borrowed connection fails before its first statement.
+//! - Tables are created only if this database has none. Tables in another schema are probably the
+//!   ones that other clients use. If several schemas of the `search_path` have tables, the URL has
+//!   to name one.
 //!
-//! None of it costs a round trip, but one for a new connection.
+//! All this costs no round trips except one for each new connection.
 
 use std::collections::BTreeMap;
 
@@ -35,19 +39,20 @@ use super::elsewhere::{ELSEWHERE, OTHER};
 use super::fault;
 use super::statements::LIMITS_POOLED;
 use super::url::SqlUrl;
+use super::version;
 use leasehold_core::{Error, ErrorKind};
 
-/// Finds nothing but what the server brought.
+/// The search path that finds only the server's own objects.
 const PIN: &str = "search_path = pg_catalog, pg_temp";
 
-/// Where a store's tables are.
+/// The location of a store's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The schema, as it is written in SQL.
+    /// The schema's name, as written in SQL.
     pub(super) schema: String,
-    /// The cluster and the database, if we may know.
+    /// The cluster and the database, if this role may read them.
     identity: Option<Identity>,
-    /// How durable a commit of ours is.
+    /// The role's setting of `synchronous_commit`.
     commit: String,
 }
 
@@ -57,7 +62,7 @@ struct Identity {
     database: i64,
 }
 
-/// Which cluster and database this is.
+/// The query for the cluster and the database.
 const ASK: &str = "SELECT c.system_identifier::text, d.oid::text FROM pg_control_system() c, \
                    pg_database d WHERE d.datname = current_database()";
 
@@ -73,7 +78,8 @@ async fn send(connection: &mut PgConnection, sql: String) -> sqlx::Result<Vec<Pg
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).fetch_all(connection).await
 }
 
-/// One message whose names are found in `pg_catalog`; for the session, or, where it is not ours, for a transaction.
+/// Returns a message that runs `sql` with the search path [`PIN`]. The path is set for the session,
+/// or for one transaction if the session is not ours.
 fn pinned(is_ours: bool, sql: &str) -> String {
     match is_ours {
         true => format!("SET {PIN}; {sql}"),
@@ -81,8 +87,9 @@ fn pinned(is_ours: bool, sql: &str) -> String {
     }
 }
 
-/// Pins the session of a new connection, and refuses one that leads elsewhere. `known` is what earlier ones have
-/// found; otherwise this one finds out.
+/// Sets the search path of a new connection, and refuses a connection that leads to another
+/// database. `known` is the location that an earlier connection has found. Without it, this
+/// connection finds the tables.
 pub(super) async fn arrive(
     connection: &mut PgConnection,
     url: &SqlUrl,
@@ -90,6 +97,13 @@ pub(super) async fn arrive(
 ) -> sqlx::Result<Place> {
     let is_ours = !url.pooler;
     let Some(known) = known else {
+        // The version is read in a separate query, because other products may not understand the
+        // queries below.
+        let version = send(connection, "SELECT pg_catalog.version()".into()).await?;
+        let version = version.first().map(|row| text(row, 0)).transpose()?.unwrap_or_default();
+        if let Some(error) = version::other_product(&version, "PostgreSQL") {
+            return Err(fault::refused(error));
+        }
         let rows = send(connection, pinned(is_ours, &questions(url))).await?;
         let identity = identity(connection, is_ours).await?;
         return found(url, &rows, identity);
@@ -108,7 +122,7 @@ pub(super) async fn arrive(
 }
 
 fn identity_of(row: &PgRow) -> sqlx::Result<Identity> {
-    // It has 64 bits without a sign, and is shown with one.
+    // The identifier is an unsigned 64-bit number that the server shows as signed.
     Ok(Identity { cluster: number(row, 0)?, database: number(row, 1)? })
 }
 
@@ -125,7 +139,7 @@ async fn identity(connection: &mut PgConnection, is_ours: bool) -> sqlx::Result<
     }
 }
 
-/// The role's settings, and the schemas that there are.
+/// Returns the queries for the role's settings and the existing schemas.
 fn questions(url: &SqlUrl) -> String {
     format!(
         "SELECT s.reset_val, current_user::text, current_setting('synchronous_commit') FROM pg_settings s \
@@ -160,12 +174,12 @@ fn found(url: &SqlUrl, rows: &[PgRow], identity: Option<Identity>) -> sqlx::Resu
     Ok(Place { schema: chosen.map_err(fault::refused)?, identity, commit })
 }
 
-/// The schemas of a `search_path`, in order.
+/// Returns the schemas of a `search_path`, in order.
 fn searched(path: &str, user: &str) -> Vec<String> {
     let (mut all, mut name, mut quoted, mut was_quoted) = (Vec::new(), String::new(), false, false);
     for c in path.chars().chain([',']) {
         match c {
-            // A doubled one is one of the name's.
+            // A doubled quote is part of the name.
             '"' => {
                 if !quoted && was_quoted && !name.is_empty() {
                     name.push('"');
@@ -192,7 +206,7 @@ fn searched(path: &str, user: &str) -> Vec<String> {
     all
 }
 
-/// The schema that the tables are in, or are to be made in, or what is in the way.
+/// Returns the schema that has the tables, or in which they are to be created.
 fn chosen(
     named: Option<&str>,
     path: &[String],
@@ -202,7 +216,7 @@ fn chosen(
     if let Some(name) = named {
         return match schemas.get(name) {
             Some(schema) => Ok(schema.quoted.clone()),
-            // As it is: the error that follows names it.
+            // Use the name unchanged. The error that follows names it.
             None => Ok(name.to_owned()),
         };
     }
@@ -224,8 +238,8 @@ fn chosen(
             let first = with.iter().find(|(_, schema)| schema.usable);
             if !elsewhere.is_empty() {
                 return refused(format!(
-                    "leasehold's tables are in the schema {} and this user's search_path does not lead there: add {} \
-                     to the URL, or schema= with another name for locks of its own",
+                    "leasehold's tables are in the schema {} but this user's search_path does not lead there: add {} \
+                     to the URL, or schema= with another name for separate locks",
                     elsewhere.join(" and in "),
                     hint(&elsewhere)
                 ));
@@ -242,8 +256,7 @@ fn chosen(
         _ => {
             let names: Vec<&str> = have.iter().map(|(name, _)| name.as_str()).collect();
             return refused(format!(
-                "leasehold's tables are in the schemas {}, and locks in one exclude no client in the other: add {} to \
-                 the URL",
+                "leasehold's tables are in the schemas {}, whose locks do not exclude each other: add {} to the URL",
                 names.join(" and "),
                 hint(&names)
             ));
@@ -251,24 +264,26 @@ fn chosen(
     };
     if !is_plain(name) {
         return refused(format!(
-            "the schema {name:?} cannot be written in leasehold's statements: add schema= with another one to the URL"
+            "the schema name {name:?} contains characters that leasehold does not support: add schema= \
+             with another name to the URL"
         ));
     }
     Ok(schema.quoted.clone())
 }
 
-/// What is written into statements, and into texts in them, as it is.
+/// Returns whether the name can be written unchanged into statements, including their string
+/// literals.
 fn is_plain(name: &str) -> bool {
     name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '@'))
 }
 
 impl Place {
-    /// How a transaction begins on a session that is not ours: it sees no names but the server's, and fails if it is
-    /// on another server.
+    /// Returns the SQL that begins a transaction on a session that is not ours. In that
+    /// transaction, bare names find only the server's own objects. The SQL fails on another server.
     pub(super) fn begin(&self, is_borrowed: bool) -> String {
         let mut begin =
             format!("BEGIN ISOLATION LEVEL READ COMMITTED; {LIMITS_POOLED}; SET LOCAL {PIN}");
-        // What was found to be promised holds for what is borrowed, too.
+        // Borrowed sessions must commit as durably as the guarantees state.
         let word = self.commit.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
         if is_borrowed && word && !self.commit.is_empty() {
             begin.push_str(&format!("; SET LOCAL synchronous_commit = '{}'", self.commit));
@@ -312,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_used_where_they_are_and_made_where_there_are_none() {
+    fn existing_tables_are_used_and_missing_ones_are_created() {
         let path = ["app".to_owned(), "public".to_owned()];
         let choose = |all: &[(&str, bool, bool)]| chosen(None, &path, &schemas(all));
         let is = |schema: &str| Ok::<_, String>(schema.to_owned());
@@ -320,10 +335,11 @@ mod tests {
         assert_eq!(told(choose(&[("public", true, true)])), is("public"));
         assert_eq!(told(choose(&[("public", true, false)])), is("public"));
         assert_eq!(told(choose(&[("app", true, false), ("public", true, false)])), is("app"));
-        // Its own schema shadows none that has the tables.
+        // A user's own schema does not shadow the schema that has the tables.
         assert_eq!(told(choose(&[("app", true, false), ("public", true, true)])), is("public"));
         assert_eq!(told(choose(&[("app", true, true), ("other", true, true)])), is("app"));
-        // Even if it may not use that one: what is missing then is a right.
+        // This holds even if the user may not use that schema. The error is then a missing
+        // permission.
         assert_eq!(told(choose(&[("app", true, false), ("public", false, true)])), is("public"));
         for (all, names) in [
             (vec![("app", true, true), ("public", true, true)], "schema=app or schema=public"),

@@ -1,34 +1,45 @@
-//! A plain turn of a contended mutex, on PostgreSQL and MySQL: to stand behind others is one message, and to
-//! hand over to the next is one. That is what nearly all calls on a contended lock are; a section is two.
+//! A *plain turn* of a contended mutex, on PostgreSQL and MySQL. Joining the queue takes one
+//! message, and handing over to the next claim takes one message. Nearly all calls on a contended
+//! lock are of this kind. A section takes two messages.
 //!
-//! A message is *begin, lock the lock's row, decide and write, commit*, and after a hand-over *tell*.
-//! The server does one after the other, whatever becomes of the client meanwhile. So nobody who stops or
-//! dies keeps the row, and the next in line waits for the server alone and not for us.
+//! A message begins a transaction, locks the lock's row, decides and writes, and commits. After a
+//! hand-over it also notifies the next client. The server executes this in order, even if the
+//! client pauses or crashes in between. So no client can keep the row locked, and the next waiter
+//! depends only on the server.
 //!
-//! *What is decided there?* Only what the queue would decide without a second thought
-//! ([`Queue`](leasehold_core::queue::Queue)); everything else changes nothing, answers no row, and is done in full by
-//! a section. A claim **stands** behind the others if it is a mutex's, the first in the queue holds, nobody
-//! in the front is over, and it has no place there yet: it gets the next token, and a row. A claim
-//! **hands over** if it is the first and holds, and whoever is next waits and is not over, or nobody is
-//! next: its place goes, the next one holds, and keeps its end. Neither can be done twice: who has a place
-//! does not stand again, and who has left is not the first.
+//! **What does the server decide?** Only the cases that are simple for the queue
+//! ([`Queue`](leasehold_core::queue::Queue)). In all other cases the message changes nothing and
+//! returns no row, and a section handles the call.
+//! - A claim joins **behind others** if the lock is a mutex, the first claim of the queue holds, no
+//!   claim in the front has expired, and the joining claim is not in the queue. It gets the next
+//!   token and a row.
+//! - A claim **hands over** if it is the first claim and holds, and the next claim waits and has
+//!   not expired, or the queue has no next claim. Its place is removed. The next claim holds and
+//!   keeps its expiry time.
 //!
-//! *What is it decided on?* The row is locked by a statement of its own, so the one that decides sees what
-//! was committed before: READ COMMITTED gives each statement its own snapshot. Whoever changes the queue
-//! has that row, so nothing of the queue changes meanwhile but the ends of places, which others lengthen:
-//! one that is seen as over may be not, and then a section finds out.
+//! Neither can be done twice. A claim that is in the queue does not join again, and a claim that
+//! has left is not the first.
 //!
-//! *Who is told?* The message cannot say whom before the server has decided. So what hands over leaves it in
-//! a variable of the session, and the statement behind the COMMIT tells whom it finds there; where anything
-//! failed, that one is not reached. If it fails itself, the news is lost, which the waiter's heartbeat makes
-//! good. PostgreSQL undoes the variable with the transaction, and empties it when it has told (see
-//! [`telling`](super::postgres::telling)); MySQL's is set anew by each message before anybody is told. So at worst
-//! somebody is told twice, and news is believed only of a place that is granted.
+//! **On which state is the decision based?** A separate statement locks the row. So the deciding
+//! statement sees what was committed before, because READ COMMITTED gives each statement its own
+//! snapshot. Every change of the queue needs that row. So the queue cannot change in between,
+//! except for expiry times, which renewals extend. A claim that is seen as expired may have been
+//! renewed, and then a section finds that out.
 //!
-//! Where the server keeps procedures of ours, each message is a call of one (`procedures.rs`), which decides the same
-//! on the same.
+//! **Which client is notified?** The message cannot name the client before the server has decided.
+//! So the hand-over stores the client's name in a session variable, and the statement after the
+//! COMMIT notifies the client in that variable. If anything failed, that statement is not reached.
+//! If that statement itself fails, the notification is lost, and the waiter's heartbeat finds the
+//! grant. PostgreSQL rolls the variable back with the transaction, and it is emptied after the
+//! notification (see [`telling`](super::postgres::telling)). MySQL's variable is set by each
+//! message before any notification. So at worst a client is notified twice, and a client believes a
+//! notification only if the claim is granted.
 //!
-//! *If the reply is lost*, the call is repeated, finds its place or that it is gone, and is done in full.
+//! If the server stores our procedures, each message is one procedure call (`procedures.rs`). The
+//! procedure makes the same decision on the same state.
+//!
+//! **If the reply is lost**, the call is repeated. The second call finds that the claim is in the
+//! queue or has left, and a section handles it.
 
 use std::time::Duration;
 
@@ -47,7 +58,7 @@ impl Shared {
         self.sql.plain.as_ref().filter(|_| plain)
     }
 
-    /// Stands behind others. `None`: it is not as simple as that.
+    /// Joins the queue behind other claims. Returns `None` if only a section can handle the call.
     pub(super) async fn stand(
         &self,
         wire: &mut dyn Wire,
@@ -74,12 +85,13 @@ impl Shared {
         let mut cells = Cells::new(row);
         let token = Token::new(cells.count()?);
         let (ahead, remains) = (cells.count()?, cells.count()?);
-        // The second is the one whom nobody tells when the first one's lease ends.
+        // Only the next claim after the holder needs this time. That claim is not notified when the
+        // holder's lease ends, so it polls then.
         let head_remaining = (ahead == 1).then(|| Duration::from_micros(remains));
         Ok(Some(Joined::Waiting(Place { ahead, head_remaining, token })))
     }
 
-    /// Leaves, and lets the next one in.
+    /// Releases the lock and grants it to the next claim.
     pub(super) async fn hand_over(
         &self,
         wire: &mut dyn Wire,
@@ -102,12 +114,13 @@ impl Shared {
         let mut cells = Cells::new(row);
         let next = ClaimId::from_hex(&cells.text()?);
         if let (Some(id), Some(token)) = (next, Token::new(cells.count()?)) {
-            self.waiters.tell(id, Signal::Granted(token));
+            self.waiters.notify(id, Signal::Granted(token));
         }
         Ok(HandedOver::Done)
     }
 
-    /// One message; what `step` answers, if it does anything. What comes after the COMMIT may fail.
+    /// Sends one message and returns the row of `step`, if it did anything. Steps after the COMMIT
+    /// may fail.
     async fn decide<'a>(
         &'a self,
         wire: &mut dyn Wire,
@@ -140,7 +153,7 @@ impl Shared {
 mod tests {
     use super::super::SqlStore;
     use super::super::call::Answer;
-    use super::super::loaded::Loaded;
+    use super::super::queue_snapshot::QueueSnapshot;
     use super::*;
     use leasehold_core::Name;
     use leasehold_core::queue::Entry;
@@ -150,7 +163,7 @@ mod tests {
     const BY_MESSAGE: &str = "by one message";
     const BY_SECTION: &str = "by a section";
 
-    /// How a plain turn is taken.
+    /// The two ways of doing a plain turn.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum By {
         Message,
@@ -161,7 +174,7 @@ mod tests {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let procedures = store.shared.sql.plain.as_ref().unwrap().procedures.as_ref();
         if let Some(procedures) = procedures {
-            assert!(procedures.are_ready(), "it may make them");
+            assert!(procedures.are_ready(), "the procedures were not created");
             procedures.set_ready(by == By::Procedure);
         }
         store
@@ -171,7 +184,7 @@ mod tests {
         Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
     }
 
-    /// Who stands how.
+    /// Returns the process ID and state of each claim.
     fn queue(info: Option<LockInfo>) -> Vec<(u32, Standing)> {
         let claims = info.map(|info| info.claims).unwrap_or_default();
         claims.into_iter().map(|c| (c.holder.pid, c.standing)).collect()
@@ -181,28 +194,29 @@ mod tests {
         match answer {
             Answer::Joined(Joined::Holding { .. }) => "holds".into(),
             Answer::Joined(Joined::Waiting(place)) => {
-                format!("{} before it, asks: {}", place.ahead, place.head_remaining.is_some())
+                format!("{} ahead, head_remaining: {}", place.ahead, place.head_remaining.is_some())
             }
-            Answer::Joined(Joined::Busy { .. }) => "is gone, and its place kept".into(),
+            Answer::Joined(Joined::Busy { .. }) => "the claim left, and is in cooldown".into(),
             other => panic!("{other:?}"),
         }
     }
 
-    /// All that is written of a queue, but the ends of places.
-    fn written(loaded: Option<Loaded>) -> String {
+    /// Returns the token, ID, state and session of each claim in a queue.
+    fn written(loaded: Option<QueueSnapshot>) -> String {
         let Some(loaded) = loaded else { return String::new() };
         let entry =
             |e: &Entry| format!("{} {} {:?} {}\n", e.token, e.id.to_hex(), e.standing, e.session);
         loaded.queue.entries().map(entry).collect()
     }
 
-    /// Whatever comes after whatever: one of two locks goes by messages where these do it, the other by
-    /// sections, and nobody can tell the difference.
+    /// Runs random calls on two locks. One lock uses messages where they apply, the other only
+    /// sections. The results must be the same.
     async fn does_what_a_section_would_have_done(url: &str, by: By, rounds: usize) {
         let store = open(url, by).await;
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
-        // On a machine that stands still, the server ends an open section: nothing of it was done.
+        // If the machine is paused, the server ends an open section. Then the section has had no
+        // effect.
         macro_rules! done {
             (|$wire:ident| $call:expr) => {
                 loop {
@@ -215,7 +229,7 @@ mod tests {
                 }
             };
         }
-        let (mut dice, mut stood, mut handed) = (Dice(7), 0, 0);
+        let (mut dice, mut waited, mut handed) = (Dice(7), 0, 0);
         for round in 0..rounds {
             let names = [BY_MESSAGE, BY_SECTION].map(|how| format!("{how} {round}"));
             let claims: Vec<[Claim; 2]> = (0..5)
@@ -234,7 +248,7 @@ mod tests {
                 let name = &claims[0][0].name;
                 let first = done!(|w| shared.snapshot(w, name));
                 let first = first.and_then(|kept| Some(kept.queue.entries().next()?.holder.pid));
-                // Who leaves is mostly the first.
+                // The leaving claim is usually the first.
                 let n = match (what, first) {
                     (5..8, Some(first)) if dice.below(3) > 0 => first as usize,
                     _ => dice.below(5) as usize,
@@ -244,12 +258,12 @@ mod tests {
                     0..5 => {
                         let by_section = done!(|w| shared.join_in_section(w, slow, Mode::Wait));
                         let before = written(done!(|w| shared.snapshot(w, &quick.name)));
-                        let stands = done!(|w| shared.stand(w, quick));
+                        let joined = done!(|w| shared.stand(w, quick));
                         let after = written(done!(|w| shared.snapshot(w, &quick.name)));
-                        assert_eq!(stands.is_none(), before == after, "round {round}");
-                        stood += usize::from(stands.is_some());
-                        let answer = match stands {
-                            Some(stands) => Answer::Joined(stands),
+                        assert_eq!(joined.is_none(), before == after, "round {round}");
+                        waited += usize::from(joined.is_some());
+                        let answer = match joined {
+                            Some(joined) => Answer::Joined(joined),
                             None => done!(|w| shared.join_in_section(w, quick, Mode::Wait)),
                         };
                         assert_eq!(told(&answer), told(&by_section), "round {round}");
@@ -288,7 +302,7 @@ mod tests {
                         }
                     }
                     _ => {
-                        // Its time is over.
+                        // The claim expires.
                         for table in ["locks", "claims"] {
                             let set = format!(
                                 "UPDATE {} SET expires = 1 WHERE claim IN ('{}', '{}')",
@@ -308,10 +322,11 @@ mod tests {
                 );
             }
         }
-        assert!(stood > 2 * rounds && handed > rounds, "{stood} claims, {handed} hand-overs");
+        assert!(waited > 2 * rounds && handed > rounds, "{waited} claims, {handed} hand-overs");
     }
 
-    /// Who had to wait for the row judges, and is dated, by the clock as it is then.
+    /// If a join had to wait for the row, its decision and its times are based on the clock after
+    /// the wait.
     async fn reads_the_clock_after_the_wait(url: &str, by: By) {
         let store = open(url, by).await;
         let shared = &store.shared;
@@ -328,15 +343,15 @@ mod tests {
             section.wire.raw("COMMIT").await.unwrap();
             seen.unwrap().now
         };
-        let (stands, committed) = tokio::join!(shared.stand(&mut *other.wire, &waits), commits);
-        assert!(matches!(stands, Ok(Some(Joined::Waiting(_)))), "{stands:?}");
+        let (joined, committed) = tokio::join!(shared.stand(&mut *other.wire, &waits), commits);
+        assert!(matches!(joined, Ok(Some(Joined::Waiting(_)))), "{joined:?}");
         let seen = shared.snapshot(&mut *other.wire, &held.name).await.unwrap().unwrap();
-        let stood = seen.queue.entries().find(|e| e.id == waits.id).unwrap();
-        assert!(stood.since >= committed && stood.token.get() >= committed, "{stood:?}");
+        let waited = seen.queue.entries().find(|e| e.id == waits.id).unwrap();
+        assert!(waited.since >= committed && waited.token.get() >= committed, "{waited:?}");
     }
 
-    /// Likewise who takes a lock by one statement: somebody else has it, and lets it go, while the statement
-    /// waits for the row.
+    /// A token is also based on the clock after the wait if one statement acquires the lock.
+    /// Another client holds the lock and releases it while the statement waits for the row.
     async fn takes_by_the_clock_as_it_is_after_the_wait(url: &str) {
         let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
         let shared = &store.shared;
@@ -354,18 +369,19 @@ mod tests {
                 seen.unwrap().now
             };
             let (taken, committed) = tokio::join!(shared.take(&mut *other.wire, &waits), commits);
-            // It was taken when it was looked at: then it need not be tried.
+            // The lock was still held when the statement read it, so the statement did not try to
+            // acquire it.
             let Some(token) = taken.unwrap() else { continue };
             assert!(token.get() >= committed, "round {round}: {token} before {committed}");
             assert!(shared.release(&mut *other.wire, &waits).await.unwrap());
         }
     }
 
-    /// A client's statements are planned once. When the table was empty then, and is full of dead rows
-    /// by now, they find theirs through an index.
+    /// A client's statements are planned once. If the table was empty then and is full of dead rows
+    /// later, the statements must use an index.
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn an_index_is_read_though_the_table_was_empty() {
+    async fn index_is_used_although_the_table_was_empty_when_planned() {
         for by in [By::Message, By::Procedure] {
             let store = open(&testbed::postgres().database(), by).await;
             reads_an_index(&store).await;
@@ -397,14 +413,15 @@ mod tests {
             holds = next;
         }
         let after = scans(wire).await;
-        assert_eq!(after[0], before[0], "all of the table was read");
-        // Not all that ever stood in this queue, either.
+        assert_eq!(after[0], before[0], "the statements read the whole table");
+        // The statements use the index by claim, so they do not read all claims that were ever in
+        // this queue either.
         assert!(after[1] >= before[1] + 20, "{before:?} {after:?}");
     }
 
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn what_one_message_does_on_postgres_a_section_would_have_done() {
+    async fn single_message_path_matches_the_transaction_on_postgres() {
         takes_by_the_clock_as_it_is_after_the_wait(&testbed::postgres().database()).await;
         for by in [By::Message, By::Procedure] {
             reads_the_clock_after_the_wait(&testbed::postgres().database(), by).await;
@@ -414,7 +431,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn what_one_message_does_on_mariadb_a_section_would_have_done() {
+    async fn single_message_path_matches_the_transaction_on_mariadb() {
         takes_by_the_clock_as_it_is_after_the_wait(&testbed::mariadb().database()).await;
         for by in [By::Message, By::Procedure] {
             reads_the_clock_after_the_wait(&testbed::mariadb().database(), by).await;
@@ -424,7 +441,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
-    async fn what_one_message_does_on_mysql_a_section_would_have_done() {
+    async fn single_message_path_matches_the_transaction_on_mysql() {
         if !testbed::Server::MySql.in_this_run() {
             return;
         }

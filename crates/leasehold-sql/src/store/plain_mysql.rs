@@ -1,13 +1,13 @@
-//! The SQL of a plain turn on MySQL and MariaDB (`plain.rs` says why it is right).
+//! The SQL of a plain turn on MySQL and MariaDB. The argument for its correctness is in `plain.rs`.
 //!
-//! No statement there both decides and writes, and one that reads all that is to be known costs more than
-//! several that read a row each. So what is read, and what is decided, is kept in variables of the
-//! session; the statements that write do nothing where nothing was decided. The first one sets them all, so
-//! nothing is left over from the message before. The clock is read by the same statement, after the row
-//! that it had to wait for.
+//! On these databases, no statement can both decide and write. One statement that reads everything
+//! costs more than several that read one row each. So session variables store what was read and
+//! what was decided. The writing statements do nothing if nothing was decided. The first statement
+//! sets all variables, so nothing remains from the previous message. It also reads the clock, after
+//! any wait for the row.
 //!
-//! Who is known to hold is known to be the first: of a mutex nobody else holds, and nobody waits before
-//! who holds.
+//! A claim that is known to hold is the first in the queue, because a mutex has only one holder,
+//! and no waiter is ahead of a holder.
 
 use super::plain_words::Plain;
 use super::procedure::{Procedure, Procedures};
@@ -15,7 +15,8 @@ use super::session::SLEEPS;
 use super::wire::Statement;
 
 impl Plain {
-    /// `write` puts a statement in the database's words, `front` is how many claims the front is.
+    /// Creates the statements. `write` translates a statement for the database. `front` is the
+    /// number of claims in the front.
     pub(super) fn of_mysql(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> Self {
         Self {
             lock: write("", LOCK),
@@ -28,21 +29,23 @@ impl Plain {
     }
 }
 
-/// They take the arguments of the two above, `hand_over` those of [`TELL`] besides.
+/// Returns the procedures. They take the arguments of [`stand`] and [`HAND_OVER`]. The second
+/// procedure also takes those of [`TELL`].
 fn procedures(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> Procedures {
     let stand = include_str!("procedures/mysql_stand.sql").replace("{front}", &front.to_string());
     let hand_over = include_str!("procedures/mysql_hand_over.sql");
     Procedures::new(
         procedure("{stand}", 9, "iii", &stand, &write),
         procedure("{hand_over}", 4, "tit", hand_over, &write),
-        // There is no right to make one that could be asked for by name.
+        // The permission to create procedures cannot be queried by name.
         write("t", "SELECT 'perhaps'"),
         write("t", "SELECT CAST(COALESCE(@leasehold_left, '') AS CHAR)"),
     )
 }
 
-/// Its text is seen by who made it, and by who may see all; and it is ours only if we made it, for its maker may change
-/// it.
+/// Returns a procedure with the statements that find, create and call it. A procedure's text is
+/// visible only to its creator and to users that may see all texts. A procedure in the database is
+/// ours only if our user created it, because its creator may change it.
 fn procedure(
     name: &str,
     takes: usize,
@@ -50,7 +53,8 @@ fn procedure(
     create: &str,
     write: impl Fn(&'static str, &str) -> Statement,
 ) -> Procedure {
-    // As the columns are: of variables in another order nothing can be compared with them.
+    // The variables have the same types as the columns. Variables with another collation cannot be
+    // compared with the columns.
     let words = "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin";
     let create = write("", &create.replace("{words}", words)).sql.trim_end().to_owned();
     let body = create.split_once("SQL SECURITY INVOKER\n").map_or("", |(_, body)| body).to_owned();
@@ -64,14 +68,15 @@ fn procedure(
     Procedure { create, body, find: write("t", &find), call: write(shape, &call) }
 }
 
-/// An aggregate answers a row also where there is none: so it sets all.
+/// Locks the lock's row and sets all variables. An aggregate returns a row even if no row matches.
 const LOCK: &str = "SELECT MAX(claim), MAX(token), MAX(last_token), MAX(claims), \
      MAX(IF(standing = 1, expires, NULL)), {now}, NULL, NULL, NULL, NULL \
      INTO @leasehold_head, @leasehold_token, @leasehold_last, @leasehold_claims, \
      @leasehold_until, @leasehold_now, @leasehold_mine, @leasehold_next, @leasehold_claim, @leasehold_session \
      FROM {locks} WHERE name = $1 AND kind = 0 AND capacity = 1{for_update}";
 
-/// Arguments: name, claim, floor of the token, lease of a waiter, lock-delay, host, pid, label, session.
+/// Returns the statements that join the queue. Arguments: name, claim, minimum token, waiter's
+/// lease, lock delay, host, pid, label, session.
 fn stand(front: usize) -> String {
     format!(
         "SELECT IF(@leasehold_head = '', MAX(IF(f.standing = 1, f.expires, NULL)), \
@@ -93,7 +98,8 @@ fn stand(front: usize) -> String {
     )
 }
 
-/// Arguments: name, claim. (`mine` is the token of who leaves, wherever its row is.)
+/// Hands over to the next claim. Arguments: name, claim. (`mine` is the token of the leaving claim,
+/// whichever row stores it.)
 const HAND_OVER: &str = "SELECT IF(@leasehold_head = '', MAX(c.token), \
      IF(@leasehold_head = $2 AND @leasehold_until > @leasehold_now, @leasehold_token, NULL)) INTO @leasehold_mine \
      FROM {claims} c FORCE INDEX (by_claim) \
@@ -112,7 +118,8 @@ const HAND_OVER: &str = "SELECT IF(@leasehold_head = '', MAX(c.token), \
      SELECT COALESCE(@leasehold_claim, ''), CAST(COALESCE(@leasehold_next, 0) AS SIGNED), \
      COALESCE(@leasehold_session, '') FROM DUAL WHERE @leasehold_mine IS NOT NULL";
 
-/// Arguments: this client, and what the names of those begin with who can be woken. Nobody is woken
-/// where nobody has that name, and the server says so.
+/// Wakes the client of the next claim. Arguments: this client, and the prefix of the names of
+/// clients that can be woken. If no session has that name, the server reports an error and no
+/// session is woken.
 const TELL: &str = "KILL QUERY IS_USED_LOCK(IF(@leasehold_session <> $1 AND \
      LEFT(@leasehold_session, CHAR_LENGTH($2)) = $2, @leasehold_session, ''))";

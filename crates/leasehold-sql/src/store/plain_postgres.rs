@@ -1,4 +1,4 @@
-//! The SQL of a plain turn on PostgreSQL (`plain.rs` says why it is right).
+//! The SQL of a plain turn on PostgreSQL. The argument for its correctness is in `plain.rs`.
 
 use super::plain_words::Plain;
 use super::procedure::{Procedure, Procedures};
@@ -6,8 +6,9 @@ use super::session::LISTENS;
 use super::wire::Statement;
 
 impl Plain {
-    /// `write` puts a statement in the database's words, `front` is how many claims the front is, and `schema` where
-    /// procedures are made, if they may be used.
+    /// Creates the statements. `write` translates a statement for the database. `front` is the
+    /// number of claims in the front. `schema` is where procedures are created, if they may be
+    /// used.
     pub(super) fn of_postgres(
         front: usize,
         schema: Option<&str>,
@@ -24,7 +25,8 @@ impl Plain {
     }
 }
 
-/// Arguments: name, claim, floor of the token, lease of a waiter, lock-delay, host, pid, label, session.
+/// Returns the statement that joins the queue. Arguments: name, claim, minimum token, waiter's
+/// lease, lock delay, host, pid, label, session.
 fn stand(most: usize) -> String {
     format!(
         "WITH n AS MATERIALIZED (SELECT {{now}} AS now), \
@@ -48,7 +50,7 @@ fn stand(most: usize) -> String {
     )
 }
 
-/// Arguments: name, claim.
+/// Returns the statement that hands over. Arguments: name, claim.
 fn hand_over() -> String {
     format!(
         "WITH n AS MATERIALIZED (SELECT {{now}} AS now), \
@@ -74,7 +76,8 @@ fn hand_over() -> String {
     )
 }
 
-/// They take the arguments of the two above, `hand_over` those of [`TELL`] besides.
+/// Returns the procedures. They take the arguments of the statements [`stand`] and [`hand_over`].
+/// The second procedure also takes those of [`TELL`].
 fn procedures(
     front: usize,
     schema: &str,
@@ -92,8 +95,9 @@ fn procedures(
     )
 }
 
-/// It is ours if its text is, to the letter; if it takes what ours takes, by the same names; and if nobody can change
-/// it who could not change the tables.
+/// Returns a procedure with the statements that find, create and call it. A procedure in the
+/// database is ours if its text is exactly ours, and its arguments have our names and modes. Only
+/// roles that could also change the tables may be able to change it.
 fn procedure(
     name: &str,
     shape: &'static str,
@@ -134,14 +138,14 @@ fn procedure(
     }
 }
 
-/// One of a procedure's arguments.
+/// One argument of a procedure.
 struct Takes<'a> {
     name: &'a str,
     kind: &'a str,
     is_given_back: bool,
 }
 
-/// What stands between the first brackets.
+/// Parses the arguments between the first parentheses of `create`.
 fn taken_by(create: &str) -> Vec<Takes<'_>> {
     let between = create.split_once('(').and_then(|(_, rest)| rest.split_once(')'));
     let args = between.map_or("", |(args, _)| args).split(',');
@@ -153,16 +157,16 @@ fn taken_by(create: &str) -> Vec<Takes<'_>> {
     .collect()
 }
 
-/// The claims that have rows of their own, in order, as far as a LIMIT says. All their tokens are above
-/// the one in the lock's row.
+/// Returns the query for the first claims that have rows of their own, in order. The caller adds a
+/// LIMIT. The tokens of these claims are greater than the token in the lock's row.
 fn front() -> &'static str {
     "SELECT c.token, c.claim, c.standing, c.expires, c.session, \
      row_number() OVER (ORDER BY c.token) AS nth FROM {claims} c WHERE c.name = $1 \
      AND c.token > (SELECT h.token FROM {locks} h WHERE h.name = $1) ORDER BY c.token"
 }
 
-/// Arguments: this client, and what the names of those begin with who listen. (OFFSET keeps the
-/// variable from being read again after it was emptied.)
+/// Notifies the client of the next claim. Arguments: this client, and the prefix of the names of
+/// clients that listen. (OFFSET prevents the variable from being read again after it was emptied.)
 const TELL: &str = "SELECT set_config('synchronous_commit', 'off', true), set_config('leasehold.told', '', false), \
      CASE WHEN starts_with(n.session, $2) AND n.session <> $1 \
      THEN pg_notify(n.session, substr(n.told, length(n.session) + 2)) END \

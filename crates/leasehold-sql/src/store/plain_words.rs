@@ -1,4 +1,5 @@
-//! What a plain turn says to the server (`plain.rs` says why it is right).
+//! The statements of a plain turn, and its result. The argument for its correctness is in
+//! `plain.rs`.
 
 use super::procedure::Procedures;
 use super::wire::Statement;
@@ -6,17 +7,19 @@ use super::wire::Statement;
 /// The statements of a plain turn (`plain_postgres.rs`, `plain_mysql.rs`).
 #[derive(Debug)]
 pub(super) struct Plain {
-    /// Argument: name.
+    /// Locks the lock's row. Argument: name.
     pub(super) lock: Statement,
-    /// Token, how many are before it, and for how long the first of them holds at most; no row: it is not
-    /// as simple as that.
+    /// Joins the queue. Returns the token, the number of claims ahead, and the maximum time for
+    /// which the first of these still holds. Returns no row if the case is not simple enough.
     pub(super) stand: Statement,
-    /// The next one's claim, token and client, if there is one; no row: it is not as simple as that.
+    /// Hands over. Returns the ID, token and client of the next claim, if there is one. Returns no
+    /// row if the case is not simple enough.
     pub(super) hand_over: Statement,
+    /// Notifies the client of the next claim. Arguments: this client, and `told`.
     pub(super) tell: Statement,
-    /// What the names of those begin with whom it tells.
+    /// The prefix of the names of clients that `tell` notifies.
     pub(super) told: &'static str,
-    /// The same as procedures of the server's, where it can be asked for them.
+    /// Stored procedures that do the same, on servers that support them.
     pub(super) procedures: Option<Procedures>,
 }
 

@@ -1,22 +1,28 @@
-//! The small bounded pool of connections.
+//! The bounded pool of connections.
 //!
-//! Not sqlx's own pool: a `begin()` of it that is cancelled halfway can leave a transaction open on
-//! a connection that others then use. Here a connection goes back to the pool only after an
-//! operation has ended on it, and is closed otherwise; closing is what rolls back everywhere.
+//! This is not sqlx's pool, because a canceled `begin()` of that pool can leave a transaction open
+//! on a connection that other calls then use. Here a connection returns to the pool only after an
+//! operation has ended on it. Otherwise it is closed, and closing rolls back in every database.
 //!
-//! # Two pools, and as few connections as will do
-//! Calls have one pool, renewals and heartbeats another, so that these never stand behind calls that
-//! wait for a lock's row. Each lends the other what lies idle, both ways, and both use the connection
-//! that listens while it has nothing to say ([`Ear`]), before they make a new one. While a new one is
-//! made, which takes a busy server a good part of a short lease, whoever wants it takes what comes
-//! back meanwhile, renewals first; the new one is then for the next. Where the server has no room for
-//! a new one, one of ours is waited for: a client that has one connection gets on with that one,
-//! however full the server is. What lay idle for a while is closed, but for the last one: others may
-//! need the room. Where the caller has a pool of his own, calls that find ours busy borrow from that
-//! (`borrowed.rs`), and there are not more of ours than renewals want.
+//! # Two pools, with as few connections as possible
+//! Calls have one pool, and renewals and heartbeats have another. So renewals never wait for calls
+//! that wait for a lock's row. Each pool lends its idle connections to the other. Both use the
+//! listening connection while it receives nothing ([`ListeningConnection`]), before they open a new
+//! one.
 //!
-//! A call that is dropped while it waits here has taken nothing; one that is dropped with a connection
-//! in its hands closes it.
+//! On a busy server, opening a connection takes a good part of a short lease. If another connection
+//! is returned in the meantime, the waiting task uses that one, and renewals come first. The new
+//! connection then serves the next task. If the server has no room for a new connection, the task
+//! waits for one of ours. So a client that has one connection can continue with that one, however
+//! full the server is.
+//!
+//! Connections that were idle for a while are closed, except the last one, because other clients
+//! may need the room. If the caller has a pool, calls that find our connections busy borrow from
+//! that pool (`borrowed.rs`). In this case, the client opens no more connections than renewals
+//! need.
+//!
+//! A call that is dropped while it waits here has taken nothing. A call that is dropped while it
+//! uses a connection closes the connection.
 
 use std::fmt;
 use std::pin::pin;
@@ -26,24 +32,25 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::ear::{Ear, Lent};
 use super::fault;
 use super::limits::LIMIT;
+use super::listening_connection::{BorrowPermit, ListeningConnection};
 use super::wire::{Connect, Wire};
 use leasehold_core::kit::locked;
 
-/// How long a goodbye may take: SQLite writes its log back to the file.
+/// The time limit for disconnecting. SQLite writes its log back to the file when it disconnects.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long a connection lies idle before it is closed, if it is not the last.
+/// The idle time after which a connection is closed, unless it is the last one.
 const REST: Duration = Duration::from_secs(3);
-/// How long who finds no room at the server waits for one of ours, before it asks for room again.
+/// The time that a task waits for one of our connections if the server has no room. After that it
+/// tries to open one again.
 const ROOM_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a connection that is being made keeps others from being made.
+/// The maximum time that opening one connection delays opening others.
 const ALONE: Duration = Duration::from_millis(250);
 
-/// A connection on which nothing is under way.
+/// A connection on which no operation is in progress.
 struct Resting {
     wire: Box<dyn Wire>,
     since: Instant,
@@ -51,35 +58,37 @@ struct Resting {
 
 type Idle = Mutex<Vec<Resting>>;
 
-/// What the pools of one client share.
+/// The state that both pools of a client share.
 struct Common {
     connect: Arc<dyn Connect>,
-    /// Of whom calls borrow that find ours busy.
+    /// The source from which calls borrow if our connections are busy.
     lender: Option<Arc<dyn Connect>>,
-    ear: Arc<Ear>,
-    /// How many connections are in somebody's hands.
+    listening: Arc<ListeningConnection>,
+    /// The number of connections in use.
     lent: AtomicUsize,
-    /// How many renewals want one.
-    beats: AtomicUsize,
-    /// One has come back, for a renewal or for a call.
-    for_beats: Notify,
+    /// The number of renewals that wait for a connection.
+    waiting_renewals: AtomicUsize,
+    /// Notified when a connection is returned, for renewals and for calls.
+    for_renewals: Notify,
     for_calls: Notify,
-    /// Held while connecting: one at a time, unless that takes long. When a server comes back, all its
-    /// clients want their connections at once, and making one costs both sides some milliseconds of
-    /// hashing the password; meanwhile the first may have come free.
+    /// Held while connecting. Only one connection is opened at a time, unless that takes long.
+    /// After a restart of the server, all clients connect at the same time. Each connection costs
+    /// both sides some milliseconds for hashing the password. Meanwhile the first connection may
+    /// become free again.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Common {
-    /// Tells one of those who want a connection that there is one.
+    /// Notifies one waiting task that a connection is available.
     fn returned(&self) {
-        match self.beats.load(Ordering::SeqCst) {
+        match self.waiting_renewals.load(Ordering::SeqCst) {
             0 => self.for_calls.notify_one(),
-            _ => self.for_beats.notify_one(),
+            _ => self.for_renewals.notify_one(),
         }
     }
 
-    /// Nothing is under way on it any more.
+    /// Adds a connection on which no operation is in progress to the idle ones. A borrowed
+    /// connection returns to its own pool instead.
     fn rests(idle: &Idle, mut wire: Box<dyn Wire>) {
         wire.rests();
         if !wire.is_borrowed() {
@@ -88,15 +97,15 @@ impl Common {
     }
 }
 
-/// At most so many connections.
+/// A pool with a maximum number of connections.
 pub(super) struct Pool {
     common: Arc<Common>,
     idle: Arc<Idle>,
-    /// What lies idle in the other pool is as good as a new one, and there already.
+    /// The idle connections of the other pool. They are as good as new ones, and already open.
     others: Arc<Idle>,
-    /// Whether it is for renewals. These ask the connection that listens first, so that others may rest
-    /// and be closed.
-    is_for_beats: bool,
+    /// Whether the pool is for renewals. Renewals first try the listening connection, so that other
+    /// connections stay idle and can be closed.
+    is_for_renewals: bool,
     size: usize,
     room: Arc<Semaphore>,
 }
@@ -107,19 +116,19 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A connection out of the pool; closed when dropped.
+/// A connection that was taken from the pool. It is closed when dropped.
 pub(super) struct Pooled {
     pub(super) wire: Box<dyn Wire>,
-    /// Whether it was used before, so that the server may have closed it meanwhile.
+    /// Whether the connection was used before, so that the server may have closed it since.
     pub(super) used: bool,
-    /// If it is the one that listens.
-    ear: Option<Lent>,
+    /// Set if this is the listening connection.
+    borrow_permit: Option<BorrowPermit>,
     out: Out,
     doubt: Doubt,
     _room: OwnedSemaphorePermit,
 }
 
-/// Counts a connection in somebody's hands, if it is one of ours.
+/// Counts a connection in use, if the connection is the client's own.
 struct Out(Option<Arc<Common>>);
 
 impl Out {
@@ -137,14 +146,14 @@ impl Drop for Out {
     }
 }
 
-/// Counts a renewal that wants a connection.
+/// Counts a renewal that waits for a connection.
 struct Wanted<'a>(Option<&'a Common>);
 
 impl<'a> Wanted<'a> {
     fn by(pool: &'a Pool) -> Self {
-        let common = pool.is_for_beats.then_some(&*pool.common);
+        let common = pool.is_for_renewals.then_some(&*pool.common);
         if let Some(common) = common {
-            common.beats.fetch_add(1, Ordering::SeqCst);
+            common.waiting_renewals.fetch_add(1, Ordering::SeqCst);
         }
         Self(common)
     }
@@ -153,15 +162,17 @@ impl<'a> Wanted<'a> {
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
         let Some(common) = self.0 else { return };
-        // What is there, and was told to a renewal that has what it wants, is for the calls.
-        if common.beats.fetch_sub(1, Ordering::SeqCst) == 1 {
+        // A connection may have been announced to a renewal that no longer needs it. Calls can use
+        // it.
+        if common.waiting_renewals.fetch_sub(1, Ordering::SeqCst) == 1 {
             common.for_calls.notify_one();
         }
     }
 }
 
-/// A connection that does not come back was found dead, or silent, or was given up for being so. Its
-/// like lie idle in both pools: they go with it, so that nobody finds that out one by one.
+/// Closes all idle connections if a connection in use is not returned, because it was dead or did
+/// not answer. The idle connections of both pools lead to the same server, so they are closed
+/// together instead of being found dead one by one.
 struct Doubt(Option<[Arc<Idle>; 2]>);
 
 impl Drop for Doubt {
@@ -171,47 +182,47 @@ impl Drop for Doubt {
 }
 
 fn forget(idle: &Idle) {
-    // Closed after the lock.
+    // The connections are closed after the lock is released.
     let connections = std::mem::take(&mut *locked(idle));
     drop(connections);
 }
 
 impl Pool {
-    /// A pool for calls, and one for renewals.
+    /// Returns a pool for calls and a pool for renewals.
     pub(super) fn pair(
         connect: Arc<dyn Connect>,
         lender: Option<Arc<dyn Connect>>,
         calls: usize,
-        beats: usize,
+        renewals: usize,
     ) -> (Self, Self) {
         let common = Arc::new(Common {
             connect,
             lender,
-            ear: Arc::default(),
+            listening: Arc::default(),
             lent: AtomicUsize::new(0),
-            beats: AtomicUsize::new(0),
-            for_beats: Notify::new(),
+            waiting_renewals: AtomicUsize::new(0),
+            for_renewals: Notify::new(),
             for_calls: Notify::new(),
             connecting: Arc::default(),
         });
-        let [of_calls, of_beats] = [Arc::<Idle>::default(), Arc::default()];
-        let pool = |idle: &Arc<Idle>, others: &Arc<Idle>, size, is_for_beats| Self {
+        let [of_calls, of_renewals] = [Arc::<Idle>::default(), Arc::default()];
+        let pool = |idle: &Arc<Idle>, others: &Arc<Idle>, size, is_for_renewals| Self {
             common: common.clone(),
             idle: idle.clone(),
             others: others.clone(),
-            is_for_beats,
+            is_for_renewals,
             size,
             room: Arc::new(Semaphore::new(size)),
         };
-        (pool(&of_calls, &of_beats, calls, false), pool(&of_beats, &of_calls, beats, true))
+        (pool(&of_calls, &of_renewals, calls, false), pool(&of_renewals, &of_calls, renewals, true))
     }
 
-    /// The place of the connection that listens.
-    pub(super) fn ear(&self) -> &Arc<Ear> {
-        &self.common.ear
+    /// Returns the slot of the listening connection.
+    pub(super) fn listening(&self) -> &Arc<ListeningConnection> {
+        &self.common.listening
     }
 
-    /// For how many calls there is room.
+    /// Returns the number of further calls for which there is room.
     #[cfg(test)]
     pub(super) fn free(&self) -> usize {
         self.room.available_permits()
@@ -223,30 +234,30 @@ impl Pool {
         Ok(self.out(self.find().await?, room))
     }
 
-    /// One that lies idle, for somebody who may be stopped with it in his hands: so he leaves room for one
-    /// more call, which may be what he waits for.
+    /// Returns an idle connection for a task that may be paused while it uses the connection. There
+    /// remains room for one more call, because the task may wait for that call.
     pub(super) fn at_rest(&self) -> Option<Pooled> {
         let mut rooms = self.room.clone().try_acquire_many_owned(2).ok()?;
         let room = rooms.split(1)?;
         Some(self.out(self.rested()?, room))
     }
 
-    fn out(&self, (wire, ear, used, out): Found, room: OwnedSemaphorePermit) -> Pooled {
+    fn out(&self, (wire, borrow_permit, used, out): Found, room: OwnedSemaphorePermit) -> Pooled {
         let doubt = Doubt(Some([self.idle.clone(), self.others.clone()]));
-        Pooled { wire, used, ear, out, doubt, _room: room }
+        Pooled { wire, used, borrow_permit, out, doubt, _room: room }
     }
 
-    /// One that is there, or one that comes back, or a new one: whichever comes first.
+    /// Waits for an idle connection, a returned one or a new one, whichever comes first.
     async fn find(&self) -> sqlx::Result<Found> {
         let until = Instant::now() + LIMIT;
         let _wanted = Wanted::by(self);
         let mut making = None;
         loop {
-            let mut returned = pin!(match self.is_for_beats {
-                true => self.common.for_beats.notified(),
+            let mut returned = pin!(match self.is_for_renewals {
+                true => self.common.for_renewals.notified(),
                 false => self.common.for_calls.notified(),
             });
-            // Before the look, so that nothing comes back unseen.
+            // Registers before the check, so that no returned connection is missed.
             returned.as_mut().enable();
             if let Some(found) = self.there().await {
                 return Ok(found);
@@ -267,10 +278,11 @@ impl Pool {
                 }
                 Err(error) if fault::has_no_room(&error) => error,
                 Err(error) => {
-                    // What there is leads where the URL does not lead any more.
+                    // The existing connections lead to the old server, not to where the URL leads
+                    // now.
                     if fault::is_changed(&error) {
                         self.forget_idle();
-                        self.common.ear.close().await;
+                        self.common.listening.close().await;
                     }
                     return Err(error);
                 }
@@ -283,10 +295,10 @@ impl Pool {
         }
     }
 
-    /// The last one used is the likeliest to be alive. All have the same favourites, so that the rest
-    /// can be closed.
+    /// Returns the idle connection that was used last. It is the most likely to work. All tasks
+    /// prefer the same connections, so the others stay idle and can be closed.
     fn rested(&self) -> Option<Found> {
-        let (first, then) = match self.is_for_beats {
+        let (first, then) = match self.is_for_renewals {
             true => (&self.others, &self.idle),
             false => (&self.idle, &self.others),
         };
@@ -296,35 +308,35 @@ impl Pool {
     }
 
     async fn borrowed(&self) -> Option<Found> {
-        let (wire, lent) = self.common.ear.borrow().await?;
+        let (wire, lent) = self.common.listening.borrow().await?;
         Some((wire, Some(lent), true, Out::of(&self.common)))
     }
 
     async fn there(&self) -> Option<Found> {
-        if self.is_for_beats
+        if self.is_for_renewals
             && let Some(found) = self.borrowed().await
         {
             return Some(found);
         }
         match self.rested() {
-            None if !self.is_for_beats => self.borrowed().await,
+            None if !self.is_for_renewals => self.borrowed().await,
             found => found,
         }
     }
 
     fn has_ours(&self) -> bool {
         self.common.lent.load(Ordering::SeqCst) > 0
-            || self.common.ear.is_there()
+            || self.common.listening.is_there()
             || !locked(&self.idle).is_empty()
             || !locked(&self.others).is_empty()
     }
 
-    /// A new connection, made by a task of its own: if nobody wants it any more when it is there, it
-    /// rests. For a call it is borrowed where there is a lender: one of ours is enough.
+    /// Opens a connection in a separate task. If no task wants it any more when it is open, it
+    /// becomes idle. Calls borrow instead if there is a lender and we have a connection of our own.
     fn make(&self) -> oneshot::Receiver<sqlx::Result<Box<dyn Wire>>> {
         let (mut wanted, made) = oneshot::channel();
         let (common, idle) = (self.common.clone(), self.idle.clone());
-        let lender = common.lender.clone().filter(|_| !self.is_for_beats && self.has_ours());
+        let lender = common.lender.clone().filter(|_| !self.is_for_renewals && self.has_ours());
         tokio::spawn(async move {
             let alone = async {
                 if lender.is_none() {
@@ -337,7 +349,7 @@ impl Pool {
                 alone = alone => alone,
                 () = wanted.closed() => return,
             };
-            // Whoever accepts and then says nothing must not be waited for for ever.
+            // A server that accepts the connection and then does not answer must not block forever.
             let connect = lender.as_ref().unwrap_or(&common.connect).connect();
             let connected = tokio::time::timeout(LIMIT, connect).await;
             let wire = connected.unwrap_or_else(|_| {
@@ -352,24 +364,24 @@ impl Pool {
         made
     }
 
-    /// Takes back a connection on which nothing is under way.
+    /// Takes back a connection on which no operation is in progress.
     pub(super) fn put(&self, pooled: Pooled) {
-        let Pooled { wire, ear, mut doubt, out, .. } = pooled;
+        let Pooled { wire, borrow_permit, mut doubt, out, .. } = pooled;
         doubt.0 = None;
-        match ear {
-            Some(ear) => ear.give_back(wire),
+        match borrow_permit {
+            Some(permit) => permit.give_back(wire),
             None => Common::rests(&self.idle, wire),
         }
-        // After it is there, since this wakes who waits for it.
+        // This wakes a waiting task, so the connection must be back in the pool first.
         drop(out);
     }
 
-    /// Closes what lies idle: one of them does not answer.
+    /// Closes all idle connections of both pools, for example after one connection did not answer.
     pub(super) fn forget_idle(&self) {
         [&self.idle, &self.others].into_iter().for_each(|idle| forget(idle));
     }
 
-    /// Says goodbye to what has lain idle for a while in either pool, but for the last connection.
+    /// Closes connections that were idle for a while in either pool, except the last connection.
     pub(super) async fn trim(&self) {
         for idle in [&self.others, &self.idle] {
             while let Some(wire) = self.too_many(idle) {
@@ -379,7 +391,7 @@ impl Pool {
     }
 
     fn too_many(&self, idle: &Idle) -> Option<Box<dyn Wire>> {
-        let there = usize::from(self.common.ear.is_there())
+        let there = usize::from(self.common.listening.is_there())
             + self.common.lent.load(Ordering::SeqCst)
             + locked(&self.idle).len()
             + locked(&self.others).len();
@@ -388,8 +400,8 @@ impl Pool {
         (there > 1 && oldest.since.elapsed() >= REST).then(|| idle.remove(0).wire)
     }
 
-    /// Says goodbye on every connection. Those that are just in use are waited for, not for long;
-    /// who comes meanwhile or later is served as before.
+    /// Disconnects all connections of this pool. Connections in use are waited for, up to a time
+    /// limit. Tasks that need a connection during this or later are served as usual.
     pub(super) async fn disconnect(&self) {
         let used = Instant::now() + CLOSE_TIMEOUT;
         while self.room.available_permits() < self.size && Instant::now() < used {
@@ -397,12 +409,12 @@ impl Pool {
         }
         let idle = std::mem::take(&mut *locked(&self.idle));
         for resting in idle {
-            // Who does not answer is gone all the same.
+            // A server that does not answer is treated as disconnected.
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, resting.wire.close()).await;
         }
     }
 }
 
-/// A connection, the place that it goes back to if it is the one that listens, whether it was used
-/// before, and the count of it.
-type Found = (Box<dyn Wire>, Option<Lent>, bool, Out);
+/// A connection, the slot that it returns to if it is the listening one, whether it was used
+/// before, and its count.
+type Found = (Box<dyn Wire>, Option<BorrowPermit>, bool, Out);

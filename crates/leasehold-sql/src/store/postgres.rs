@@ -1,22 +1,27 @@
-//! PostgreSQL.
+//! The connection to PostgreSQL, and its notifications.
 //!
 //! # A notification is not a grant
-//! Any role that may connect to the database may send a notification to any channel, and whoever may read the
-//! tables knows what ours say. So a notification is a reason to look, and nothing else: what a waiter is told is
-//! what the rows say (`granted`), read after it came.
-//! - *What it costs.* One statement for a client that is notified, however many of its claims were granted by then; it
-//!   is a read of an index, on a connection that is there. A secret in the notification would save it, but whoever
-//!   grants has to read it in the row of the claim, and so could any role that may read all tables
-//!   (`pg_read_all_data`), which is whom this is about.
-//! - *Forged, it is harmless.* A notification for a claim that does not wait here, or whose grant was just found, is
-//!   dropped. After one that was not true the next look comes later ([`DOUBT`]), so a flood costs a few reads a
-//!   second; a grant among it is found by the look that is due then. A waiter is told nothing that is not so: it
-//!   keeps its place, and its heartbeats go on as without.
-//! - *Lost, late or twice*, it is made good by the heartbeats, or finds what is known.
+//! Any role that may connect to the database may send a notification to any channel, and a role
+//! that may read the tables knows what our notifications contain. So a notification is only a
+//! reason to poll. A waiter is only notified of what the rows contain (`granted`), read after the
+//! notification arrived.
+//! - *What it costs.* One statement for a notified client, however many of its claims were granted
+//!   by then. It reads an index, on an open connection. A secret in the notification would avoid
+//!   this statement. But the granting client would have to read the secret in the claim's row. Any
+//!   role that may read all tables (`pg_read_all_data`) could read it too, and could forge
+//!   notifications.
+//! - *A forged notification is harmless.* A notification is ignored if its claim does not wait here
+//!   or its grant was just found. After a false notification, the next poll comes later
+//!   ([`DOUBT`]), so a flood of them costs a few reads per second. A real grant among false ones is
+//!   found by the poll that is due then. A waiter is never notified of anything false. It keeps its
+//!   place, and its heartbeats continue.
+//! - *A lost, late or duplicate notification* is harmless. A heartbeat finds the grant if its
+//!   notification was lost, and a duplicate only names a grant that is known.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,17 +33,18 @@ use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::addresses::Addresses;
 use super::borrowed::Borrowed;
 use super::callers::CallersPool;
-use super::ear::{Ear, Heard};
 use super::fault::{self, Failure};
+use super::hosts::{Hosts, Server};
+use super::listening_connection::ListenResult;
 use super::message::{self, Message};
 use super::place::{self, Place};
+use super::positions::Need;
 use super::shared::Shared;
 use super::url::SqlUrl;
 use super::wire::{Arg, Cell, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
-use leasehold_core::kit::Waiters;
+use leasehold_core::kit::{Addresses, Waiters};
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Result, Token};
 
@@ -52,15 +58,15 @@ fn no_id(_: &PgQueryResult) -> u64 {
 
 wire!(PgConnection, std::convert::identity, text, no_id);
 
-/// A connection of ours alone: what its scripts are made of is prepared on it.
+/// A connection of our own. The statements of its scripts are prepared on it.
 #[derive(Debug)]
 struct Own {
     connection: PgConnection,
     plans: Plans,
 }
 
-/// What was prepared on a connection, for scripts: a message without arguments is planned anew each
-/// time, which costs more than the work.
+/// The statements that were prepared on a connection for scripts. A message without arguments is
+/// planned each time, which costs more than its execution.
 #[derive(Debug, Default)]
 struct Plans {
     names: HashMap<Arc<str>, String>,
@@ -68,7 +74,7 @@ struct Plans {
 }
 
 impl Plans {
-    /// The statements of a step, and before them what prepares it if it is new.
+    /// Returns the statements of a step. If the statement is new, they begin with its preparation.
     fn written(&mut self, step: Step<'_>) -> Vec<(String, &'static str)> {
         let (statement, args, sql) = match step {
             Step::Raw(sql) => return message::words(&sql),
@@ -90,12 +96,13 @@ impl Plans {
     }
 }
 
-/// Fails, by dividing by zero, unless the statement changes exactly one row: the row of a key.
+/// Returns a statement that fails with a division by zero unless `sql` changes exactly one row.
 fn changing_one(sql: &str) -> String {
     format!("WITH w AS ({sql} RETURNING 1) SELECT 1 / count(*) FROM w")
 }
 
-/// Answers how many rows the statement changed, if that is all there is to answer.
+/// Returns a statement that returns the number of rows that `sql` changes, or `None` if `sql` has
+/// other results.
 fn counting(sql: &str) -> Option<String> {
     let changes = ["UPDATE ", "DELETE ", "INSERT "].iter().any(|word| sql.starts_with(word));
     let is_plain = changes && !sql.contains("RETURNING") && !sql.contains("; ");
@@ -128,8 +135,9 @@ async fn send(
     message.read::<sqlx::Postgres>(sql.fetch_many(connection), text, done).await
 }
 
-/// Sends a script of what is prepared on this connection, or is from now on. After a failure nobody
-/// knows how much of it was prepared: all is prepared anew, under other names.
+/// Sends a script of statements that are prepared on this connection. New ones are prepared first.
+/// After a failure it is unknown which of them were prepared. So all statements are prepared again
+/// under other names.
 async fn send_prepared(
     connection: &mut PgConnection,
     plans: &mut Plans,
@@ -171,7 +179,7 @@ impl Wire for Own {
     }
 }
 
-/// A connection on which nothing may be left prepared.
+/// A connection on which nothing may remain prepared.
 enum Unprepared {
     Ours(PgConnection),
     Borrowed(Borrowed<sqlx::Postgres>),
@@ -193,22 +201,23 @@ fn whole(connection: Unprepared) -> sqlx::Result<PgConnection> {
 
 wire!(Unprepared, std::convert::identity, text, no_id, inner, whole, false);
 
-/// A connection to a pooler that gives each transaction any of its own connections to the server, or one that is
-/// borrowed.
+/// A borrowed connection, or a connection to a pooler that runs each transaction on any of its own
+/// connections to the server.
 ///
-/// There a statement that was prepared under a name is gone in the next transaction, or, worse, is
-/// another client's statement of the same name. And preparing without a name is a transaction of
-/// its own unless one is open: so everything is done in one, and prepared in the same.
+/// On such a connection, a statement that was prepared under a name can be gone in the next
+/// transaction. Or, worse, the name belongs to another client's statement. Preparing without a name
+/// is a transaction of its own unless one is open. So every statement is prepared and executed in
+/// one transaction.
 struct Pooled {
     connection: Unprepared,
-    /// How a transaction begins.
+    /// The statements that begin a transaction.
     begin: Arc<str>,
     /// Whether the caller has begun a transaction.
     begun: bool,
 }
 
 impl Pooled {
-    /// A transaction says with its BEGIN what our own sessions have said before.
+    /// Replaces BEGIN, because each transaction must set what our own sessions have set once.
     fn words<'a>(&'a self, sql: &'a str) -> &'a str {
         if sql.starts_with("BEGIN") { &self.begin } else { sql }
     }
@@ -220,7 +229,8 @@ impl Pooled {
         }
     }
 
-    /// The first error is the one to tell; if a rollback fails too, so will what comes next.
+    /// Rolls back. The caller reports the first error. If the rollback fails too, the next call
+    /// will fail.
     async fn rolled_back(&mut self) {
         if self.connection.raw("ROLLBACK").await.is_ok() {
             self.begun = false;
@@ -230,7 +240,8 @@ impl Pooled {
 
 #[async_trait]
 impl Wire for Pooled {
-    /// A transaction of its own is one message.
+    /// Runs the statement in a transaction of its own, in one message, unless a transaction is
+    /// open.
     async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
         if self.begun {
             return self.connection.rows(statement, args).await;
@@ -269,7 +280,7 @@ impl Wire for Pooled {
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         let words = self.words(sql).to_owned();
         self.connection.raw(&words).await?;
-        // A COMMIT may have a notification behind it.
+        // A COMMIT may be followed by a notification in the same message.
         let ends = sql.starts_with("COMMIT") || sql == "ROLLBACK";
         self.begun = !ends && (self.begun || sql.starts_with("BEGIN"));
         Ok(())
@@ -281,7 +292,7 @@ impl Wire for Pooled {
         done: &mut Vec<Vec<Cells>>,
     ) -> sqlx::Result<()> {
         let is = |step: &Step<'_>, word| matches!(step, Step::Raw(sql) if sql.starts_with(word));
-        // Whatever comes of it: what was begun is rolled back.
+        // If the script fails, a transaction that it has begun must be rolled back.
         self.begun |= steps.iter().any(|step| is(step, "BEGIN"));
         let end = steps.iter().position(|step| is(step, "COMMIT"));
         let before = done.len();
@@ -308,7 +319,7 @@ impl Wire for Pooled {
     }
 }
 
-/// How what is borrowed is spoken to.
+/// Returns the wire for a borrowed connection.
 pub(super) fn borrowed(connection: Borrowed<sqlx::Postgres>, begin: Arc<str>) -> Box<dyn Wire> {
     Box::new(Pooled { connection: Unprepared::Borrowed(connection), begin, begun: false })
 }
@@ -325,87 +336,168 @@ fn unprepared(step: Step<'_>) -> Vec<(String, &'static str)> {
     }
 }
 
-/// What ends a client that was stopped with a lock's row in its hands, and who waits for one: in
-/// milliseconds. Set as a session begins, so that no transaction has to. A pooler that lends the
-/// server's sessions refuses them or drops them, and is found out by that.
+/// Limits, in milliseconds. One ends the session of a client that is paused while it has a lock's
+/// row locked, and the other limits the wait for such a row. They are set when a session starts, so
+/// no transaction has to set them. A pooler that shares the server's sessions refuses or drops
+/// them, which reveals the pooler.
 const LIMITS: [(&str, &str); 2] =
     [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
-/// One of them, as the server shows it where it has arrived.
+/// The lock timeout in `LIMITS`, in the form in which PostgreSQL reports it. If the server reports
+/// another value, it has not applied the limits.
 pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
 
-/// How our statements are planned. The server plans each once for a session, perhaps when the tables are empty,
-/// and reads all of an empty table rather than an index: rightly then, and wrongly from then on, for what
-/// others take and release leaves dead rows in it by the thousand, until they are swept. (What has no index
-/// is made so dear by that on older servers that they would compile it.)
+/// The settings for planning our statements. The server plans each statement once for a session,
+/// possibly while the tables are empty. It then prefers reading the whole table to an index. That
+/// is right for an empty table and wrong later, because acquiring and releasing leaves thousands of
+/// dead rows until they are vacuumed. (On older servers, `enable_seqscan = off` makes a statement
+/// without an index look so expensive that they would compile it. So `jit` is off.)
 const PLANS: [(&str, &str); 3] =
     [("enable_seqscan", "off"), ("jit", "off"), ("plan_cache_mode", "force_generic_plan")];
-/// Each statement must see what was committed before it, also where nobody has said BEGIN.
+/// Each statement must see what was committed before it, even outside of an explicit transaction.
 const ISOLATION: (&str, &str) = ("default_transaction_isolation", "read committed");
 
 #[derive(Debug)]
 pub(super) struct Postgres {
-    options: PgConnectOptions,
-    addresses: Addresses,
-    /// What of the URL says where the tables are.
     url: SqlUrl,
-    /// Where they are, once a connection has found out.
+    hosts: Hosts,
+    /// The latest timeline of a primary, used if the URL names several hosts.
+    timeline: Arc<AtomicU32>,
+    /// The location of the tables, after a connection has found it.
     place: OnceLock<Place>,
 }
 
 impl Postgres {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
-        let options = match &url.callers {
-            Some(CallersPool::Postgres(pool, _)) => Ok((*pool.connect_options()).clone()),
-            _ => url.driver.parse::<PgConnectOptions>().map_err(Failure::from),
-        };
-        let options = options.map_err(Failure::into_error)?.disable_statement_logging();
-        let options = match options.get_application_name() {
-            None => options.application_name("leasehold"),
-            Some(_) => options,
-        };
-        let options = match url.pooler {
-            // A pooler refuses startup parameters, or applies them to its next client too. PgBouncer, as it is
-            // installed, refuses even the one that the driver sends by default.
-            true => options.extra_float_digits(None),
-            false => options.options(LIMITS).options(PLANS).options([ISOLATION]),
-        };
+        options(url)?;
         Ok(Self {
-            options,
-            addresses: Addresses::default(),
             url: url.clone(),
+            hosts: Hosts::new(&url.hosts),
+            timeline: Arc::default(),
             place: OnceLock::new(),
         })
     }
 
     async fn new_connection(&self) -> sqlx::Result<PgConnection> {
-        let host = self.options.get_host();
-        let is_name = self.options.get_socket().is_none() && !host.starts_with('/');
-        let host = is_name.then_some((host, self.options.get_port()));
-        let connect = |by: Option<IpAddr>| {
-            let options = self.options_by(by);
-            async move { options.connect().await }
-        };
-        self.addresses.connect(host, connect).await
-    }
-
-    fn options_by(&self, address: Option<IpAddr>) -> PgConnectOptions {
-        match address {
-            Some(ip) => self.options.clone().host(&ip.to_string()),
-            None => self.options.clone(),
+        let connected = self.connect_to_primary().await;
+        match self.place.get().is_some() && self.url.can_change_password() {
+            true => connected.map_err(fault::while_password_changes),
+            false => connected,
         }
     }
 
-    /// Where the tables are: known as soon as there was a connection.
+    async fn connect_to_primary(&self) -> sqlx::Result<PgConnection> {
+        let options = options(&self.url).map_err(fault::refused)?;
+        let connect = |server: Arc<Server>| {
+            let (options, latest) = (at(options.clone(), &server), self.timeline.clone());
+            async move {
+                let mut connection = connect_by_address(&options, &server.addresses).await?;
+                if server.host.is_some() {
+                    check_primary(&mut connection, &latest).await?;
+                }
+                Ok(connection)
+            }
+        };
+        self.hosts.connect(connect).await
+    }
+
+    /// Returns the location of the tables, after the first connection.
     pub(super) fn place(&self) -> Option<&Place> {
         self.place.get()
     }
 
-    /// Makes sure that a new connection leads to the tables, and finds nothing else.
+    /// Returns the options for connecting to the server that served last.
+    fn options_of_last(&self) -> sqlx::Result<PgConnectOptions> {
+        let server = self.hosts.last();
+        let options = at(options(&self.url).map_err(fault::refused)?, server);
+        Ok(by_address(&options, server.addresses.served()))
+    }
+
+    /// Verifies that a new connection leads to the tables, and restricts its search path.
     async fn arrive(&self, connection: &mut PgConnection) -> sqlx::Result<&Place> {
         let place = place::arrive(connection, &self.url, self.place.get()).await?;
         Ok(self.place.get_or_init(|| place))
     }
 }
+
+/// Returns the driver's options, with the current password.
+fn options(url: &SqlUrl) -> Result<PgConnectOptions> {
+    let options = match &url.callers {
+        Some(CallersPool::Postgres(pool, _)) => Ok((*pool.connect_options()).clone()),
+        _ => url.driver.parse().map_err(Failure::from),
+    };
+    let options: PgConnectOptions = options.map_err(Failure::into_error)?;
+    let options = match options.get_application_name() {
+        None => options.application_name("leasehold"),
+        Some(_) => options,
+    };
+    let options = match &url.password {
+        Some(password) => options.password(&password.now()),
+        None => options,
+    };
+    let options = options.disable_statement_logging();
+    Ok(match url.pooler {
+        // A pooler refuses startup parameters, or applies them to its next client too. PgBouncer in
+        // its default configuration refuses even the parameter that the driver sends by default.
+        true => options.extra_float_digits(None),
+        false => options.options(LIMITS).options(PLANS).options([ISOLATION]),
+    })
+}
+
+fn at(options: PgConnectOptions, server: &Server) -> PgConnectOptions {
+    match &server.host {
+        Some(host) => options.host(&host.name).port(host.port),
+        None => options,
+    }
+}
+
+fn by_address(options: &PgConnectOptions, address: Option<IpAddr>) -> PgConnectOptions {
+    match address {
+        Some(ip) => options.clone().host(&ip.to_string()),
+        None => options.clone(),
+    }
+}
+
+async fn connect_by_address(
+    options: &PgConnectOptions,
+    addresses: &Addresses,
+) -> sqlx::Result<PgConnection> {
+    let host = options.get_host();
+    let is_name = options.get_socket().is_none() && !host.starts_with('/');
+    let connect = |by: Option<IpAddr>| {
+        let options = by_address(options, by);
+        async move { options.connect().await }
+    };
+    addresses.connect(is_name.then_some((host, options.get_port())), connect).await
+}
+
+/// Refuses one of several servers unless it is the primary. The primary accepts writes, and is on
+/// the latest timeline that this client has seen. A former primary that runs again is on an earlier
+/// timeline.
+async fn check_primary(connection: &mut PgConnection, latest: &AtomicU32) -> sqlx::Result<()> {
+    let refused = |what: String| Err(sqlx::Error::Io(std::io::Error::other(what)));
+    let read_only = sqlx::raw_sql("SHOW transaction_read_only").fetch_one(&mut *connection).await?;
+    if text(&read_only, 0)?.as_deref() == Some("on") {
+        return refused("the server is read-only (a standby)".into());
+    }
+    let asked = sqlx::raw_sql(TIMELINE).fetch_one(connection).await;
+    let timeline = match asked {
+        Ok(row) => u32::from_str_radix(&text(&row, 0)?.unwrap_or_default(), 16).ok(),
+        // Some providers do not allow this query.
+        Err(sqlx::Error::Database(_)) => None,
+        Err(error) => return Err(error),
+    };
+    let Some(timeline) = timeline else { return Ok(()) };
+    match latest.fetch_max(timeline, Ordering::SeqCst) {
+        newer if newer > timeline => refused(format!(
+            "the server is a former primary (its timeline is {timeline}, and that of the primary {newer})"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The timeline of a server that is not in recovery.
+const TIMELINE: &str =
+    "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)";
 
 #[async_trait]
 impl Connect for Postgres {
@@ -422,67 +514,119 @@ impl Connect for Postgres {
     }
 }
 
-/// How long after a failure listening begins anew.
+/// The pause before listening again after a failure.
 const LISTEN_AGAIN: Duration = Duration::from_millis(200);
-/// How long nothing may be heard before it is asked whether the server is still there. A connection
-/// that somebody on the way has forgotten ends for neither side, and nothing is heard on it for ever.
+/// The time without a message after which the server is checked. If a device on the path forgets
+/// the connection, neither side notices, and nothing is ever received on it.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How long nobody may have waited before it does not listen any more.
+/// The time without waiting claims after which the client stops listening.
 const REST: Duration = Duration::from_secs(10);
-/// How long it may take to begin to listen.
+/// The time limit for starting to listen.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Listens for what other clients grant to ours, on a connection that serves for calls as well. Never
-/// ends by itself. What was sent while nobody listened is made good by asking; while none can be had,
-/// it is asked all the time.
+/// Listens for grants of our claims by other clients, on a connection that also serves calls. Never
+/// returns. After a period without listening, a poll finds the grants of that period. While no
+/// connection can be opened, this task polls continuously.
 pub(super) async fn listen(postgres: Arc<Postgres>, shared: Arc<Shared>) {
     loop {
         while shared.waiters.count() == 0 {
             shared.waiters.more().await;
         }
-        let hearing = tokio::select! {
-            hearing = Hearing::begin(postgres.clone(), &shared.session) => hearing,
-            () = ask_meanwhile(&shared) => continue,
+        let connection = tokio::select! {
+            connection = PgListenConnection::begin(postgres.clone()) => connection,
+            () = poll_meanwhile(&shared) => continue,
         };
-        if let Ok(hearing) = hearing {
-            let ear = shared.pool.ear();
-            ear.is_now(Box::new(hearing)).await;
-            shared.waiters.ask_all();
-            // Whoever borrows the connection in between changes nothing of how long nobody has waited.
-            let mut resting = pin!(rest(&shared.waiters));
-            let mut looks = Looks::default();
-            loop {
-                let heard = tokio::select! {
-                    biased;
-                    () = looks.due() => {
-                        looks.look(&shared).await;
-                        continue;
-                    }
-                    heard = ear.hear(silence(&shared.waiters), resting.as_mut()) => heard,
-                };
-                match heard {
-                    Heard::Message(message) => {
-                        looks.notified(&shared.waiters, &message);
-                        resting.set(rest(&shared.waiters));
-                    }
-                    Heard::Nothing => {}
-                    Heard::Enough => {
-                        if !be_deaf(&shared, ear).await {
-                            break;
-                        }
-                        resting.set(rest(&shared.waiters));
-                    }
-                    Heard::Gone => break,
-                }
-            }
+        if let Ok(connection) = connection {
+            shared.pool.listening().set(Box::new(connection)).await;
+            listen_or_poll(&shared).await;
         }
         shared.waiters.ask_all();
         tokio::time::sleep(LISTEN_AGAIN).await;
     }
 }
 
-/// Stands in for what nobody hears. Never ends.
-async fn ask_meanwhile(shared: &Shared) {
+/// Listens while a waiter is near the front of a queue, and polls otherwise (`positions.rs`). Ends
+/// once the connection is lost.
+async fn listen_or_poll(shared: &Shared) {
+    let (listening, waiters) = (shared.pool.listening(), &shared.waiters);
+    let mut listens = false;
+    let mut polls = NotifiedPolls::default();
+    // A call may borrow the connection in between. That does not restart the time without waiters.
+    let mut resting = pin!(rest(waiters));
+    loop {
+        let poll_at = match shared.need(listens) {
+            Need::Listen if !listens => {
+                if !listening.run(&format!("LISTEN {}", shared.session)).await {
+                    return;
+                }
+                listens = true;
+                resting.set(rest(waiters));
+                // Finds grants that were committed before.
+                polls.poll(shared).await;
+                continue;
+            }
+            Need::PollAt(due) if due <= Instant::now() => {
+                polls.poll(shared).await;
+                continue;
+            }
+            Need::PollAt(due) if listens => {
+                if !listening.run("UNLISTEN *").await {
+                    return;
+                }
+                listens = false;
+                Some(due)
+            }
+            Need::PollAt(due) => Some(due),
+            Need::Listen | Need::Nothing => None,
+        };
+        let result = tokio::select! {
+            biased;
+            () = polls.due() => {
+                polls.poll(shared).await;
+                continue;
+            }
+            () = shared.positions.changed() => continue,
+            () = reached(poll_at) => continue,
+            result = listening.listen(silence(waiters), at_rest(listens, resting.as_mut())) => {
+                result
+            }
+        };
+        match result {
+            ListenResult::Message(message) => {
+                polls.notified(waiters, &message);
+                resting.set(rest(waiters));
+            }
+            ListenResult::Nothing => {}
+            // A listening session costs each hand-over in the database a transaction.
+            ListenResult::Enough => {
+                if !listening.run("UNLISTEN *").await {
+                    return;
+                }
+                listens = false;
+            }
+            ListenResult::Gone => return,
+        }
+    }
+}
+
+/// Waits until `due`, or forever if `due` is `None`.
+async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when a client that listens has had no waiter for a while.
+async fn at_rest(listens: bool, resting: impl Future<Output = ()>) {
+    match listens {
+        true => resting.await,
+        false => std::future::pending().await,
+    }
+}
+
+/// Polls while this client cannot listen. Never returns.
+async fn poll_meanwhile(shared: &Shared) {
     loop {
         tokio::time::sleep(LISTEN_AGAIN).await;
         if shared.waiters.count() > 0 {
@@ -491,26 +635,26 @@ async fn ask_meanwhile(shared: &Shared) {
     }
 }
 
-/// A connection that listens.
-struct Hearing {
+/// The listening connection.
+struct PgListenConnection {
     listener: Option<PgListener>,
     plans: Plans,
     pool: PgPool,
-    /// What the listener leaves behind as it is dropped is done there.
+    /// The runtime for the cleanup that the listener starts when it is dropped.
     runtime: Handle,
 }
 
-impl Drop for Hearing {
+impl Drop for PgListenConnection {
     fn drop(&mut self) {
         let _here = self.runtime.enter();
         drop(self.listener.take());
     }
 }
 
-impl Hearing {
-    async fn begin(postgres: Arc<Postgres>, channel: &str) -> sqlx::Result<Self> {
-        let options = postgres.options_by(postgres.addresses.served());
-        // The listener wants a pool; this one is its only connection.
+impl PgListenConnection {
+    async fn begin(postgres: Arc<Postgres>) -> sqlx::Result<Self> {
+        let options = postgres.options_of_last()?;
+        // The listener needs a pool. The listening connection is the pool's only one.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -519,13 +663,18 @@ impl Hearing {
             .test_before_acquire(false)
             .after_connect(move |connection, _| {
                 let postgres = postgres.clone();
-                Box::pin(async move { postgres.arrive(connection).await.map(drop) })
+                Box::pin(async move {
+                    if postgres.hosts.last().host.is_some() {
+                        check_primary(connection, &postgres.timeline).await?;
+                    }
+                    postgres.arrive(connection).await.map(drop)
+                })
             })
             .connect_lazy_with(options);
         let mut listener = PgListener::connect_with(&pool).await?;
-        // Another connection in the middle of a call would be outside of its transaction.
+        // If it reconnected in the middle of a call, the new connection would be outside of the
+        // transaction.
         listener.eager_reconnect(false);
-        listener.listen(channel).await?;
         let plans = Plans::default();
         Ok(Self { listener: Some(listener), plans, pool, runtime: Handle::current() })
     }
@@ -539,7 +688,7 @@ impl Hearing {
 }
 
 #[async_trait]
-impl Wire for Hearing {
+impl Wire for PgListenConnection {
     async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
         Wire::rows(self.connection().await?, statement, args).await
     }
@@ -567,13 +716,13 @@ impl Wire for Hearing {
         Ok(())
     }
 
-    async fn hear(&mut self) -> sqlx::Result<Option<String>> {
+    async fn notification(&mut self) -> sqlx::Result<Option<String>> {
         let Some(listener) = &mut self.listener else { return Ok(None) };
         Ok(listener.try_recv().await?.map(|message| message.payload().to_owned()))
     }
 }
 
-/// Resolves when nothing was heard for a while, and somebody waits to hear something.
+/// Resolves when nothing was received for a while and a claim waits.
 async fn silence(waiters: &Waiters) {
     tokio::time::sleep(SILENCE).await;
     while waiters.count() == 0 {
@@ -581,7 +730,7 @@ async fn silence(waiters: &Waiters) {
     }
 }
 
-/// Resolves when nobody has waited for a while.
+/// Resolves when no claim has waited for a while.
 async fn rest(waiters: &Waiters) {
     let mut since = Instant::now();
     while since.elapsed() < REST {
@@ -592,48 +741,34 @@ async fn rest(waiters: &Waiters) {
     }
 }
 
-/// Stops listening until somebody waits: any news wakes all who listen in that database, whomever it is
-/// for. What comes meanwhile is made good by asking. Whether the connection is still there.
-async fn be_deaf(shared: &Shared, ear: &Ear) -> bool {
-    if !ear.say("UNLISTEN *").await {
-        return false;
-    }
-    while shared.waiters.count() == 0 {
-        shared.waiters.more().await;
-    }
-    let listens = ear.say(&format!("LISTEN {}", shared.session)).await;
-    shared.waiters.ask_all();
-    listens
-}
-
-/// The pauses before a look after notifications that were not true.
+/// The shortest and the longest pause before a poll after false notifications.
 const DOUBT: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(320)];
 
-/// When to look who of our waiters holds, because of notifications.
+/// The schedule of polls that notifications cause.
 #[derive(Debug, Default)]
-struct Looks {
-    /// Whether there was one of which nothing is known.
+struct NotifiedPolls {
+    /// Whether a notification named a grant that is not known yet.
     is_due: bool,
     not_before: Option<Instant>,
     doubt: Duration,
-    /// What the last look has found, and what it was because of.
+    /// The grants that the last poll found, and the notifications that caused the next poll.
     found: Vec<(ClaimId, Token)>,
     named: Vec<(ClaimId, Token)>,
 }
 
-impl Looks {
-    /// Notes what a notification says.
+impl NotifiedPolls {
+    /// Records the content of a notification.
     fn notified(&mut self, waiters: &Waiters, message: &str) {
         let Some(named) = read(message).filter(|(id, _)| waiters.has(*id)) else { return };
         if !self.found.contains(&named) {
             self.is_due = true;
-            // The last ones are enough to tell whether any was true.
+            // The latest notifications are enough to decide whether any was true.
             self.named.truncate(64);
             self.named.insert(0, named);
         }
     }
 
-    /// Resolves when it is time to look.
+    /// Waits until the next poll is due.
     async fn due(&self) {
         match (self.is_due, self.not_before) {
             (false, _) => std::future::pending().await,
@@ -642,19 +777,21 @@ impl Looks {
         }
     }
 
-    /// Looks, and tells those that hold. What cannot be read is asked by each waiter for itself.
-    async fn look(&mut self, shared: &Shared) {
+    /// Polls, and notifies the waiters that hold. If the poll fails, each notified waiter polls on
+    /// its own.
+    async fn poll(&mut self, shared: &Shared) {
         self.is_due = false;
         let named = std::mem::take(&mut self.named);
-        let Some(found) = shared.who_holds_by(&shared.beats).await else {
-            named.iter().for_each(|(id, _)| shared.waiters.tell(*id, Signal::Ask));
+        let Some(found) = shared.poll_places().await else {
+            named.iter().for_each(|(id, _)| shared.waiters.notify(*id, Signal::Ask));
             return self.doubted();
         };
         for (id, token) in &found {
-            shared.waiters.tell(*id, Signal::Granted(*token));
+            shared.waiters.notify(*id, Signal::Granted(*token));
         }
         match named.iter().any(|named| found.contains(named)) {
             true => (self.doubt, self.not_before) = (Duration::ZERO, None),
+            false if named.is_empty() => {}
             false => self.doubted(),
         }
         self.found = found;
@@ -666,15 +803,16 @@ impl Looks {
     }
 }
 
-/// What is sent to the client of a claim that was granted.
+/// Returns the notification for the client of a granted claim.
 pub(super) fn message(id: ClaimId, token: Token) -> String {
     format!("{} {token}", id.to_hex())
 }
 
-/// The notifications that follow a COMMIT in its message, as a transaction of their own: a NOTIFY makes
-/// a commit wait for every other in the server that has one, to the end of its flush. So what is durable
-/// is not in it, and what is in it need not be: it is not flushed. Channels that are not a client's
-/// name are left out, since this is written into SQL.
+/// Returns the notifications that follow a COMMIT in its message, as a separate transaction. A
+/// NOTIFY makes a commit wait until every other commit with a NOTIFY in the server is flushed. So
+/// the durable changes are not in this transaction. It contains nothing that must be durable, so it
+/// is not flushed. Channels that are not a client's name are left out, because they are written
+/// into SQL.
 pub(super) fn telling(told: &[(&str, String)]) -> Option<String> {
     let plain = |channel: &str| {
         channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
@@ -694,8 +832,9 @@ fn read(message: &str) -> Option<(ClaimId, Token)> {
 mod tests {
     use super::*;
 
+    // F37
     #[test]
-    fn f37_news_travels_behind_the_commit_and_is_never_sql() {
+    fn notification_follows_the_commit_and_is_never_sql() {
         let told = |channel| telling(&[(channel, "a 7".to_owned())]);
         assert_eq!(
             told("leasehold_hears_1f").as_deref(),
@@ -713,7 +852,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn news_from_outside_is_read_or_none(text in testbed::texts(&[
+        fn any_notification_is_parsed_or_ignored(text in testbed::texts(&[
             "0123456789abcdef0123456789abcdef 42",
         ])) {
             if let Some((id, token)) = read(&text) {

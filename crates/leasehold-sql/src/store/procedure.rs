@@ -1,11 +1,12 @@
-//! Procedures that the server keeps: what they are called, what makes them, how they are called (`procedures.rs`
-//! says what for).
+//! The stored procedures: their names, and the SQL that creates and calls them. `procedures.rs`
+//! explains their purpose.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::wire::Statement;
 
-/// Part of their names: to be raised with each change of their texts.
+/// The version of the procedures' texts, which is part of their names. Increase the version with
+/// each change of the texts.
 pub(super) const VERSION: u32 = 2;
 
 /// Both procedures of a database.
@@ -13,24 +14,24 @@ pub(super) const VERSION: u32 = 2;
 pub(super) struct Procedures {
     pub(super) stand: Procedure,
     pub(super) hand_over: Procedure,
-    /// Whether this user may make them: a row.
+    /// Returns a row if this user may create the procedures.
     pub(super) may_make: Statement,
-    /// Which claim was the last that handed over in this session for good: one text.
+    /// Returns the last claim whose hand-over was committed in this session, as one text.
     pub(super) left: Statement,
-    /// Whether both were found.
+    /// Whether both procedures were found.
     ready: AtomicBool,
 }
 
-/// A procedure of the server's.
+/// A stored procedure.
 #[derive(Debug)]
 pub(super) struct Procedure {
-    /// What makes it.
+    /// The statement that creates the procedure.
     pub(super) create: String,
-    /// What it does, as the server keeps it.
+    /// The procedure's body, as the server stores it.
     pub(super) body: String,
-    /// Its text, if there is one of this name.
+    /// Returns the text of the procedure with this name, if it exists.
     pub(super) find: Statement,
-    /// One row, of NULLs where nothing was done.
+    /// Calls the procedure. Returns one row, which consists of NULLs if nothing was done.
     pub(super) call: Statement,
 }
 
@@ -44,12 +45,12 @@ impl Procedures {
         Self { stand, hand_over, may_make, left, ready: AtomicBool::new(false) }
     }
 
-    /// Whether they are called.
+    /// Returns whether the procedures are called.
     pub(super) fn are_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// From now on they are not, or are.
+    /// Sets whether the procedures are called from now on.
     pub(super) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Relaxed);
     }

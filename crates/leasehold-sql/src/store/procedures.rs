@@ -1,21 +1,24 @@
-//! A plain turn (`plain.rs`) as procedures that the server keeps: what is decided is the same, and is decided by
-//! a third of the work, since the server has read and planned it before.
+//! Stored procedures for a plain turn (`plain.rs`). They make the same decisions with a third of
+//! the work, because the server has parsed and planned them before.
 //!
-//! *Who makes them?* Whoever connects and may, as with the tables; or a person who runs what
-//! `leasehold schema` prints. Who may not, where there are none, takes a plain turn by a message of many
-//! statements, as without them: all are in one queue.
+//! **How are they created?** By any client that connects and has the permission, as with the
+//! tables, or by an administrator with the output of `leasehold schema`. If the procedures do not
+//! exist and a client lacks the permission, it does a plain turn by a message of several
+//! statements. All clients use one queue either way.
 //!
-//! *Whose are they?* A procedure runs with the rights of who calls it, so none is called but one whose text
-//! is ours to the letter, and that nobody can change who could not change the tables: somebody else may have
-//! made it. Another text has another name, which has a version, so that none is changed under those who call
-//! it.
+//! **Which procedures are trusted?** A procedure runs with the permissions of its caller, and
+//! another user may have created it. So a procedure is called only if its text is exactly ours. In
+//! addition, only roles that could change the tables may be able to change it. A different text has
+//! a different name, which contains a version. So a procedure never changes while clients call it.
 //!
-//! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one.
-//! Which of both it was the session knows: a variable of it names the claim that has left, which PostgreSQL keeps
-//! only if the transaction was committed, and MySQL's procedure sets behind its COMMIT. A holder that gets an error
-//! asks for it, and leaves by a section (`join.rs`) if it has not left. So a release that had no effect, since the lock
-//! was lost before, never says that it had one. One that is gone, may not be called any more, or fails for another reason of its own, is not called
-//! again.
+//! **What if a call fails?** Before its COMMIT nothing was done. After the COMMIT only the
+//! notification of the next client remains. The session shows which of the two happened, because a
+//! session variable names the claim that has left. PostgreSQL keeps the variable only if the
+//! transaction was committed, and MySQL's procedure sets it after its COMMIT. A holder that gets an
+//! error reads the variable. If the claim has not left, it leaves by a section (`join.rs`). So a
+//! release that had no effect, because the lock was lost before, never reports success. A procedure
+//! is not called again if it is gone, may no longer be called, or fails for another reason of its
+//! own.
 
 use super::fault::Failure;
 use super::plain_words::HandedOver;
@@ -25,16 +28,16 @@ use super::shared::Shared;
 use super::wire::{Arg, Row, Statement, Wire};
 use leasehold_core::Claim;
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub(super) enum Called {
-    /// It is as simple as that: this is what it said.
+    /// The procedure handled a simple case and returned this row.
     Done(Row),
-    /// It is not, and nothing was done.
+    /// The case was not simple, and the procedure did nothing.
     Nothing,
-    /// There is no such procedure.
+    /// The procedure does not exist or must not be called.
     No,
-    /// It failed in the end, perhaps when all was done.
+    /// The procedure failed, possibly after everything was done.
     Unsure,
 }
 
@@ -43,12 +46,14 @@ impl Shared {
         self.sql.plain.as_ref()?.procedures.as_ref()
     }
 
-    /// Whether a turn takes more work here than it would with procedures.
+    /// Returns whether hand-overs cost more work than necessary, because the procedures are
+    /// missing.
     pub(super) fn lacks_procedures(&self) -> bool {
         self.procedures().is_some_and(|procedures| !procedures.are_ready())
     }
 
-    /// Finds them, or makes them if there are none and we may. What the database cannot do is no failure.
+    /// Finds the procedures, or creates them if they do not exist and this user may create them. A
+    /// database without procedures is not an error.
     pub(super) async fn prepare_procedures(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
         let Some(procedures) = self.procedures() else { return Ok(()) };
         let mut ready = true;
@@ -70,7 +75,7 @@ impl Shared {
             && text(wire, &procedures.may_make).await?.is_some_and(|t| !t.is_empty())
         {
             match wire.raw(&procedure.create).await {
-                // Or somebody else does so at this moment.
+                // Another client may create the procedure at the same time.
                 Ok(()) | Err(sqlx::Error::Database(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -79,8 +84,8 @@ impl Shared {
         Ok(found == procedure.body)
     }
 
-    /// Whether a hand-over that failed was done nevertheless: by the session's own word, which is also gone if the
-    /// session is.
+    /// Returns `Not` if the session's variable shows that a failed hand-over did not happen, and
+    /// `Perhaps` otherwise. The variable is gone if the session is.
     pub(super) async fn has_handed_over(&self, wire: &mut dyn Wire, claim: &Claim) -> HandedOver {
         let Some(procedures) = self.procedures() else { return HandedOver::Perhaps };
         match text(wire, &procedures.left).await {
@@ -97,7 +102,7 @@ impl Shared {
         which: impl Fn(&Procedures) -> &Procedure,
         args: Vec<Arg>,
     ) -> Result<Called, Failure> {
-        // What is borrowed is spoken to in transactions, in which a procedure cannot commit.
+        // Borrowed connections run everything in transactions, in which a procedure cannot commit.
         let may = !wire.is_borrowed();
         let ready = self.procedures().filter(|procedures| may && procedures.are_ready());
         let Some(procedures) = ready else { return Ok(Called::No) };
@@ -107,9 +112,9 @@ impl Shared {
                 _ => Called::Nothing,
             }),
             Err(error) => match Failure::from(error) {
-                // A limit of the server's may have cut short what comes behind the COMMIT.
+                // A limit of the server may have aborted the steps after the COMMIT.
                 Failure::Conflict(_) => Ok(Called::Unsure),
-                // Full disks pass: what passes says nothing of the procedure.
+                // A transient error such as a full disk is unrelated to the procedure.
                 Failure::Final(error) if error.is_transient() => Err(error.into()),
                 Failure::Final(_) => {
                     procedures.set_ready(false);
@@ -121,7 +126,8 @@ impl Shared {
     }
 }
 
-/// What a statement of one column says, in one text; `None`: the database does not know the question.
+/// Returns the result of a statement with one column, as one text. Returns `None` if the database
+/// does not support the statement.
 async fn text(wire: &mut dyn Wire, statement: &Statement) -> Result<Option<String>, Failure> {
     match wire.rows(statement, Vec::new()).await.map_err(Failure::from) {
         Ok(rows) => {
@@ -159,7 +165,8 @@ mod tests {
         Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap()
     }
 
-    /// One holds, another waits, and is let in as the first one leaves, and told.
+    /// One client holds, and another waits. When the holder leaves, the waiter is granted and
+    /// notified.
     async fn hands_over(one: &SqlStore, other: &SqlStore) {
         let (first, next) = (claim(), claim());
         let holds = one.join(&first, Mode::Wait).await.unwrap();
@@ -167,7 +174,7 @@ mod tests {
         let waits = other.join(&next, Mode::Wait).await.unwrap();
         assert!(matches!(waits, Joined::Waiting(_)), "{waits:?}");
         assert!(one.leave(&first, None).await.unwrap());
-        // As it begins to listen, it is told to ask.
+        // A client that starts to listen is asked to poll.
         while other.changed(&next).await.unwrap() == Signal::Ask {
             let asked = other.join(&next, Mode::Wait).await.unwrap();
             if matches!(asked, Joined::Holding { .. }) {
@@ -177,7 +184,7 @@ mod tests {
         assert!(other.leave(&next, None).await.unwrap());
     }
 
-    /// A database on each server of this run.
+    /// Returns a database on each server of this run.
     fn databases() -> Vec<String> {
         let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
         let all = [testbed::postgres().database(), testbed::mariadb().database()];
@@ -195,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_no_procedures_is_in_one_queue_with_who_has() {
+    async fn clients_with_and_without_procedures_share_one_queue() {
         for url in databases() {
             are_in_one_queue(&url).await;
         }
@@ -212,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_procedure_that_somebody_else_made_is_not_called() {
+    async fn foreign_procedure_is_not_called() {
         let url = testbed::postgres().database();
         let store = open(&url).await;
         assert!(!store.shared.lacks_procedures());
@@ -224,10 +231,14 @@ mod tests {
         let later = open(&url).await;
         assert!(later.shared.lacks_procedures());
         hands_over(&later, &later).await;
-        // Nor one that takes its arguments in another order, or belongs to somebody else.
+        // A procedure is not called either if its arguments are in another order or it has another
+        // owner.
         run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
         run(&store, &ours.replace("lock_name text, mine text", "mine text, lock_name text")).await;
-        assert!(open(&url).await.shared.lacks_procedures(), "swapped");
+        assert!(
+            open(&url).await.shared.lacks_procedures(),
+            "a procedure with swapped arguments is called"
+        );
         run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
         let database = url.rsplit('/').next().unwrap();
         let server = testbed::postgres();
@@ -236,10 +247,14 @@ mod tests {
             database,
             "CREATE ROLE mallory; ALTER PROCEDURE leasehold_stand_2 OWNER TO mallory",
         );
-        assert!(open(&url).await.shared.lacks_procedures(), "another owner");
+        assert!(
+            open(&url).await.shared.lacks_procedures(),
+            "a procedure of another owner is called"
+        );
         server.admin(database, "ALTER PROCEDURE leasehold_stand_2 OWNER TO lh");
         assert!(!open(&url).await.shared.lacks_procedures());
-        // Nor is one that would have the rights of who made it, or settings of its own.
+        // A procedure is not called either if it would run with its creator's permissions or own
+        // settings.
         for altered in ["SECURITY DEFINER", "SET work_mem = '1MB'"] {
             run(&store, "DROP PROCEDURE public.leasehold_stand_2").await;
             run(&store, &ours.replace("LANGUAGE plpgsql", &format!("LANGUAGE plpgsql {altered}")))
@@ -251,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_procedure_that_is_gone_is_done_without() {
+    async fn missing_procedure_is_not_required() {
         for url in databases() {
             is_done_without(&url).await;
         }
@@ -263,12 +278,12 @@ mod tests {
         drop_both(&one).await;
         hands_over(&one, &other).await;
         assert!(one.shared.lacks_procedures() && other.shared.lacks_procedures());
-        // Who connects next makes them anew.
+        // The next client that connects creates the procedures again.
         assert!(!open(url).await.shared.lacks_procedures());
     }
 
     #[tokio::test]
-    async fn who_may_not_make_them_does_without() {
+    async fn user_that_may_not_create_procedures_does_not_need_them() {
         let server = testbed::postgres();
         let url = server.database();
         let tables = open(&url).await;
@@ -282,16 +297,17 @@ mod tests {
         let plain = open(&url.replace("lh:lh@", "plain:plain@")).await;
         assert!(plain.shared.lacks_procedures());
         hands_over(&plain, &plain).await;
-        // Once somebody has made them, they may be called.
+        // After another client has created the procedures, this user may call them.
         assert!(!open(&url).await.shared.lacks_procedures());
         let plain = open(&url.replace("lh:lh@", "plain:plain@")).await;
         assert!(!plain.shared.lacks_procedures());
         hands_over(&plain, &plain).await;
     }
 
-    /// Its text is seen by nobody but its maker there: then it is not called.
+    /// On MariaDB, only a procedure's creator can read its text. Another user cannot verify the
+    /// procedure and therefore does not call it.
     #[tokio::test]
-    async fn another_user_of_mariadb_does_without() {
+    async fn other_user_of_mariadb_calls_no_procedures() {
         let server = testbed::mariadb();
         let url = server.database();
         let ours = open(&url).await;
@@ -306,9 +322,10 @@ mod tests {
         hands_over(&plain, &ours).await;
     }
 
-    /// The next one cannot be told: what was committed before that stays, and is no error.
+    /// The next client cannot be notified. The commit before the notification stays, and the
+    /// release succeeds.
     #[tokio::test]
-    async fn who_hands_over_and_cannot_tell_has_left() {
+    async fn release_succeeds_even_if_its_notification_fails() {
         let url = testbed::postgres().database();
         let (one, other) = (open(&url).await, open(&url).await);
         let (first, next) = (claim(), claim());
@@ -326,7 +343,7 @@ mod tests {
         let kept = one.shared.snapshot(wire, &first.name).await.unwrap().unwrap();
         assert_eq!(kept.queue.entries().map(|e| e.id).collect::<Vec<_>>(), [next.id]);
         one.shared.pool.put(pooled);
-        // The same, as a call.
+        // The same must hold for the store's public call.
         let again = claim();
         one.join(&again, Mode::Wait).await.unwrap();
         run(
@@ -338,9 +355,10 @@ mod tests {
         assert!(one.leave(&again, None).await.unwrap());
     }
 
-    /// Another transaction has the lock's row for longer than it is waited for: nothing was done, and it is known.
+    /// Another transaction keeps the lock's row locked for too long. The hand-over has no effect
+    /// and is not reported as done.
     #[tokio::test]
-    async fn hand_over_that_was_undone_is_not_taken_for_done() {
+    async fn rolled_back_hand_over_is_not_reported_as_done() {
         use super::super::plain_words::HandedOver;
         use sqlx::Connection;
         let url = testbed::postgres().database();
@@ -361,9 +379,10 @@ mod tests {
         store.shared.pool.put(pooled);
     }
 
-    /// What is borrowed of the caller's pool calls none, and does not keep our own connection from it.
+    /// Connections borrowed from the caller's pool call no procedures. Our own connections still
+    /// call them.
     #[tokio::test]
-    async fn who_hands_over_by_what_he_borrowed_knows_that_he_has_left() {
+    async fn hand_over_on_a_borrowed_connection_reports_the_release() {
         use super::super::{callers::CallersPool, plain_words::HandedOver, url::SqlUrl};
         let url = testbed::postgres().database();
         let here = tokio::runtime::Handle::current();
@@ -392,9 +411,10 @@ mod tests {
         assert!(!store.leave(&next, None).await.unwrap());
     }
 
-    /// A text that is changed under its name would be called by nobody who has the other one.
+    /// If a text changed but its name did not, clients with the other text would no longer call the
+    /// procedure.
     #[test]
-    fn another_text_has_another_name() {
+    fn changed_procedure_text_requires_a_new_version() {
         let texts = [
             include_str!("procedures/postgres_stand.sql"),
             include_str!("procedures/postgres_hand_over.sql"),

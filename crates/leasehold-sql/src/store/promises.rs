@@ -1,4 +1,4 @@
-//! What the database is found to promise, and the tables it is found to have.
+//! Determines the guarantees of the database, and checks the version of its tables.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -24,22 +24,22 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// The error for a replica.
+/// Returns the error for a replica.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn read_only_server() -> Error {
     Error::new(ErrorKind::Denied, "this server is read-only (a replica)")
         .with_hint("connect to the primary")
 }
 
-/// After so long the server ends a transaction whose client does nothing (`postgres.rs`, `mysql.rs`).
+/// The idle time after which the server ends a transaction (`postgres.rs`, `mysql.rs`).
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
 
-/// For how long who connects waits for room at the server.
+/// The maximum time that a connecting client waits for room at the server.
 const FOR_ROOM: Duration = Duration::from_secs(8);
 const ROOM_AGAIN: Duration = Duration::from_millis(200);
 
-/// Makes a first connection, which finds out where it leads.
+/// Opens a first connection, which finds the location of the tables.
 #[cfg(feature = "postgres")]
 pub(super) async fn first(pool: &Pool) -> Result<()> {
     let began = Instant::now();
@@ -58,17 +58,17 @@ pub(super) async fn first(pool: &Pool) -> Result<()> {
 }
 
 impl Shared {
-    /// Finds the tables, or makes them, and what the database promises.
-    /// Besides, whether nobody has swept for long.
+    /// Finds or creates the tables, and determines the guarantees. Also returns whether a sweep is
+    /// overdue.
     pub(super) async fn prepare(&self, url: &SqlUrl) -> Result<(Guarantees, bool)> {
         let (mut tries, began) = (0, Instant::now());
         loop {
             tries += 1;
             match self.prepare_once(url).await {
                 Ok(prepared) => return Ok(prepared),
-                // Others make the tables at the same time.
+                // Other clients create the tables at the same time.
                 Err(Failure::Conflict(_)) if tries < TRIES => call::pause(tries).await,
-                // Others close what they do not need any more.
+                // Other clients close the connections that they do not need any more.
                 Err(Failure::Broken(error))
                     if fault::has_no_room(&error) && began.elapsed() < FOR_ROOM =>
                 {
@@ -85,7 +85,7 @@ impl Shared {
         let guarantees = self.promises(wire, url).await?;
         let version = match wire.rows(&self.sql.version, Vec::new()).await {
             Ok(rows) => rows.into_iter().next(),
-            // Made below. What may not be read, or fails otherwise, is there all the same.
+            // The tables are created below. If the error is another one, the table exists.
             Err(error) if fault::is_missing_table(&error) => None,
             Err(error) => return Err(error.into()),
         };
@@ -112,11 +112,11 @@ impl Shared {
         Ok((guarantees, is_due(swept)?))
     }
 
-    /// Nothing is old in tables that were just made.
+    /// Records a sweep, because nothing is old in tables that were just created.
     async fn begin_to_sweep(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
         let nobody = vec![Arg::Name(String::new()), 0.into(), 1.into()];
         match wire.run(&self.sql.create, nobody).await {
-            // Somebody else did.
+            // Another client has created the row.
             Ok(_) | Err(sqlx::Error::Database(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -124,7 +124,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What the database, as it is set up, promises.
+    /// Returns the guarantees of the database in its current configuration.
     async fn promises(&self, wire: &mut dyn Wire, url: &SqlUrl) -> Result<Guarantees, Failure> {
         let (durability, stall) = match url.dialect {
             #[cfg(feature = "sqlite")]
@@ -179,12 +179,13 @@ impl Shared {
         promised.kinds = Cow::Borrowed(ALL_KINDS);
         promised.fifo = true;
         promised.wakeup = if self.pushes { Wakeup::Push } else { Wakeup::Poll };
-        // Servers could tell, too, at the price of a session for each client that holds: `docs/stores/sql.md`.
+        // Servers could notify of evictions too, but each holding client would need a session. See
+        // `docs/stores/sql.md`.
         promised.evicted = if is_file { promised.wakeup } else { Wakeup::Poll };
         promised.liveness = Liveness::Lease;
         promised.clock = ClockModel::Wall;
         promised.lock_delay = true;
-        promised.at_least = true;
+        promised.min_hold = true;
         promised.downgrades = true;
         promised.upgrades = true;
         promised.grant = durability;
@@ -205,7 +206,7 @@ impl Shared {
     }
 }
 
-/// Whether nobody has swept for long, told by the clock and the row that says when.
+/// Returns whether a sweep is overdue, by the clock and the row that records the last sweep.
 fn is_due(row: Vec<Row>) -> Result<bool, Failure> {
     let Some(row) = row.into_iter().next() else { return Ok(true) };
     let mut cells = Cells::new(row);
@@ -213,7 +214,7 @@ fn is_due(row: Vec<Row>) -> Result<bool, Failure> {
     Ok(i64::try_from(swept).unwrap_or(i64::MAX).saturating_add(SWEPT) < now)
 }
 
-/// One row of settings, as text.
+/// Reads one row of settings, as text.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 async fn ask<const N: usize>(
     wire: &mut dyn Wire,
@@ -246,7 +247,7 @@ async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, S
     if !pooler && found_limit != set {
         return Err(fault::undeclared_pooler().into());
     }
-    // A standby, or a database or a user whose transactions write nothing.
+    // A standby, or a database or user whose transactions are read-only.
     if read_only == "on" {
         return Err(read_only_server().into());
     }
@@ -273,12 +274,13 @@ async fn of_mysql(wire: &mut dyn Wire) -> Result<(Durability, Stall), Failure> {
     if let Some(least) = version::mysql_too_old(&version) {
         return Err(version::refused(least, &version).into());
     }
-    // Also for those who may write nevertheless: the primary does not hear of it.
+    // A user that may write nevertheless is refused too, because the primary does not receive these
+    // writes.
     if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
         return Err(read_only_server().into());
     }
     let durability = match flush.as_str() {
-        // 3 is MariaDB's way to write 1.
+        // 3 is a MariaDB value that means the same as 1.
         "1" | "3" => Durability::Disk,
         "2" => Durability::Machine,
         _ => Durability::Process,

@@ -1,17 +1,21 @@
-//! Renewing many claims: a heartbeat for all, and what it cannot settle settled apart.
+//! Renews many claims with one heartbeat, and settles the remaining locks separately.
 //!
-//! Rows are lengthened, many by one statement, without waiting for any: a row that somebody has locked just
-//! now is left out (SQLite has one lock for all). Then one snapshot of their locks, one statement however
-//! many, tells how those stand that wait or were left out; of one lock, for which many wait, its front and
-//! the list of tokens do, so that a crowd's heartbeats do not read the crowd each time. Batches in which
-//! everybody waits take turns, so that they leave a connection to those that hold. What is committed is true,
-//! so it can be answered: a holder that could not be renewed has what its row says, and is renewed next time;
-//! what is not there is lost. That a waiter's row is there does not make its place last longer: one that was
-//! left out, and that no section has lengthened since, is told that nothing is known.
+//! A heartbeat extends many rows with one statement, and waits for none of them. A row that another
+//! transaction has locked is left out. (SQLite has one lock for everything.) Then one snapshot of
+//! the locks shows the state of the claims that wait or were left out. It is one statement for any
+//! number of locks. If many claims wait for one lock, the front of its queue and the list of tokens
+//! are enough. So the heartbeats of many waiters do not read the whole queue each time. Batches
+//! that contain only waiters take turns, so that a connection remains for holders.
 //!
-//! A lock where something has expired or become free, or somebody was left out, is settled by a
-//! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
-//! client that was stopped), the answers are what was seen: one lock never holds up the others.
+//! Committed state is true, so it can be reported. A holder that could not be renewed has the time
+//! left in its row, and is renewed the next time. A claim that has no row is lost. The reply that a
+//! claim waits confirms that its row was extended. So if the row was left out, and no section has
+//! extended it since, the result for a waiter is unknown.
+//!
+//! A lock is also settled by a section if something in it has expired or become free, or a claim
+//! was left out. There is one such section at a time for each lock. It can take long if a paused
+//! client has the row locked. The results are then based on the snapshot. So one lock never blocks
+//! the others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,17 +31,18 @@ use leasehold_core::kit::locked;
 use leasehold_core::store::{Place, Renew, Renewal};
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
-/// How long it is tried to settle a lock; then the next heartbeat does.
+/// The time limit for settling a lock. After that, the next heartbeat tries again.
 const SETTLING: Duration = Duration::from_secs(2);
-/// How long a heartbeat waits for what it settles, before it answers what it saw.
+/// The maximum time that a heartbeat waits for sections before it returns what it has seen.
 const SETTLED_IN: Duration = Duration::from_millis(60);
 
 impl Shared {
-    /// Renews many: what needs a lock's row is settled apart, each lock for itself.
+    /// Renews many claims. Locks whose row must be locked are settled separately.
     ///
-    /// In batches that are short enough for the server's limit of a message (`max_allowed_packet`). One that fails
-    /// is sent again by halves, since a message that is too long may just end the connection; what fails then
-    /// is not known, and the others' answers count.
+    /// Batches are short enough for the server's message limit (`max_allowed_packet`). A batch that
+    /// fails is divided in half and sent again, because a message that is too long may just end the
+    /// connection. If a batch fails and cannot be divided, its results are unknown, and those of
+    /// the other batches are returned.
     pub(super) async fn renew(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let mut answers = Vec::with_capacity(renewals.len());
         let mut limit = self.most_bytes.load(Ordering::Relaxed);
@@ -48,7 +53,7 @@ impl Shared {
                 Ok(answered) => {
                     answers.extend(answered);
                     is_known = true;
-                    // What had failed before was too long.
+                    // The batch that failed before was too long.
                     self.most_bytes.store(limit, Ordering::Relaxed);
                 }
                 Err(error) if !error.is_transient() => return Err(error),
@@ -58,7 +63,7 @@ impl Shared {
                 Err(error) => {
                     answers.extend(batch.iter().map(|_| Renewal::unknown(&error)));
                     failed = Some(error);
-                    // No answer is to be had: the rest is asked for again by the next heartbeat.
+                    // The server does not answer. The next heartbeat renews the rest.
                     if !is_known {
                         break;
                     }
@@ -72,14 +77,14 @@ impl Shared {
     }
 
     async fn renew_batch(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        let beating = self.call(Call::Beat(renewals.to_vec()), &|| false).await?;
-        let Answer::Beaten(beaten) = beating else { return out_of_step() };
+        let answer = self.call(Call::RenewUnlocked(renewals.to_vec()), &|| false).await?;
+        let Answer::RenewedUnlocked(renewed) = answer else { return out_of_step() };
         let mut unsettled: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
-        for (i, _) in beaten.iter().enumerate().filter(|(_, beaten)| beaten.unsettled) {
+        for (i, _) in renewed.iter().enumerate().filter(|(_, one)| one.unsettled) {
             unsettled.entry(&renewals[i].claim.name).or_default().push(i);
         }
-        let left_out: Vec<bool> = beaten.iter().map(|b| b.left_out).collect();
-        let mut answers: Vec<Renewal> = beaten.into_iter().map(|b| b.renewal).collect();
+        let left_out: Vec<bool> = renewed.iter().map(|b| b.left_out).collect();
+        let mut answers: Vec<Renewal> = renewed.into_iter().map(|b| b.renewal).collect();
         let until = Instant::now() + SETTLED_IN;
         let mut settling = Vec::new();
         for (name, indices) in unsettled {
@@ -100,10 +105,17 @@ impl Shared {
                 _ => indices.into_iter().for_each(|i| in_a_moment(&mut answers[i], left_out[i])),
             }
         }
+        #[cfg(feature = "postgres")]
+        for (renewal, answer) in renewals.iter().zip(&answers) {
+            if let Renewal::Waiting(place) = answer {
+                self.positions.note(renewal.claim.id, place.ahead);
+            }
+        }
         Ok(answers)
     }
 
-    /// Settles a lock and renews these in a section; `None` if somebody is at it already.
+    /// Settles a lock and renews these claims in a section. Returns `None` if another section is
+    /// already settling the lock.
     fn settle(
         self: &Arc<Self>,
         name: &Name,
@@ -122,12 +134,14 @@ impl Shared {
     }
 }
 
-/// How long a message with renewals is at most: less than the smallest limit that servers are set to.
+/// The maximum size of a message with renewals. It is below the smallest limit that servers usually
+/// have.
 pub(super) const MOST_BYTES: usize = 256 * 1024;
-/// What is not divided because of its length.
+/// Messages up to this size are not divided.
 const LEAST_BYTES: usize = 4 * 1024;
 
-/// How long a renewal is in a message, at most: a name is written in hexadecimal in JSON, which is so again.
+/// Returns the maximum size of a renewal in a message. A name is written in hexadecimal in JSON,
+/// which is written in hexadecimal again.
 fn bytes_of(renewal: &Renew) -> usize {
     4 * renewal.claim.name.as_str().len() + 320
 }
@@ -136,7 +150,7 @@ fn bytes(renewals: &[Renew]) -> usize {
     renewals.iter().map(bytes_of).sum()
 }
 
-/// How many of these fit in a message: one at least.
+/// Returns how many of the renewals fit into a message, at least one.
 fn fits(renewals: &[Renew], limit: usize) -> usize {
     let mut left = limit;
     let fitting = renewals.iter().take_while(|renewal| {
@@ -147,10 +161,12 @@ fn fits(renewals: &[Renew], limit: usize) -> usize {
     fitting.count().max(1)
 }
 
-/// For one whose lock is being settled: it asks again soon, but not at once.
+/// Adjusts the answer for a claim whose lock is being settled. The client polls again soon, but not
+/// immediately.
 fn in_a_moment(renewal: &mut Renewal, left_out: bool) {
     match renewal {
-        // A grant that is pushed now would be believed to last from here.
+        // A client counts the lease of a notified grant from the last reply that the claim waits.
+        // So that reply must not be sent for a row that was not extended.
         Renewal::Waiting(_) if left_out => {
             let what = "the claim's row is locked by another transaction";
             *renewal = Renewal::unknown(&Error::new(ErrorKind::Unreachable, what));

@@ -1,4 +1,4 @@
-//! Rows and the values in them: what is bound to a statement, and what is read of its answer.
+//! Rows and their values, as statement arguments and as results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ pub(super) struct LockRow {
     pub(super) kind: Kind,
     pub(super) capacity: u32,
     pub(super) last_token: u64,
-    /// How many claims have rows of their own.
+    /// The number of claims that have rows of their own.
     pub(super) claims: usize,
     pub(super) head: Option<Entry>,
 }
 
-/// What [`common`] gives, of nobody.
+/// Returns the values of the same columns as [`common`], for a row without a claim.
 pub(super) fn nobody(token: u64) -> Vec<Arg> {
     let mut args = vec![int(token)];
     args.extend(vec![Arg::Int(0); 5]);
@@ -27,9 +27,10 @@ pub(super) fn nobody(token: u64) -> Vec<Arg> {
     args
 }
 
-/// token, weight, standing, since, expires, lock_delay, host, pid, label.
+/// Returns a claim's values of the columns token, weight, standing, since, expires, lock_delay,
+/// host, pid and label.
 pub(super) fn common(e: &Entry) -> Vec<Arg> {
-    // Departed, the delay is in `expires` already; the fast path adds the two.
+    // For a departed claim, `expires` includes the delay. The fast path adds the two.
     let delay = if e.standing == Standing::Departed { 0 } else { e.lock_delay };
     vec![
         int(e.token.get()),
@@ -44,7 +45,8 @@ pub(super) fn common(e: &Entry) -> Vec<Arg> {
     ]
 }
 
-/// Text as it fits into a column: a label may come from anybody's claim.
+/// Returns the text without control characters, shortened to fit into a column. A label can be any
+/// text.
 pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(256).collect()
 }
@@ -53,12 +55,12 @@ pub(super) fn int(n: u64) -> Arg {
     Arg::Int(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
-/// A time, as far as the database can still add another to it.
+/// Returns a time as an argument, limited so that the database can still add another time to it.
 pub(super) fn time(n: u64) -> Arg {
     Arg::Int(i64::try_from(n).unwrap_or(i64::MAX).min(i64::MAX / 4))
 }
 
-/// A duration in microseconds, likewise.
+/// Returns a duration in microseconds as an argument, limited like [`time`].
 pub(super) fn micros(d: Duration) -> Arg {
     time(u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
 }
@@ -85,12 +87,12 @@ pub(super) fn corrupt(what: &str) -> Failure {
     Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
 }
 
-/// Whether there is nothing in it.
+/// Returns whether the cell is NULL.
 pub(super) fn is_null(cell: &Cell) -> bool {
     matches!(cell, Cell::Int(None) | Cell::Text(None))
 }
 
-/// A row, read from left to right.
+/// A row that is read from left to right.
 pub(super) struct Cells(std::vec::IntoIter<Cell>);
 
 impl Cells {
@@ -124,7 +126,7 @@ impl Cells {
         let claims = self.count()?;
         let claim = self.text()?;
         if claim.is_empty() {
-            // token to label
+            // Skips the columns from token to label.
             self.0.by_ref().take(9).for_each(drop);
             return Ok(LockRow { kind, capacity, last_token, claims, head: None });
         }
@@ -132,7 +134,7 @@ impl Cells {
         Ok(LockRow { kind, capacity, last_token, claims, head })
     }
 
-    /// `None`: the lock was joined with no claim.
+    /// Reads a claim. Returns `None` if the row contains no claim, as the result of a LEFT JOIN.
     pub(super) fn claim(&mut self) -> Result<Option<Entry>, Failure> {
         let claim = match self.0.next() {
             Some(Cell::Text(Some(claim))) => claim,

@@ -6,8 +6,8 @@ use super::url::{Dialect, SqlUrl};
 /// The version of the tables that this code reads and writes.
 pub(super) const VERSION: i64 = 1;
 
-/// What to do about tables of another version. Not to use others: who does excludes nobody who uses
-/// these.
+/// Returns a hint for tables of another version. It advises against using other tables, because
+/// clients of different tables do not exclude each other.
 pub(super) fn advice(found: i64) -> &'static str {
     match found > VERSION {
         true => {
@@ -22,13 +22,13 @@ pub(super) fn advice(found: i64) -> &'static str {
     }
 }
 
-/// The statements that make the tables; each may be run again.
+/// Returns the statements that create the tables. Each can be run again.
 pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
     let types = Types::of(url.dialect);
     let Types { name, text, options, .. } = types;
     let [locks, claims, schema] = ["locks", "claims", "schema"].map(|table| url.table(table));
     let index = format!("{}claims", url.prefix);
-    // MySQL knows no CREATE INDEX IF NOT EXISTS.
+    // MySQL does not support CREATE INDEX IF NOT EXISTS.
     let inline = match types.inline_indexes {
         true => ",\n  KEY by_claim (claim), KEY by_session (session, standing)",
         false => "",
@@ -52,7 +52,8 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
              pid BIGINT NOT NULL,\n  \
              label {text} NOT NULL\n){options}",
             options = match url.dialect {
-                // Taking and releasing rewrites the row: room on its page keeps the index as it is.
+                // Acquiring and releasing rewrites the row. With free space on its page, the index
+                // does not change.
                 #[cfg(feature = "postgres")]
                 Dialect::Postgres => " WITH (fillfactor = 40)",
                 _ => options,
@@ -74,7 +75,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
              session {text} NOT NULL,\n  \
              PRIMARY KEY (name, token){inline}\n){options}",
             options = match url.dialect {
-                // Likewise: who waits, beats and is let in.
+                // Waiting, renewing and granting rewrite the row too.
                 #[cfg(feature = "postgres")]
                 Dialect::Postgres => " WITH (fillfactor = 50)",
                 _ => options,
@@ -83,7 +84,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
     ];
     if !types.inline_indexes {
         let session = match url.dialect {
-            // What is let in keeps its place in every index.
+            // Without `standing` in the index, a grant changes no index.
             #[cfg(feature = "postgres")]
             Dialect::Postgres => "session",
             _ => "session, standing",
@@ -104,7 +105,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
     all
 }
 
-/// The same for people, with what the columns mean.
+/// Returns the statements as readable text, with comments that explain the columns.
 pub(super) fn printed(url: &SqlUrl) -> String {
     let mut text = String::from(
         "-- leasehold's tables. All times are microseconds since 1970, by the database's clock.\n\
@@ -125,7 +126,7 @@ pub(super) fn printed(url: &SqlUrl) -> String {
         text.push_str(&statement);
         text.push_str(";\n");
     }
-    // A procedure is called only if it names the schema that the tables are in.
+    // A procedure is called only if it names the schema of the tables.
     let of_procedures = match (url.dialect, &url.schema) {
         #[cfg(feature = "postgres")]
         (Dialect::Postgres, None) => SqlUrl { schema: Some("public".into()), ..url.clone() },
@@ -139,7 +140,8 @@ pub(super) fn printed(url: &SqlUrl) -> String {
     text
 }
 
-/// What speeds a hand-over up. (MySQL's tools each want to be told in a way of their own where a procedure ends.)
+/// Returns the statements that create the procedures, which make hand-overs faster. (MySQL's tools
+/// differ in how they mark the end of a procedure.)
 fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
     let mut text = String::from(
         "-- The following is optional. It reduces the server's work for a hand-over to one third. \
@@ -160,7 +162,7 @@ fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
         }
         _ => {
             text.push_str(
-                "-- It is written for tables in the schema public: for another, print it with schema= in the URL.\n",
+                "-- These procedures are for tables in the schema of the URL (schema=), or in public if it names none.\n",
             );
             for create in creates {
                 text.push_str(create);
@@ -181,7 +183,7 @@ struct Types {
 impl Types {
     fn of(dialect: Dialect) -> Self {
         match dialect {
-            // SQLite compares text byte for byte unless told otherwise.
+            // SQLite compares text byte for byte by default.
             #[cfg(feature = "sqlite")]
             Dialect::Sqlite => {
                 Self { name: "TEXT", text: "TEXT", options: "", inline_indexes: false }
@@ -193,7 +195,7 @@ impl Types {
                 options: "",
                 inline_indexes: false,
             },
-            // Every text collation of MySQL's folds or pads something (also utf8mb4_bin).
+            // Every text collation of MySQL folds or pads some characters (including utf8mb4_bin).
             #[cfg(feature = "mysql")]
             Dialect::MySql => Self {
                 name: "VARBINARY(512)",

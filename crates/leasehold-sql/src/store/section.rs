@@ -1,18 +1,22 @@
-//! The slow path: one lock's queue, worked on with its row locked.
+//! The slow path, which works on one lock's queue with the lock's row locked.
 //!
-//! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into a
-//! [`Queue`](leasehold_core::queue::Queue), lets that decide, and writes back what changed. On PostgreSQL and
-//! MySQL it is two messages: *begin, lock, read*, and *write, commit, tell*. The server does what is in a
-//! message one statement after the other and stops at the first that fails, also where a write changes not
-//! just the row that it should: so nothing is committed but all of it. If we die in between, the database
-//! undoes it. When it is committed, the clients of those that were granted are told, by the same message, so
-//! that dying here loses no news but with the server. News that is lost all the same (the server died in
-//! between) is made good by the waiters' heartbeats.
+//! A **section** is a short transaction. It locks the lock's row, and reads the clock and the
+//! claims into a [`Queue`](leasehold_core::queue::Queue). The queue decides, and the section writes
+//! back what changed.
+//!
+//! On PostgreSQL and MySQL it takes two messages, *begin, lock, read* and *write, commit, notify*.
+//! The server executes the statements of a message in order and stops at the first that fails. A
+//! write that does not change exactly one row fails too. So either all writes are committed or
+//! none. If the client crashes in between, the database rolls back.
+//!
+//! After the COMMIT, the same message notifies the clients of the granted claims. So a crash of
+//! this client loses no notification. If the server crashes in between, the notification is lost,
+//! and the waiters' heartbeats find the grants.
 
 use std::collections::{BTreeSet, HashSet};
 
 use super::fault::Failure;
-use super::loaded::{self, First, Loaded, Reach};
+use super::queue_snapshot::{self, QueueSnapshot, ReadScope, SectionStart};
 #[cfg(feature = "postgres")]
 use super::session::LISTENS;
 use super::shared::Shared;
@@ -23,31 +27,33 @@ use leasehold_core::store::Signal;
 use leasehold_core::{Claim, ClaimId, Name, Token};
 
 impl Shared {
-    /// The slow path: works on the queue of `name` with its row locked. With `create`, makes the
-    /// row if there is none. `work` is done again, on all of the queue, where the part of it in
-    /// `reach` was not enough.
+    /// Runs `work` on the queue of `name` with the lock's row locked, and returns its result. If
+    /// the row does not exist, it is created for the claim `create`. Without one, `None` is
+    /// returned. `work` is repeated on the whole queue if the part in `scope` was not enough.
     pub(super) async fn section<T>(
         &self,
         wire: &mut dyn Wire,
         name: &Name,
-        reach: Reach,
+        scope: ReadScope,
         create: Option<&Claim>,
-        work: impl Fn(&mut Loaded) -> T + Send,
+        work: impl Fn(&mut QueueSnapshot) -> T + Send,
     ) -> Result<Option<T>, Failure> {
-        let mut loaded = loaded::load(wire, &self.sql, name, reach, First::Begin).await?;
+        let start = SectionStart::Begin;
+        let mut loaded = queue_snapshot::load(wire, &self.sql, name, scope, start).await?;
         if let (None, Some(claim)) = (&loaded, create) {
-            let first = First::Create(claim);
-            loaded = loaded::load(wire, &self.sql, name, reach, first).await?;
+            let start = SectionStart::Create(claim);
+            loaded = queue_snapshot::load(wire, &self.sql, name, scope, start).await?;
         }
         let Some(mut loaded) = loaded else {
             wire.raw("COMMIT").await?;
             return Ok(None);
         };
         let mut done = work(&mut loaded);
-        // Asking again from far back, a claim that joins is told how many are before it.
+        // A claim that joins again from far back must learn how many claims are ahead of it.
         let uncounted = create.is_some() && loaded.has_uncounted();
         if uncounted || !loaded.is_enough() {
-            let all = loaded::load(wire, &self.sql, name, Reach::All, First::Again).await?;
+            let (scope, start) = (ReadScope::All, SectionStart::Again);
+            let all = queue_snapshot::load(wire, &self.sql, name, scope, start).await?;
             loaded = all.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
             done = work(&mut loaded);
         }
@@ -55,23 +61,24 @@ impl Shared {
         self.commit(wire, loaded.changes(&self.sql, name), &granted).await?;
         for (id, token, session) in granted {
             #[cfg(feature = "sqlite")]
-            self.ring(&session, id, token);
+            self.notify_grant(&session, id, token);
             #[cfg(not(feature = "sqlite"))]
             drop(session);
-            self.waiters.tell(id, Signal::Granted(token));
+            self.waiters.notify(id, Signal::Granted(token));
         }
         Ok(Some(done))
     }
 
-    /// Those that the section granted: claim, token, client.
-    fn granted(&self, loaded: &mut Loaded) -> Vec<Granted> {
+    /// Returns the claims that the section granted.
+    fn granted(&self, loaded: &mut QueueSnapshot) -> Vec<Granted> {
         let fresh: HashSet<ClaimId> = loaded.queue.take_fresh_grants().into_iter().collect();
         let new = loaded.queue.entries().filter(|e| fresh.contains(&e.id));
         new.map(|e| (e.id, e.token, e.session.clone())).collect()
     }
 
-    /// Writes, commits, and tells other clients of their grants where they listen: one message, where
-    /// the database can. What comes after the COMMIT may fail: the heartbeats bring the news.
+    /// Writes, commits, and notifies the other clients that listen. This is one message if the
+    /// database supports it. Steps after the COMMIT may fail, and then the heartbeats find the
+    /// grants.
     async fn commit(
         &self,
         wire: &mut dyn Wire,
@@ -90,7 +97,7 @@ impl Shared {
             Err(error) if done.len() < durable => return Err(error.into()),
             Ok(()) | Err(_) => drop(news.drain(..done.len() - durable)),
         }
-        // Of several, the first that fails keeps the others from being told.
+        // If one of several notifications fails, the ones after it were not sent.
         while let (Err(sqlx::Error::Database(_)), true) = (&sent, news.len() > 1) {
             news.remove(0);
             done.clear();
@@ -102,7 +109,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What tells other clients of their grants.
+    /// Returns the statements that notify other clients of their grants.
     fn news(&self, granted: &[Granted]) -> Vec<String> {
         let elsewhere = granted.iter().filter(|(_, _, session)| *session != self.session);
         match self.dialect {
@@ -127,5 +134,5 @@ impl Shared {
     }
 }
 
-/// Claim, token, client.
+/// A claim that was granted: its ID, its token, and the session of its client.
 type Granted = (ClaimId, Token, String);

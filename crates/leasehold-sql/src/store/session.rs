@@ -1,13 +1,14 @@
-//! What the sessions of clients are called: by its name a client is told, or not, of its grants.
+//! The names of clients' sessions. A name's prefix shows whether and how the client is notified of
+//! grants.
 
-/// A client that listens for notifications, and tells those who do; also those are told so that cannot
-/// listen themselves.
+/// The prefix of a client that listens for notifications. Clients that cannot listen notify it too.
 pub(super) const LISTENS: &str = "leasehold_hears_";
 
-/// A client that asks for itself.
+/// The prefix of a client that polls.
 pub(super) const ASKS: &str = "leasehold_asks_";
 
-/// A client of MySQL that can be woken. Another word than PostgreSQL's listeners have: to those an older
-/// leasehold would send PostgreSQL's words.
+/// The prefix of a client of MySQL that can be woken. It differs from that of PostgreSQL's
+/// listeners, because an older leasehold would send PostgreSQL statements to clients with that
+/// prefix.
 #[cfg(feature = "mysql")]
 pub(super) const SLEEPS: &str = "leasehold_sleeps_";

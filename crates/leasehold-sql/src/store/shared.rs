@@ -1,4 +1,4 @@
-//! What the calls' tasks share.
+//! The state that the tasks of a client's calls share.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicUsize;
@@ -6,49 +6,76 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Semaphore, watch};
 
-use super::contended::Contended;
+use super::contention_hints::ContentionHints;
+use super::in_flight_joins::InFlightJoins;
+use super::in_flight_leaves::InFlightLeaves;
 #[cfg(feature = "sqlite")]
-use super::doorbell::Doorbells;
-use super::joins::Joins;
-use super::known::Known;
-use super::leaves::Leaves;
+use super::notify_fifo::NotifyFifos;
 use super::pool::Pool;
+#[cfg(feature = "postgres")]
+use super::positions::Positions;
+use super::seen_names::SeenNames;
 use super::statements::Statements;
 use super::url::Dialect;
-use leasehold_core::Name;
 use leasehold_core::kit::Waiters;
-use leasehold_core::store::Ears;
+use leasehold_core::store::{Ears, Joined};
+use leasehold_core::{Claim, Name};
 
-/// What the calls' tasks share.
+/// The state that the tasks of a client's calls share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) url: String,
     pub(super) dialect: Dialect,
     pub(super) sql: Statements,
     pub(super) pool: Pool,
-    /// For renewals and heartbeats alone, so that they never stand behind calls that wait for a
-    /// lock's row.
-    pub(super) beats: Pool,
-    /// What some heartbeat is settling just now.
+    /// For renewals and heartbeats only, so that they never wait for calls that wait for a lock's
+    /// row.
+    pub(super) renewal_pool: Pool,
+    /// The locks that a heartbeat is currently settling (see `settle`).
     pub(super) settling: Mutex<HashSet<Name>>,
     pub(super) waiters: Arc<Waiters>,
-    pub(super) joins: Joins,
-    pub(super) leaves: Arc<Leaves>,
-    pub(super) contended: Contended,
-    pub(super) known: Known,
-    /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
-    /// those for renewals for heartbeats of waiters.
+    /// PostgreSQL: the queue positions of the waiters.
+    #[cfg(feature = "postgres")]
+    pub(super) positions: Positions,
+    pub(super) joins: InFlightJoins,
+    pub(super) leaves: Arc<InFlightLeaves>,
+    pub(super) contention_hints: ContentionHints,
+    pub(super) seen_names: SeenNames,
+    /// Limits how many connections joins and heartbeats of waiters use. Joins use all but one of
+    /// the connections for calls. Heartbeats of waiters use all but one of those for renewals.
     pub(super) joining: Semaphore,
     pub(super) waiting: Semaphore,
-    /// How long a message with renewals may be.
+    /// The maximum size of a message with renewals.
     pub(super) most_bytes: AtomicUsize,
-    /// This client, as its claims' rows name it; PostgreSQL's channel.
+    /// The name of this client in its claims' rows, and its channel on PostgreSQL.
     pub(super) session: String,
     pub(super) pushes: bool,
-    /// SQLite: where clients are told of grants, if files can be made there.
+    /// SQLite: the FIFOs that notify clients of grants, if files can be created next to the
+    /// database.
     #[cfg(feature = "sqlite")]
-    pub(super) doorbells: Option<Arc<Doorbells>>,
-    /// SQLite: who is told of evictions; whether there are any, until the client says goodbye.
+    pub(super) notify_fifos: Option<Arc<NotifyFifos>>,
+    /// SQLite: the receivers of this client's notifications of evictions. `wants_evictions` states
+    /// whether there are any, and is false after the client has disconnected.
     pub(super) ears: Ears,
-    pub(super) hears: watch::Sender<bool>,
+    pub(super) wants_evictions: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Registers a claim that is about to join and will wait.
+    pub(super) fn enlist(&self, claim: &Claim) {
+        self.waiters.enlist(claim.id, || ());
+        #[cfg(feature = "postgres")]
+        if self.dialect == Dialect::Postgres && self.pushes {
+            self.positions.add(claim);
+        }
+    }
+
+    /// Records the answer to a join.
+    pub(super) fn learn(&self, claim: &Claim, joined: &Joined) {
+        self.contention_hints.learn(&claim.name, joined);
+        #[cfg(feature = "postgres")]
+        if let Joined::Waiting(place) = joined {
+            self.positions.note(claim.id, place.ahead);
+        }
+    }
 }

@@ -1,9 +1,10 @@
-//! SQLite: one file, one machine; whoever writes, writes alone.
+//! The connection to SQLite. The database is one file on one machine, and has one writer at a time.
 //!
-//! The file should have nothing else in it: a transaction of the application's that writes for as
-//! long as a lease stands in the way of the lease's own renewal. Where it has, its journal mode is
-//! left as it is (the mode is the file's, not the connection's), and people are told. On a network
-//! file system SQLite's own locks do not exclude other machines, so there it is refused.
+//! The file should contain only leasehold's tables. An application's transaction that writes for as
+//! long as a lease blocks the lease's renewal. If the file contains other tables, its journal mode
+//! is not changed, because the mode belongs to the file and not to the connection. Instead, a
+//! warning is reported. A file on a network file system is refused, because SQLite's locks do not
+//! exclude other machines there.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -15,9 +16,9 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions, Row};
 
-use super::doorbell::Doorbells;
 use super::fault;
 use super::located::{Checked, Located, not_mounted_alone};
+use super::notify_fifo::NotifyFifos;
 use super::rows;
 use super::schema;
 use super::url::{SqlUrl, Synchronous};
@@ -34,23 +35,24 @@ fn no_id(_: &SqliteQueryResult) -> u64 {
 
 wire!(SqliteConnection, std::convert::identity, text, no_id);
 
-/// A connection of ours.
+/// A connection of our own.
 ///
-/// A transaction begins together with the first statement in it: each time that we ask the driver's
-/// thread is two switches between threads, and in a transaction everybody waits.
+/// A transaction begins together with its first statement. Each message to the driver's thread
+/// costs two thread switches, and during a transaction all other clients wait.
 ///
-/// Where somebody else is writing, *we* try again, since SQLite would sleep for a millisecond at least, and
-/// one of our transactions takes a tenth of that: who releases often meets who just joins the queue.
-/// Within a transaction nothing is tried again but its end: what was sent at once may be half done.
+/// If another client is writing, the statement is retried here. SQLite would sleep for at least a
+/// millisecond, and one of our transactions takes a tenth of that. Releases and joins often collide
+/// in this way. Within a transaction only a COMMIT or ROLLBACK that is sent alone is retried,
+/// because statements that were sent together may be partially executed.
 struct Alone {
     connection: SqliteConnection,
     begun: Begun,
 }
 
-/// How far a transaction is.
+/// The state of a transaction.
 enum Begun {
     No,
-    /// It begins so, with the next statement.
+    /// The transaction begins with this statement, which is sent together with the next one.
     Next(String),
     Yes,
 }
@@ -82,7 +84,8 @@ impl Wire for Alone {
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
         match std::mem::replace(&mut self.begun, Begun::Yes) {
             Begun::Yes => return self.connection.run(statement, args).await,
-            // By itself, since what the last statement has changed would be counted again.
+            // This BEGIN is sent separately, because the rows changed by the last statement would
+            // be counted again.
             Begun::Next(begin) => {
                 self.now(&begin).await?;
                 return self.connection.run(statement, args).await;
@@ -102,7 +105,7 @@ impl Wire for Alone {
         let ends = matches!(sql, COMMIT | "ROLLBACK");
         match std::mem::replace(&mut self.begun, Begun::No) {
             Begun::No if sql.starts_with("BEGIN") => self.begun = Begun::Next(sql.to_owned()),
-            // It ends what never began.
+            // `sql` ends a transaction that never began.
             Begun::Next(_) if ends => {}
             Begun::Next(begin) => {
                 self.begun = Begun::Yes;
@@ -117,7 +120,8 @@ impl Wire for Alone {
         Ok(())
     }
 
-    /// As it comes, but for the writes at the end of a transaction, which go with its COMMIT.
+    /// Runs the steps one by one, except that the writes at the end of a transaction are sent with
+    /// its COMMIT.
     async fn script(
         &mut self,
         steps: Vec<Step<'_>>,
@@ -149,12 +153,12 @@ impl Wire for Alone {
 
 const COMMIT: &str = "COMMIT";
 
-/// Fails unless the statement before it has changed one row: SQLite's abs() of that number is an error,
-/// and its only one.
+/// Fails unless the previous statement changed one row. The smallest integer is the only argument
+/// for which SQLite's abs() fails.
 const CHANGED_ONE: &str = "SELECT iif(changes() = 1, 1, abs(-9223372036854775808))";
 
 impl Alone {
-    /// Several writes, one after the other, and their COMMIT, sent at once.
+    /// Sends several writes and their COMMIT together.
     async fn end_with(&mut self, writes: Vec<(&Statement, Vec<Arg>)>) -> sqlx::Result<()> {
         let (mut sql, mut all) = (String::new(), Vec::new());
         for (statement, args) in writes {
@@ -184,7 +188,7 @@ impl Alone {
     }
 }
 
-/// Others that write, for as long as one statement waits for them.
+/// The start of one statement's wait for other writers, and the number of its retries.
 #[derive(Default)]
 struct Others {
     since: Option<Instant>,
@@ -192,7 +196,8 @@ struct Others {
 }
 
 impl Others {
-    /// Whether to try again, after a while, what failed because of others.
+    /// Returns whether to retry a statement that failed because of another writer. Pauses first if
+    /// necessary.
     async fn are_waited_for(&mut self, error: &sqlx::Error) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
         if !fault::is_busy(error) || since.elapsed() > PATIENCE {
@@ -206,11 +211,12 @@ impl Others {
     }
 }
 
-/// How long others that write are waited for.
+/// The maximum time to wait for other writers.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How often it is tried at once: as long as a short transaction takes that does not wait for its disk.
+/// The number of immediate retries. Together they take about as long as a short transaction that
+/// does not wait for its disk.
 const EAGER: u32 = 30;
-/// The pauses after that, at first.
+/// The first pause after the immediate retries.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -218,16 +224,16 @@ pub(super) struct Sqlite {
     options: SqliteConnectOptions,
     foreign: String,
     path: PathBuf,
-    /// What the store's URL is called where a change is reported.
+    /// The store's URL, shown when a change of the file is reported.
     shown: String,
-    /// What makes the tables, and tells their version.
+    /// The statements that create the tables, and the query for their version.
     tables: Vec<String>,
     version: String,
-    /// The file in which the tables are known to be.
+    /// The file that is known to have the tables.
     known: Mutex<Option<Located>>,
 }
 
-/// Finds a table or a view that is not ours.
+/// Returns a query that finds a table or view that is not ours.
 pub(super) fn foreign(url: &SqlUrl) -> String {
     let ours = ["locks", "claims", "schema"].map(|table| format!("'{}{table}'", url.prefix));
     format!(
@@ -237,7 +243,7 @@ pub(super) fn foreign(url: &SqlUrl) -> String {
     )
 }
 
-/// The name of such a table in the file, if there is one.
+/// Returns the name of a table or view in the file that is not ours, if there is one.
 pub(super) async fn shared_with(
     wire: &mut dyn Wire,
     foreign: &str,
@@ -248,14 +254,14 @@ pub(super) async fn shared_with(
     Ok(name.map(|name| name.chars().filter(|c| !c.is_control()).take(60).collect()))
 }
 
-/// Whether this process may read and write a file.
+/// Returns whether this process may read and write a file.
 fn may_write(path: &Path) -> bool {
     use rustix::fs::{Access, AtFlags, CWD};
     rustix::fs::accessat(CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }
 
-/// What is in the way of a user who may write the database file, but not what SQLite has beside it: that has the
-/// primary group of whoever made it, unless the directory gives it another.
+/// Returns an error message if this user may write the database file, but not SQLite's files next
+/// to it. These have the primary group of their creator, unless the directory sets another group.
 fn closed_to_us(path: &Path, may_write: impl Fn(&Path) -> bool) -> Option<String> {
     let real = std::fs::canonicalize(path).ok().filter(|real| may_write(real))?;
     let closed = ["-wal", "-shm"].into_iter().find_map(|end| {
@@ -272,16 +278,16 @@ fn closed_to_us(path: &Path, may_write: impl Fn(&Path) -> bool) -> Option<String
     ))
 }
 
-/// Refuses what other machines see as well.
+/// Returns an error for a file on a network file system, which other machines may share.
 fn local(path: &Path) -> Result<()> {
     let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = beside.unwrap_or(Path::new("."));
-    // What cannot be looked at cannot be opened either, and that error says why.
+    // If the directory cannot be examined, it cannot be opened either, and that error explains why.
     let magic = kit::magic(path).or_else(|_| kit::magic(directory));
     magic.map_or(Ok(()), of_this_machine)
 }
 
-/// Refuses a file system by its number, as statfs(2) tells it.
+/// Returns an error for a network file system, given its number from statfs(2).
 fn of_this_machine(magic: u32) -> Result<()> {
     match kit::remote(magic) {
         None => Ok(()),
@@ -322,7 +328,7 @@ impl Sqlite {
         })
     }
 
-    /// A connection that has read from the file, so that log and index are there.
+    /// Opens a connection and reads from the file, so that its log and index exist.
     async fn opened(&self) -> sqlx::Result<SqliteConnection> {
         let mut connection = self.options.connect().await?;
         if shared_with(&mut connection, &self.foreign).await?.is_none() {
@@ -331,7 +337,8 @@ impl Sqlite {
         Ok(connection)
     }
 
-    /// Another file than this client has used before may have no tables, or those of another version.
+    /// Prepares a file that this client has not used before. It may have no tables, or tables of
+    /// another version.
     async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
         for statement in &self.tables {
             Wire::raw(connection, statement).await?;
@@ -351,15 +358,15 @@ impl Sqlite {
     }
 }
 
-/// The database file, by a path that does not change with the process's directory.
+/// Returns the absolute path of the database file, which does not depend on the current directory.
 fn path(url: &SqlUrl) -> Result<PathBuf> {
     let path = url.path()?;
     Ok(std::path::absolute(path).unwrap_or_else(|_| path.into()))
 }
 
-/// Where the clients of this file are told of their grants.
-pub(super) fn doorbells(url: &SqlUrl) -> std::io::Result<Doorbells> {
-    Doorbells::beside(&path(url).map_err(std::io::Error::other)?)
+/// Returns the FIFOs by which the clients of this file are notified of their grants.
+pub(super) fn notify_fifos(url: &SqlUrl) -> std::io::Result<NotifyFifos> {
+    NotifyFifos::beside(&path(url).map_err(std::io::Error::other)?)
 }
 
 #[async_trait]
@@ -368,15 +375,16 @@ impl Connect for Sqlite {
         let before = Located::before(&self.path);
         let mut connection =
             self.opened().await.map_err(|error| match closed_to_us(&self.path, may_write) {
-                Some(what) => {
-                    fault::refused(Error::new(ErrorKind::Denied, what).because(error.to_string()))
-                }
-                // It could be opened before: no descriptors are left, or its directory is gone for a while.
+                Some(what) => fault::refused(
+                    Error::new(ErrorKind::Denied, what).with_source(error.to_string()),
+                ),
+                // An earlier connection could open the file. Now file descriptors are used up, or
+                // the directory is temporarily missing.
                 None if kit::locked(&self.known).is_some() && fault::cannot_open(&error) => {
                     let what =
                         format!("the database file {} cannot be opened now", self.path.display());
                     fault::refused(
-                        Error::new(ErrorKind::Unreachable, what).because(error.to_string()),
+                        Error::new(ErrorKind::Unreachable, what).with_source(error.to_string()),
                     )
                 }
                 None => error,
@@ -420,8 +428,9 @@ mod tests {
         }
     }
 
+    // S61
     #[tokio::test]
-    async fn s61_connections_sync_as_the_url_says() {
+    async fn connections_sync_as_configured_in_the_url() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         for (wish, expected) in [
@@ -432,7 +441,7 @@ mod tests {
         ] {
             let here = tokio::runtime::Handle::current();
             let store = SqlStore::open(&format!("{url}{wish}"), &here).await.unwrap();
-            for pool in [&store.shared.pool, &store.shared.beats] {
+            for pool in [&store.shared.pool, &store.shared.renewal_pool] {
                 let mut pooled = pool.take().await.unwrap();
                 let synchronous = setting(&mut pooled, "PRAGMA synchronous", "i").await;
                 assert_eq!(synchronous, expected, "{wish}");
@@ -441,9 +450,10 @@ mod tests {
         }
     }
 
-    /// Where nobody else writes, each finds its row. If ever one does not, nothing is half done.
+    /// If no other client writes, each write finds its row. If one write does not find its row,
+    /// nothing is committed.
     #[tokio::test]
-    async fn of_writes_that_are_sent_at_once_all_or_none_are_committed() {
+    async fn writes_sent_together_are_committed_all_or_none() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", directory.path().join("locks.db").display());
         let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
@@ -479,7 +489,7 @@ mod tests {
             super::closed_to_us(&file, move |path| !path.to_string_lossy().ends_with(closed))
         };
         assert_eq!(super::closed_to_us(&file, |_| true), None);
-        // Then it is the file itself that is not ours.
+        // If `l.db` is inaccessible, the problem is the database file itself and not its log.
         assert_eq!(closed("l.db"), None);
         for end in ["-wal", "-shm"] {
             let told = closed(end).unwrap();
@@ -487,8 +497,9 @@ mod tests {
         }
     }
 
+    // F33
     #[test]
-    fn f33_a_file_on_a_network_file_system_is_refused() {
+    fn a_file_on_a_network_file_system_is_refused() {
         let told = super::of_this_machine(0x6969).unwrap_err();
         assert_eq!(told.kind(), leasehold_core::ErrorKind::Config);
         assert!(told.to_string().contains("is on NFS"), "{told}");

@@ -1,5 +1,5 @@
-//! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
-//! `{greatest}` the larger of two.
+//! The SQL statements, written once for all databases if possible. `?` is an argument, `{now}` is
+//! the server's clock in microseconds, and `{greatest}` is the greater of two values.
 
 use std::borrow::Cow;
 
@@ -7,15 +7,15 @@ use super::plain_words::Plain;
 use super::url::{Dialect, SqlUrl, is_file};
 use super::wire::{Arg, Statement};
 
-/// How many claims the front is: enough for the readers and permits of most locks, and for a few
-/// dead waiters.
-pub(super) const FRONT: usize = 16;
+/// The number of claims in the front. It is enough for the readers and permits of most locks, and
+/// for a few expired waiters.
+pub(super) const FRONT_LIMIT: usize = 16;
 
 /// A statement that changes one row.
 pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
-/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN
-/// ([`Place::begin`](super::place::Place::begin)), so that it costs no round trip.
+/// The session limits for each transaction behind a pooler, where the session is not ours. They are
+/// sent with BEGIN ([`Place::begin`](super::place::Place::begin)), so they cost no round trip.
 pub(super) const LIMITS_POOLED: &str =
     "SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
@@ -23,93 +23,112 @@ pub(super) const LIMITS_POOLED: &str =
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) begin: &'static str,
-    /// Whether nobody else writes while we are in a transaction: so a lock's row and its claims are
-    /// read by one statement.
+    /// Whether no other client writes while a transaction is open. In that case, one statement
+    /// reads a lock's row and its claims.
     pub(super) one_writer: bool,
-    /// Whether the server may be one of several that take writes, and undo what two have written at once.
+    /// Whether the server may be one of several that accept writes, and roll back conflicting
+    /// writes.
     pub(super) certifies: bool,
-    /// Takes a free lock that has a row. (SQLite and PostgreSQL answer the token, and how long ago the lease began:
-    /// PostgreSQL evaluates what it writes before it waits for a row that nobody then changes.)
+    /// Acquires a free lock that has a row. (SQLite and PostgreSQL return the token, and how long
+    /// ago the lease began. PostgreSQL computes the new values before it waits for a locked row. It
+    /// does not compute them again if the row turns out unchanged.)
     pub(super) take: Statement,
-    /// Takes a lock that has none. On MySQL it fails if it is there; the others take it then if it is free.
+    /// Acquires a lock that has no row. If the row exists, the statement fails on MySQL, and
+    /// acquires the lock on the others if it is free.
     pub(super) take_new: Statement,
-    /// Releases a lock that nobody waits for.
+    /// Releases a lock that no other claim waits for.
     pub(super) release: Statement,
-    /// Makes a lock's row.
+    /// Creates a lock's row.
     pub(super) create: Statement,
     /// Locks a lock's row.
     pub(super) lock: Statement,
-    /// The clock, and the claims of a lock: at least one row.
+    /// Reads the clock and the claims of a lock. Returns at least one row.
     pub(super) claims: Statement,
-    /// The same of the front of the queue, and of one claim wherever it stands; rows may be twice.
+    /// Like `claims`, for the front of the queue and one claim wherever it is. Rows may be
+    /// duplicates.
     pub(super) front: Statement,
-    /// The clock, a lock's row and its claims as of one moment.
+    /// Reads the clock, a lock's row and its claims as of one moment.
     pub(super) read: Statement,
-    /// The same of the front of the queue, and of one claim wherever it stands; rows may be twice.
+    /// Like `read`, for the front of the queue and one claim wherever it is. Rows may be
+    /// duplicates.
     pub(super) look: Statement,
-    /// The same as `read` for many locks, whose names are given as JSON.
+    /// Like `read`, for many locks, whose names are given as JSON.
     pub(super) read_many: Statement,
-    /// The tokens of all who have rows of their own, as one JSON array, in any order.
+    /// Returns the tokens of all claims that have rows of their own, as one JSON array in any
+    /// order.
     pub(super) tokens: Statement,
-    /// The same for all locks in use whose names are not before one.
+    /// Like `read`, for all locks in use whose names are greater than or equal to the argument.
     pub(super) list: Statement,
     pub(super) write_lock: Statement,
     pub(super) insert_claim: Statement,
     pub(super) delete_claim: Statement,
-    /// Writes what never shortens a claim's place.
+    /// Updates a claim without ever shortening its place.
     pub(super) extend_claim: Statement,
-    /// Writes what a claim weighs.
+    /// Updates the weight of a claim.
     pub(super) reweigh_claim: Statement,
-    /// Writes a claim's new standing and end.
+    /// Updates the state and expiry time of a claim, unless it was renewed since it was read.
     pub(super) turn_claim: Statement,
-    /// Renew what holds in locks' rows, and what stands among the claims: many at once, given as JSON. They
-    /// tell the claims that they renewed, and their tokens and standings. What somebody has locked is left
-    /// to the slow path where that can be told: one stopped client must not hold up the renewals of all.
-    /// (MySQL: several statements.)
+    /// Renews many claims, given as JSON. One statement renews holders in locks' rows. The other
+    /// renews claims in the table `claims`. They return the renewed claims with their tokens and
+    /// states. Rows locked by other transactions are left to the slow path if the database can skip
+    /// them. So one paused client does not block the renewals of all clients. (MySQL: several
+    /// statements.)
     pub(super) renew_locks: Statement,
     pub(super) renew_claims: Statement,
-    /// Which of our waiters hold.
+    /// Returns which of our waiters hold their locks.
     pub(super) granted: Statement,
-    /// MySQL: which of our waiters were granted after a time; whether there is one of whom we were not
-    /// told; and, if there is none, a sleep, or a wait for a lock that somebody holds. (One statement for
-    /// both would keep a transaction open.)
+    /// For PostgreSQL. Returns the claims that hold, like `granted`, with -1 as the number of
+    /// claims ahead. Also returns our first few waiters of each lock with the number of claims
+    /// ahead of them. Arguments: our session twice.
+    #[cfg(feature = "postgres")]
+    pub(super) places: Statement,
+    /// MySQL: returns which of our waiters were granted after a time. `is_new` checks for a grant
+    /// that this client has not reported yet. If there is none, `sleep` sleeps, or `wait` waits for
+    /// a lock that another connection holds. (One statement for both would keep a transaction
+    /// open.)
     pub(super) granted_since: Statement,
     pub(super) is_new: Statement,
     pub(super) sleep: Statement,
     pub(super) wait: Statement,
-    /// MySQL: takes a lock of the server's own, by which others find our session.
+    /// MySQL: acquires a lock of the server's own, by which other clients find our session.
     pub(super) be_named: Statement,
-    /// Where a message can be several statements: a plain turn as one message.
+    /// The plain turn as one message, if the database accepts several statements in a message.
     pub(super) plain: Option<Plain>,
     pub(super) version: Statement,
-    /// Fails if a table lacks a column; the clock, and the row that says when somebody swept last.
+    /// Fails if a table lacks a column. Returns the clock, and the row that records the last sweep.
     pub(super) probe: Statement,
-    /// Says that it is swept now, unless it was less than so long ago. The row has no name: no lock
-    /// has that, and nobody sees it, since it is free.
+    /// Records a sweep now, unless one was recorded within the given time. The record is a row of
+    /// the lock table with an empty name. No lock can have that name, and listings omit the row
+    /// because they omit free locks.
     pub(super) sweeper: Statement,
-    /// The next names after one.
+    /// Returns the next names after the argument.
     pub(super) page: Statement,
-    /// The locks between two names in which somebody has been dead for a day.
+    /// Returns the locks between two names that have a claim which expired more than a day ago.
     pub(super) abandoned: Statement,
-    /// Forgets the locks between two names that nobody used for a day.
+    /// Deletes the locks between two names that were not used for a day.
     pub(super) sweep: Statement,
 }
 
-/// How many names are swept at once.
+/// The maximum number of waiters of one client and lock for which a poll counts the claims ahead.
+#[cfg(feature = "postgres")]
+const FIRST_FEW: usize = 4;
+
+/// The number of names that are swept at once.
 pub(super) const PAGE: usize = 500;
 
-/// What a lock's row is read as, and a claim's.
+/// The columns of a lock's row.
 const LOCK: &str = "l.kind, l.capacity, l.last_token, l.claims, l.claim, l.token, l.weight, \
                     l.standing, l.since, l.expires, l.lock_delay, l.host, l.pid, l.label";
+/// The columns of a claim's row.
 const CLAIM: &str = "c.claim, c.token, c.weight, c.standing, c.since, c.expires, c.lock_delay, \
                      c.host, c.pid, c.label, c.session";
 
-/// The front of a queue, and one claim: name twice, name and claim. What the tokens of all who have
-/// rows of their own are above, the lock's row says.
+/// Selects the front of a queue and one claim. Arguments: name twice, name and claim. The lock's
+/// row contains a number below the tokens of all claims that have rows of their own.
 fn front_and() -> String {
     format!(
         "SELECT f.* FROM (SELECT * FROM {{claims}} WHERE name = ? AND \
-         token > (SELECT h.token FROM {{locks}} h WHERE h.name = ?) ORDER BY token LIMIT {FRONT}) f \
+         token > (SELECT h.token FROM {{locks}} h WHERE h.name = ?) ORDER BY token LIMIT {FRONT_LIMIT}) f \
          UNION ALL SELECT * FROM {{claims}} WHERE name{{apart}} = ? AND claim = ?"
     )
 }
@@ -220,6 +239,21 @@ impl Statements {
                 "SELECT claim, token FROM {claims} \
                  WHERE session = ? AND standing = 1 AND expires > {now}",
             ),
+            #[cfg(feature = "postgres")]
+            places: say(
+                "tii",
+                &format!(
+                    "SELECT claim, token, -1::bigint FROM {{claims}} \
+                     WHERE session = ? AND standing = 1 AND expires > {{now}} UNION ALL \
+                     SELECT f.claim, f.token, CASE WHEN l.claim = '' THEN 0 ELSE 1 END + \
+                     (SELECT count(*) FROM {{claims}} b WHERE b.name = f.name \
+                     AND b.token > l.token AND b.token < f.token) \
+                     FROM (SELECT c.name, c.claim, c.token, \
+                     row_number() OVER (PARTITION BY c.name ORDER BY c.token) AS nth \
+                     FROM {{claims}} c WHERE c.session = ? AND c.standing = 0) f \
+                     JOIN {{locks}} l ON l.name = f.name WHERE f.nth <= {FIRST_FEW}"
+                ),
+            ),
             granted_since: say(
                 "tii",
                 "SELECT claim, token, since FROM {claims} \
@@ -281,7 +315,7 @@ fn certifies(dialect: Dialect) -> bool {
 
 fn begin(url: &SqlUrl) -> &'static str {
     match url.dialect {
-        // Deferred, a transaction that reads and then writes fails without waiting.
+        // A deferred transaction that reads and then writes would fail without waiting.
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => "BEGIN IMMEDIATE",
         // Each statement must see what was committed before it.
@@ -303,21 +337,23 @@ fn plain(url: &SqlUrl) -> Option<Plain> {
                 Some(schema) => format!("to_regnamespace('{schema}')::oid"),
                 None => "current_schema()::text".to_owned(),
             };
-            // A pooler may put a call into a transaction, which a procedure cannot commit.
+            // A pooler may run a call inside a transaction, which a procedure cannot commit.
             let schema = (!url.pooler).then_some(schema.as_str());
-            Some(Plain::of_postgres(FRONT, schema, say))
+            Some(Plain::of_postgres(FRONT_LIMIT, schema, say))
         }
         #[cfg(feature = "mysql")]
-        Dialect::MySql => Some(Plain::of_mysql(FRONT, say)),
+        Dialect::MySql => Some(Plain::of_mysql(FRONT_LIMIT, say)),
     }
 }
 
-/// Renewals on MySQL. A statement that changes rows waits for those that somebody has locked, so it is
-/// told which to change by one inside it that leaves those out, and locks what it finds. (LIMIT makes it a
-/// table of its own.) Who is renewed by then is read from the rows: whose end is as far away as it was to
-/// be. The names in the JSON are in hexadecimal: they are bytes there. It is a derived table, since MySQL (and
-/// not MariaDB) takes a JSON_TABLE that stands beside a table for one that `FOR UPDATE` is to lock too, and
-/// refuses that with error 3569.
+/// Returns the statements that renew claims on MySQL. A statement that changes rows waits for
+/// locked rows. So an inner statement skips locked rows and locks the rows that it finds, and the
+/// outer one changes only those. (LIMIT makes the inner one a separate table.) The rows then show
+/// which claims were renewed, because their expiry time is as late as requested. The names in the
+/// JSON are in hexadecimal, because they are bytes in the table.
+///
+/// The JSON_TABLE is in a derived table. MySQL, unlike MariaDB, otherwise assumes that `FOR UPDATE`
+/// locks the JSON_TABLE too, and refuses that with error 3569.
 #[cfg(feature = "mysql")]
 fn renew_on_mysql(table: &str, by: &str, key: &str, lease: &str) -> String {
     let given = "(SELECT * FROM JSON_TABLE(@leasehold_all, '$[*]' COLUMNS (\
@@ -337,7 +373,8 @@ fn renew_on_mysql(table: &str, by: &str, key: &str, lease: &str) -> String {
     )
 }
 
-/// The locks whose names are in a JSON array, found one by one.
+/// Returns the `FROM` clause for the locks whose names are in a JSON array. Each is found by its
+/// name.
 fn locks_named(dialect: Dialect) -> &'static str {
     match dialect {
         #[cfg(feature = "sqlite")]
@@ -361,7 +398,7 @@ fn tokens_in_json(dialect: Dialect) -> &'static str {
         Dialect::Sqlite => "json_group_array(token)",
         #[cfg(feature = "postgres")]
         Dialect::Postgres => "coalesce(json_agg(token), '[]')::text",
-        // MariaDB cuts off what is long, and says so in a warning only.
+        // MariaDB truncates a long result with only a warning.
         #[cfg(feature = "mysql")]
         Dialect::MySql => "CAST(COALESCE(JSON_ARRAYAGG(token), '[]') AS CHAR)",
     }
@@ -418,8 +455,9 @@ fn renew_claims(dialect: Dialect) -> Cow<'static, str> {
     }
 }
 
-/// Arguments: name, kind, capacity, claim, weight, lease, lock_delay, host, pid, label, floor of the
-/// token. MySQL: floor, kind, capacity, claim, weight, lease, lock_delay, host, pid, label, name.
+/// Returns the statement `take`. Arguments: kind, capacity, lease, minimum token, claim, weight,
+/// lock_delay, host, pid, label, name. MySQL: minimum token, kind, capacity, claim, weight, lease,
+/// host, pid, label, lock_delay, name.
 fn take(dialect: Dialect) -> &'static str {
     match dialect {
         #[cfg(feature = "mysql")]
@@ -443,8 +481,10 @@ fn take(dialect: Dialect) -> &'static str {
     }
 }
 
-/// On MySQL the arguments are name, kind, capacity, floor of the token, claim, weight, lease, lock_delay,
-/// host, pid, label; there a value may name the columns that stand before it.
+/// Returns the statement `take_new`. Arguments: name, kind, capacity, claim, weight, lease,
+/// lock_delay, host, pid, label, and the minimum token twice. MySQL: name, kind, capacity, minimum
+/// token, claim, weight, lease, lock_delay, host, pid, label. On MySQL a value may use the columns
+/// before it.
 fn take_new(dialect: Dialect) -> &'static str {
     match dialect {
         #[cfg(feature = "mysql")]
@@ -454,10 +494,11 @@ fn take_new(dialect: Dialect) -> &'static str {
              (?, ?, ?, LAST_INSERT_ID(GREATEST({now}, ?)), 0, ?, last_token, ?, 1, {now}, \
              since + ?, ?, ?, ?, ?)"
         }
-        // The inner SELECTs read the clock once for both columns. Nothing but the row itself lets a
-        // claim in, so that a statement that had to wait for it judges what it then finds. That a row
-        // is seen which is taken, perhaps by now no longer, only keeps it from trying: on PostgreSQL
-        // a try in vain would lock the row, and that is written and flushed.
+        // The inner SELECTs read the clock once for all columns. Only the row itself decides
+        // whether the claim is granted, so a statement that waited for the row uses the row as it
+        // is after the wait. If the row looks held, perhaps from an old snapshot, the statement
+        // only skips the attempt. On PostgreSQL a failed attempt would lock the row, and the row
+        // lock is written and flushed.
         _ => {
             "INSERT INTO {locks} AS l (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
@@ -484,8 +525,8 @@ fn take_new(dialect: Dialect) -> &'static str {
 
 fn create(dialect: Dialect) -> &'static str {
     match dialect {
-        // Not IGNORE, which would cut a name to the length of a column that somebody made too short.
-        // That the row is there by now is a conflict: the section begins again.
+        // Not IGNORE, which would truncate a name to the length of a column that is too short. If
+        // the row exists by now, that is a conflict, and the section begins again.
         #[cfg(feature = "mysql")]
         Dialect::MySql => {
             "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
@@ -500,7 +541,7 @@ fn create(dialect: Dialect) -> &'static str {
     }
 }
 
-/// The statement in the words of one database.
+/// Translates the statement for one database.
 fn write(url: &SqlUrl, sql: &str) -> String {
     let words: [(&str, &str); 7] = match url.dialect {
         #[cfg(feature = "sqlite")]
@@ -513,14 +554,15 @@ fn write(url: &SqlUrl, sql: &str) -> String {
             ("{int}", "?"),
             ("{text}", "?"),
         ],
-        // Not now(): that is the time at which the transaction began.
+        // Not now(), which is the time at which the transaction began.
         #[cfg(feature = "postgres")]
         Dialect::Postgres => [
-            // So a claim is looked for by its id. The server takes each index for as good while it knows nothing
-            // of the table; the other one would have it read all of a lock's queue, dead rows and all.
+            // This makes the server look up a claim by its ID. Without statistics of the table,
+            // both indexes look equally good to the server. The other index would read a lock's
+            // whole queue, including dead rows.
             ("{apart}", " || ''"),
-            // As a double, which holds microseconds exactly until 2255, and not as extract() gives it: a
-            // numeric, whose product costs more than all else in a condition.
+            // A double holds microseconds exactly until the year 2255. The numeric of extract()
+            // would make the multiplication cost more than the rest of a condition.
             ("{now}", "(date_part('epoch', clock_timestamp()) * 1000000::float8)::bigint"),
             ("{greatest3}", "greatest"),
             ("{greatest}", "greatest"),
@@ -528,7 +570,7 @@ fn write(url: &SqlUrl, sql: &str) -> String {
             ("{int}", "?::bigint"),
             ("{text}", "?::text"),
         ],
-        // Not NOW(): that is the time at which the statement began.
+        // Not NOW(), which is the time at which the statement began.
         #[cfg(feature = "mysql")]
         Dialect::MySql => [
             ("{apart}", ""),
@@ -558,7 +600,7 @@ fn write(url: &SqlUrl, sql: &str) -> String {
     text
 }
 
-/// `$1`, `$2`, … for `?`.
+/// Replaces each `?` with `$1`, `$2`, and so on.
 #[cfg(feature = "postgres")]
 fn numbered(sql: &str) -> String {
     let mut text = String::with_capacity(sql.len() + 32);
@@ -579,9 +621,10 @@ fn numbered(sql: &str) -> String {
 mod tests {
     use super::*;
 
-    /// MySQL refuses a JSON_TABLE beside a table of which rows are locked; MariaDB does not.
+    // F02
+    /// MySQL refuses a JSON_TABLE next to a table whose rows are locked. MariaDB does not.
     #[test]
-    fn f02_each_json_table_is_a_derived_table() {
+    fn each_json_table_is_a_derived_table() {
         let sql = Statements::of(&SqlUrl::parse("mysql://h/d").unwrap());
         let all = [&sql.renew_locks, &sql.renew_claims, &sql.read_many];
         let mut seen = 0;

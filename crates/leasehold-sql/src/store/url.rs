@@ -1,11 +1,14 @@
-//! The URL of a SQL store: what of it is ours, and what the driver gets.
+//! The URL of a SQL store. Some parameters are ours, and the driver gets the rest.
 
-use leasehold_core::kit::did_you_mean;
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use leasehold_core::kit::{Host, Password, UrlParts, decoded, did_you_mean};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use super::callers::CallersPool;
 
-/// What URLs of this build begin with.
+/// The URL schemes that this build supports.
 const KNOWN: &[&str] = &[
     #[cfg(feature = "sqlite")]
     "sqlite:",
@@ -15,7 +18,7 @@ const KNOWN: &[&str] = &[
     "mysql:",
 ];
 
-/// Which database.
+/// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     #[cfg(feature = "sqlite")]
@@ -26,28 +29,32 @@ pub(super) enum Dialect {
     MySql,
 }
 
-/// A URL, taken apart.
+/// A parsed URL.
 #[derive(Clone, Debug)]
 pub(super) struct SqlUrl {
     pub(super) dialect: Dialect,
-    /// For the driver: without the parameters that are ours.
+    /// The URL for the driver, with one host and without our parameters.
     pub(super) driver: String,
-    /// The tables' names begin with this.
+    /// The password, if the URL names a file that contains it.
+    pub(super) password: Option<Password>,
+    /// PostgreSQL: the hosts, if there are several.
+    pub(super) hosts: Vec<Host>,
+    /// The prefix of the tables' names.
     pub(super) prefix: String,
-    /// The database schema that the tables are in (PostgreSQL), as it is written in SQL.
+    /// PostgreSQL: the schema of the tables, as it is written in SQL.
     pub(super) schema: Option<String>,
-    /// The most connections.
+    /// The maximum number of connections for calls.
     pub(super) pool: usize,
     /// SQLite: how durable a commit is.
     pub(super) synchronous: Synchronous,
-    /// PostgreSQL: a pooler that hands a connection to another client after each transaction is in
-    /// front.
+    /// PostgreSQL: whether a pooler in front of the server gives the connection to another client
+    /// after each transaction.
     pub(super) pooler: bool,
-    /// The pool that its caller has: the driver's options are that one's.
+    /// The caller's pool, if the client uses one. Its options then replace the URL for the driver.
     pub(super) callers: Option<CallersPool>,
 }
 
-/// SQLite's setting of that name.
+/// The setting `synchronous` of SQLite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Synchronous {
     Full,
@@ -71,7 +78,7 @@ impl SqlUrl {
             #[cfg(feature = "mysql")]
             "mysql" | "mariadb" => Dialect::MySql,
             _ => {
-                // What is no word may be a part of a password.
+                // A scheme that is not a word may be a part of a password.
                 let what = match is_word(scheme) {
                     true => format!(
                         "unknown scheme \"{scheme}:\" for a SQL \
@@ -86,13 +93,19 @@ impl SqlUrl {
         if !is_file && !rest.starts_with("//") {
             return refused(
                 "invalid store URL: missing \"//\"".to_owned(),
-                format!("write it as {scheme}://user:password@host/database"),
+                format!("use {scheme}://user:password@host/database"),
             );
         }
         let (base, query) = url.split_once('?').map_or((url, ""), |(b, q)| (b, q));
+        let (base, hosts) = match is_file {
+            true => (Cow::Borrowed(base), Vec::new()),
+            false => first_host(scheme, base)?,
+        };
         let mut parsed = Self {
             dialect,
             driver: String::new(),
+            password: None,
+            hosts,
             prefix: "leasehold_".into(),
             schema: None,
             pool: DEFAULT_POOL,
@@ -127,6 +140,24 @@ impl SqlUrl {
                         );
                     }
                 },
+                "password_file" if !is_file => {
+                    let file = decoded(value, |_| true).map(PathBuf::from);
+                    parsed.password = Some(Password::new(password_of(url), file));
+                }
+                "target_session_attrs" if scheme.starts_with("postgres") => {
+                    if !matches!(value, "read-write" | "primary") {
+                        return refused(
+                            format!("invalid value {} for target_session_attrs", shown(value)),
+                            "use read-write, the default, since locks are written".to_owned(),
+                        );
+                    }
+                }
+                "host" if scheme.starts_with("postgres") && value.contains(',') => {
+                    return refused(
+                        "URL parameter \"host\" names several hosts".to_owned(),
+                        "write them as postgres://user@host1,host2/database".to_owned(),
+                    );
+                }
                 "synchronous" if is_file => match value {
                     "full" => parsed.synchronous = Synchronous::Full,
                     "normal" => parsed.synchronous = Synchronous::Normal,
@@ -142,7 +173,7 @@ impl SqlUrl {
                     return Err(leasehold_core::kit::no_tls());
                 }
                 _ if theirs_of(dialect).contains(&key) => theirs.push(pair),
-                // A part of PostgreSQL's `options`, with the setting's name in it.
+                // One setting of PostgreSQL's `options`, as `options[NAME]`.
                 _ if scheme.starts_with("postgres") && key.starts_with("options[") => {
                     theirs.push(pair);
                 }
@@ -150,11 +181,17 @@ impl SqlUrl {
             }
         }
         let query = theirs.join("&");
-        parsed.driver = if query.is_empty() { base.to_owned() } else { format!("{base}?{query}") };
+        parsed.driver =
+            if query.is_empty() { base.into_owned() } else { format!("{base}?{query}") };
         Ok(parsed)
     }
 
-    /// SQLite: the path of the database file.
+    /// Returns whether the next connection may use another password than the last one.
+    pub(super) fn can_change_password(&self) -> bool {
+        self.callers.is_some() || self.password.is_some()
+    }
+
+    /// Returns the path of SQLite's database file.
     pub(super) fn path(&self) -> Result<&str> {
         let rest = self.driver.split_once(':').map_or("", |(_, rest)| rest);
         let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -163,13 +200,13 @@ impl SqlUrl {
                 true => "the URL names no database file",
                 false => "an in-memory SQLite database cannot store locks",
             };
-            let hint = "write it as sqlite:/var/lib/app/locks.db, or use memory: for one process";
+            let hint = "use sqlite:/var/lib/app/locks.db, or use memory: for one process";
             return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         Ok(path)
     }
 
-    /// A table's name as it is written in SQL.
+    /// Returns a table's name as it is written in SQL.
     pub(super) fn table(&self, name: &str) -> String {
         let table = format!("{}{name}", self.prefix);
         match &self.schema {
@@ -179,8 +216,39 @@ impl SqlUrl {
     }
 }
 
-/// The parameters of which the driver knows something. It passes over all others with no more than a
-/// line in a log: a prefix or a TLS mode that is misspelt would be none.
+/// Returns the password in a server's URL, or an empty one.
+fn password_of(url: &str) -> String {
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let credentials = base.split_once("//").and_then(|(_, rest)| rest.rsplit_once('@'));
+    let of_user = credentials.and_then(|(credentials, _)| credentials.split_once(':'));
+    let of_query = || query.split('&').find_map(|pair| pair.strip_prefix("password="));
+    let text = of_user.map(|(_, password)| password).or_else(of_query);
+    text.and_then(|text| decoded(text, |_| true)).unwrap_or_default()
+}
+
+/// Returns a server's URL (without parameters) with its first host only, and the list of all hosts
+/// if there are several. The drivers support only one host.
+fn first_host<'a>(scheme: &str, base: &'a str) -> Result<(Cow<'a, str>, Vec<Host>)> {
+    let start = base.rfind('@').map_or_else(|| scheme.len() + "://".len(), |at| at + 1);
+    let (before, rest) = base.split_at(start);
+    let (all, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let Some((first, _)) = all.split_once(',') else { return Ok((base.into(), Vec::new())) };
+    if !scheme.starts_with("postgres") {
+        let what = format!("a URL of {scheme}: with several hosts is not supported");
+        let hint = "name one host that always leads to the primary, such as a proxy";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+    }
+    let form = "postgres://user:password@host1,host2/database";
+    let parts = UrlParts::parse(&format!("postgres://{all}"), form, 5432)?;
+    if let Some(host) = parts.twice() {
+        let what = format!("the host {host} is listed twice in the URL");
+        return Err(Error::new(ErrorKind::Config, what).with_hint("list each host once"));
+    }
+    Ok((format!("{before}{first}{path}").into(), parts.hosts))
+}
+
+/// Returns the parameters that the driver knows. The driver only logs and ignores all others, so a
+/// misspelled prefix or TLS mode would have no effect.
 fn theirs_of(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         #[cfg(feature = "sqlite")]
@@ -226,7 +294,7 @@ fn theirs_of(dialect: Dialect) -> &'static [&'static str] {
     }
 }
 
-/// Whether a parameter of the driver's asks for more than that TLS may be used.
+/// Returns whether a parameter of the driver requires TLS instead of only permitting it.
 fn wants_tls(key: &str, value: &str) -> bool {
     let optional = ["disable", "disabled", "allow", "prefer", "preferred"];
     let is_mode = matches!(key, "sslmode" | "ssl-mode");
@@ -240,13 +308,13 @@ fn is_word(text: &str) -> bool {
     text.len() <= 40 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-/// The error for an unknown parameter. A key that is not a word may be part of a password.
+/// Returns the error for an unknown parameter. A key that is not a word may be part of a password.
 fn unknown(scheme: &str, dialect: Dialect, key: &str) -> Error {
     let ours: &[&str] = match dialect {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => &["prefix", "pool", "synchronous"],
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => &["prefix", "schema", "pool", "pooler"],
+        Dialect::Postgres => &["prefix", "schema", "pool", "pooler", "target_session_attrs"],
         #[cfg(feature = "mysql")]
         Dialect::MySql => &["prefix", "pool"],
     };
@@ -262,7 +330,8 @@ fn unknown(scheme: &str, dialect: Dialect, key: &str) -> Error {
     Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// A parameter's value for an error message. What may be a pasted URL with a password is hidden.
+/// Returns a parameter's value for an error message. A value that may be a pasted URL with a
+/// password is hidden.
 fn shown(value: &str) -> String {
     match value.contains([':', '@', '/']) {
         true => "…".to_owned(),
@@ -270,7 +339,8 @@ fn shown(value: &str) -> String {
     }
 }
 
-/// Lower-case letters, digits and `_` only: these are written into SQL as they are.
+/// Returns the text if it consists only of lower-case letters, digits and `_`. Such identifiers are
+/// written into SQL unchanged.
 fn identifier(what: &str, text: &str) -> Result<String> {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
@@ -297,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_parameters_are_taken_out_and_theirs_left() {
+    fn own_parameters_are_removed_and_driver_parameters_kept() {
         let url = "postgres://u:p@h/d?sslmode=require&prefix=a_&schema=locks&pool=7&options[a]=y";
         let parsed = SqlUrl::parse(url).unwrap();
         assert_eq!(parsed.driver, "postgres://u:p@h/d?sslmode=require&options[a]=y");
@@ -306,7 +376,48 @@ mod tests {
     }
 
     #[test]
-    fn f34_a_parameter_that_is_misspelt_is_refused() {
+    fn several_hosts_are_kept_and_the_driver_gets_the_first() {
+        let url = "postgres://u:p,w@h1:1,h2,[::1]:3/d?target_session_attrs=read-write&pool=2";
+        let parsed = SqlUrl::parse(url).unwrap();
+        assert_eq!(parsed.driver, "postgres://u:p,w@h1:1/d");
+        let hosts: Vec<String> = parsed.hosts.iter().map(Host::to_string).collect();
+        assert_eq!(hosts, ["h1:1", "h2:5432", "[::1]:3"]);
+        assert!(SqlUrl::parse("postgres://u:p,w@h/d").unwrap().hosts.is_empty());
+        assert!(SqlUrl::parse("postgres://h/d?target_session_attrs=primary").is_ok());
+        for (bad, told) in [
+            ("postgres://h1,h2/d?target_session_attrs=any", "use read-write"),
+            ("postgres:///d?host=h1,h2", "postgres://user@host1,host2/database"),
+            ("postgres://h1,h2,h1:5432/d", "h1:5432 is listed twice"),
+            ("postgres://h1,,h2/d", "invalid host"),
+            #[cfg(feature = "mysql")]
+            ("mysql://u:secret@h1,h2/d", "a URL of mysql: with several hosts"),
+        ] {
+            let error = SqlUrl::parse(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
+            let shown = format!("{error:#}");
+            assert!(shown.contains(told) && !shown.contains("secret"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn password_file_is_not_passed_to_the_driver() {
+        for (url, driver, password) in [
+            ("postgres://u:p%40@h/d?password_file=/f&pool=2", "postgres://u:p%40@h/d", "p@"),
+            ("postgres:///d?password_file=/f&password=p", "postgres:///d?password=p", "p"),
+            ("postgres://u@h/d?password_file=/f", "postgres://u@h/d", ""),
+        ] {
+            let parsed = SqlUrl::parse(url).unwrap();
+            assert_eq!(parsed.driver, driver);
+            assert!(parsed.can_change_password());
+            // The file does not exist, so the password in the URL is used.
+            assert_eq!(parsed.password.unwrap().now(), password, "{url}");
+        }
+        assert!(SqlUrl::parse("postgres://u:p@h/d").unwrap().password.is_none());
+    }
+
+    // F34
+    #[test]
+    fn misspelled_parameter_is_refused() {
         let mut wrong = vec![
             ("postgres://h/d?prefx=a_", "prefx"),
             ("postgres://h/d?sslmod=verify-full", "sslmod"),
@@ -326,13 +437,14 @@ mod tests {
             let told = format!("{error:#}");
             assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
         }
-        // What follows a ? that nobody encoded is a password.
+        // The text after an unencoded `?` is a part of a password.
         let told = format!("{:#}", SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err());
         assert!(!told.contains("cret"), "{told}");
     }
 
+    // F76
     #[test]
-    fn f76_who_demands_tls_is_known() {
+    fn urls_that_require_tls_are_recognized() {
         let demands = [
             ("sslmode", "require"),
             ("ssl-mode", "VERIFY_CA"),
@@ -345,8 +457,9 @@ mod tests {
         assert!(!others.iter().any(|(key, value)| wants_tls(key, value)));
     }
 
+    // S90
     #[test]
-    fn s90_identifiers_are_never_sql() {
+    fn identifiers_are_never_sql() {
         for bad in ["", "a;drop table x", "a\"b", "A", "1a", "a.b", &"a".repeat(41)] {
             for key in ["prefix", "schema"] {
                 let error = SqlUrl::parse(&format!("postgres://h/d?{key}={bad}")).unwrap_err();
@@ -369,13 +482,13 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
-            "postgres://u:sekret@h:5432/d?sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
+        fn any_url_is_parsed_or_refused_in_one_line(url in testbed::texts(&[
+            "postgres://u:sekret@h:5432,h2/d?target_session_attrs=primary&sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
         ])) {
             if let Err(error) = SqlUrl::parse(&url).and_then(|url| if is_file(url.dialect) { url.path().map(drop) } else { Ok(()) }) {
                 let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
-                // Only where it still stands before the @ is it the password.
+                // `sekret` is the password only if it is still before the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                 proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
             }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 pub(super) enum Arg {
     Int(i64),
     Text(String),
-    /// A lock's name: text, or bytes where text would be folded or padded when compared.
+    /// A lock's name. It is sent as bytes if the database would fold or pad text in comparisons.
     Name(String),
 }
 
@@ -42,29 +42,30 @@ pub(super) enum Cell {
 
 pub(super) type Row = Vec<Cell>;
 
-/// SQL, and what its columns are: `i` a number, `t` text.
+/// SQL, and the types of its columns: `i` for a number and `t` for text.
 #[derive(Clone, Debug)]
 pub(super) struct Statement {
     pub(super) sql: Arc<str>,
     pub(super) shape: &'static str,
 }
 
-/// What a statement without rows did.
+/// The result of a statement without rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
     pub(super) affected: u64,
-    /// MySQL: what the statement gave to LAST_INSERT_ID().
+    /// MySQL: the value that the statement passed to LAST_INSERT_ID().
     pub(super) last_id: u64,
 }
 
 /// One step of a [script](Wire::script).
 #[derive(Debug)]
 pub(super) enum Step<'a> {
-    /// Words without arguments, each of them one statement.
+    /// SQL without arguments, which may be several statements.
     Raw(Cow<'a, str>),
-    /// Its rows.
+    /// A statement whose rows are read.
     Rows(&'a Statement, Vec<Arg>),
-    /// Changes exactly one row, or fails with what [`Failure`](super::fault::Failure) calls a conflict.
+    /// A statement that changes exactly one row. If it changes another number of rows, it fails
+    /// with a conflict (see [`Failure`](super::fault::Failure)).
     One(&'a Statement, Vec<Arg>),
 }
 
@@ -73,12 +74,12 @@ pub(super) enum Step<'a> {
 pub(super) trait Wire: Send {
     /// Runs a statement and reads its rows.
     async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Row>>;
-    /// Runs a statement that has none.
+    /// Runs a statement without rows.
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done>;
     /// Runs several statements without arguments in one round trip.
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()>;
-    /// Runs these steps one after the other, in one round trip where the database can. It stops at the
-    /// first that fails; `done` gets the rows of those that were done.
+    /// Runs these steps in order, in one round trip if the database supports it. Stops at the first
+    /// step that fails. `done` receives the rows of the steps that were executed.
     async fn script(&mut self, steps: Vec<Step<'_>>, done: &mut Vec<Vec<Row>>) -> sqlx::Result<()> {
         for step in steps {
             done.push(match step {
@@ -95,28 +96,29 @@ pub(super) trait Wire: Send {
         }
         Ok(())
     }
-    /// Says goodbye, as the server's protocol wants it.
+    /// Disconnects as the server's protocol requires.
     async fn close(self: Box<Self>) -> sqlx::Result<()>;
-    /// Whether it is somebody else's.
+    /// Returns whether the connection is borrowed from the caller's pool.
     fn is_borrowed(&self) -> bool {
         false
     }
-    /// Nothing is under way on it any more: one that is borrowed goes back as it is dropped.
+    /// Records that no operation is in progress. A borrowed connection then returns to its pool
+    /// when it is dropped.
     fn rests(&mut self) {}
-    /// The next message that was sent to the channel it listens to; may be dropped at any time. `None`:
-    /// the connection is gone.
-    async fn hear(&mut self) -> sqlx::Result<Option<String>> {
+    /// Waits for the next message on the channels that this connection listens to. The future may
+    /// be dropped at any time. Returns `None` if the connection is lost.
+    async fn notification(&mut self) -> sqlx::Result<Option<String>> {
         std::future::pending().await
     }
 }
 
-/// A connection that is sqlx's.
+/// Returns the connection itself, for connections of sqlx's own types.
 pub(super) fn itself<C>(connection: C) -> sqlx::Result<C> {
     Ok(connection)
 }
 
-/// [`Wire`] for one of sqlx's connections. `$name` binds a lock's name, `$text` reads text,
-/// `$last_id` reads LAST_INSERT_ID.
+/// Implements [`Wire`] for one of sqlx's connections. `$name` binds a lock's name, `$text` reads
+/// text, and `$last_id` reads LAST_INSERT_ID.
 macro_rules! wire {
     ($connection:ty, $name:expr, $text:expr, $last_id:expr) => {
         crate::store::wire::wire!(
@@ -129,8 +131,8 @@ macro_rules! wire {
             true
         );
     };
-    // `$inner` finds sqlx's connection in ours, and `$whole` takes it out, if it is there; `$kept` is whether it
-    // keeps prepared statements.
+    // `$inner` finds sqlx's connection in ours. `$whole` extracts it, if it exists. `$kept` states
+    // whether it keeps prepared statements.
     ($connection:ty, $name:expr, $text:expr, $last_id:expr, $inner:expr, $whole:expr, $kept:expr) => {
         #[async_trait::async_trait]
         impl crate::store::wire::Wire for $connection {
@@ -194,7 +196,7 @@ macro_rules! wire {
 }
 pub(super) use wire;
 
-/// What a pool is a pool of.
+/// Opens the connections of a pool.
 #[async_trait]
 pub(super) trait Connect: fmt::Debug + Send + Sync {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>>;

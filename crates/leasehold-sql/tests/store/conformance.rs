@@ -1,7 +1,7 @@
 //! The conformance suite on this crate's stores.
 
 leasehold_conformance::conformance_suite!(sqlite, async {
-    // No power is cut here; that the disk is waited for is tested elsewhere.
+    // No power is cut here, so commits need not wait for the disk. Other tests cover that.
     let url = concat!("sqlite:", env!("CARGO_TARGET_TMPDIR"), "/conformance.db?synchronous=off");
     leasehold::connect(url).await.unwrap()
 });
@@ -13,14 +13,14 @@ leasehold_conformance::conformance_suite!(postgres, async {
     leasehold::connect(POSTGRES.as_str()).await.unwrap()
 });
 
-// A service whose pool is there already.
+// A service that already has a pool.
 leasehold_conformance::conformance_suite!(postgres_pool, ignored, async {
     use leasehold::store::sql::PoolExt;
     let pool = sqlx::PgPool::connect_lazy(&POSTGRES).unwrap();
     leasehold::builder().postgres(&pool, "").await.unwrap()
 });
 
-/// A user who may make nothing: turns are taken without procedures.
+/// A user that may not create anything, so hand-overs work without procedures.
 static POSTGRES_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
     let server = testbed::postgres();
     let url = server.database();
@@ -48,7 +48,7 @@ leasehold_conformance::conformance_suite!(mariadb, async {
     leasehold::connect(MARIADB.as_str()).await.unwrap()
 });
 
-/// A user who may make tables and no procedures.
+/// A user that may create tables but not procedures.
 static MARIADB_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
     let server = testbed::mariadb();
     let url = server.database();

@@ -1,12 +1,13 @@
-//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+//! The doctor finds each planted misconfiguration, and nothing on a well-configured server.
 
 use leasehold::doctor::Severity;
 use leasehold::doctor::Severity::{Broken, Weak};
 use leasehold_test_support::doctor::{findings, troubles};
 use testbed::{MariaDb, PgBouncer, Postgres, Setup};
 
+// S61
 #[tokio::test]
-async fn s61_sqlite_that_does_not_wait_for_the_disk() {
+async fn doctor_reports_sqlite_that_does_not_sync() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let url = |how: &str| format!("sqlite:{}{how}", dir.path().join("db").display());
     let ours = |found: Vec<(&'static str, Severity)>| -> Vec<_> {
@@ -15,7 +16,7 @@ async fn s61_sqlite_that_does_not_wait_for_the_disk() {
     assert_eq!(ours(troubles(&url("")).await), []);
     assert_eq!(ours(troubles(&url("?synchronous=normal")).await), [("synchronous", Weak)]);
     assert_eq!(ours(troubles(&url("?synchronous=off")).await), [("synchronous", Broken)]);
-    // Looking does not let go of a lock that SQLite has on its file in this process.
+    // Diagnosing does not release a lock that SQLite has on its file in this process.
     let locks = leasehold::connect(url("")).await.unwrap();
     let guard = locks.mutex("held").try_lock().await.unwrap();
     locks.diagnose().await.unwrap();
@@ -24,44 +25,46 @@ async fn s61_sqlite_that_does_not_wait_for_the_disk() {
 }
 
 #[tokio::test]
-async fn a_postgres_that_is_set_up_well_is_found_well() {
+async fn postgres_with_good_config_passes_doctor() {
     let server = Postgres::start();
     let url = server.database();
     assert_eq!(troubles(&url).await, []);
-    // What a server says of itself can be planted for one database of it.
+    // Settings can be changed for a single database of the server.
     let plant = |setting: &str| {
         let name = url.rsplit('/').next().unwrap();
         server.admin("postgres", &format!("ALTER DATABASE {name} SET {setting}"));
     };
-    // With the least that a URL can ask for.
+    // With the smallest pool that a URL can configure.
     assert_eq!(troubles(&format!("{url}?pool=1")).await, []);
     plant("synchronous_commit = off");
     assert_eq!(troubles(&url).await, [("synchronous_commit", Broken)]);
     plant("synchronous_commit = on");
-    // Our sessions have the level that they need, whatever others have.
+    // Our sessions have the isolation level that they need, whatever the default is.
     plant("default_transaction_isolation = 'serializable'");
     plant("idle_session_timeout = '90s'");
     assert_eq!(troubles(&url).await, [("idle_session_timeout", Weak)]);
 }
 
 #[tokio::test]
-async fn a_postgres_that_does_not_wait_for_the_disk() {
-    // With `fast`, as tests like it and nobody else may.
+async fn doctor_reports_postgres_that_does_not_sync() {
+    // `fast` is a setup for tests only.
     let found = troubles(&testbed::postgres().database()).await;
     let expected =
         [("fsync", Broken), ("full_page_writes", Broken), ("synchronous_commit", Broken)];
     assert_eq!(found, expected);
 }
 
+// S42
 #[tokio::test]
-async fn s42_a_pooler_in_transaction_mode_is_noticed() {
+async fn pooler_in_transaction_mode_is_detected() {
     let server = Postgres::start();
     let direct = server.database();
     let pooler = PgBouncer::before(&server);
     let url = pooler.in_front_of(&server, &direct);
-    // Said, it is no trouble; unsaid, it is found, or connecting says what to write.
+    // A declared pooler is not a problem. An undeclared one is found, or connecting fails with the
+    // fix.
     assert_eq!(troubles(&format!("{url}?pooler=transaction")).await, []);
-    // Also while others take turns with the server's sessions.
+    // The same while other clients use the server's sessions.
     let busy = leasehold::connect(format!("{url}?pooler=transaction")).await.unwrap();
     let mut others = tokio::task::JoinSet::new();
     for n in 0..8 {
@@ -74,7 +77,10 @@ async fn s42_a_pooler_in_transaction_mode_is_noticed() {
     }
     for _ in 0..20 {
         let found = findings(&format!("{url}?pooler=transaction&pool=1")).await;
-        assert!(found.iter().all(|f| f.id != "pooler"), "not noticed: {found:?}");
+        assert!(
+            found.iter().all(|f| f.id != "pooler"),
+            "a warning about the pooler, although pooler=transaction is set: {found:?}"
+        );
     }
     drop(others);
     let told = match leasehold::connect(&url).await {
@@ -90,7 +96,7 @@ async fn s42_a_pooler_in_transaction_mode_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_mariadb_that_is_set_up_well_is_found_well() {
+async fn mariadb_with_good_config_passes_doctor() {
     let server = MariaDb::start();
     let url = server.database();
     assert_eq!(troubles(&url).await, []);
@@ -105,7 +111,7 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
         server.admin(&format!("SET GLOBAL {setting} = {back}"));
     }
     assert_eq!(troubles(&url).await, []);
-    // Who connects to a replica is told so at once; a server can become one later.
+    // Connecting to a replica fails immediately. A server can become a replica later.
     let locks = leasehold::connect(&url).await.unwrap();
     server.admin("SET GLOBAL read_only = 1");
     assert_eq!(locks.diagnose().await.unwrap().first().map(|f| f.id), Some("read_only"));
@@ -120,14 +126,14 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
 }
 
 #[tokio::test]
-async fn a_mariadb_whose_binary_log_takes_no_rows() {
+async fn doctor_reports_mariadb_with_a_statement_binary_log() {
     let mut setup = Setup::new();
     for word in ["--log-bin", "--server-id=1", "--binlog-format=STATEMENT", "--sync-binlog=0"] {
         setup = setup.arg(word);
     }
     let server = MariaDb::with(setup);
     let url = server.database();
-    // It cannot even make its tables there, so an administrator makes them.
+    // A client cannot create its tables there, so an administrator does.
     let name = url.rsplit('/').next().unwrap();
     let schema = leasehold::store::sql::schema(&url).unwrap();
     server.admin(&format!("USE {name}; {schema}"));
@@ -135,7 +141,7 @@ async fn a_mariadb_whose_binary_log_takes_no_rows() {
 }
 
 #[tokio::test]
-async fn servers_whose_clock_is_off() {
+async fn doctor_reports_a_clock_difference() {
     let server = MariaDb::with(Setup::new().movable_clock());
     let url = server.database();
     server.shift_clock(3600);

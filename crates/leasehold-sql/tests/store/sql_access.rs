@@ -1,5 +1,5 @@
-//! Who is let in, and what is refused: passwords and rights, databases that are missing, servers that are
-//! read-only or too old, TLS, parameters that mean nothing.
+//! Access: passwords and permissions, missing databases, servers that are read-only or too old,
+//! TLS, and invalid parameters.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use leasehold::ErrorKind;
 use testbed::Setup;
 
 on_all![
-    limited_rights_suffice,
-    s94_wrong_password,
-    missing_database,
-    read_only_user,
-    read_only_server,
+    limited_permissions_suffice,
+    wrong_password_is_denied,
+    missing_database_is_reported,
+    read_only_user_is_denied_with_the_fix,
+    read_only_server_is_refused,
     tls_is_verified,
 ];
 
-async fn limited_rights_suffice<S: Server>() {
+async fn limited_permissions_suffice<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let owner = connect(&url).await;
@@ -25,19 +25,20 @@ async fn limited_rights_suffice<S: Server>() {
     let limited = url.replace("lh:lh@", "limited:limited@");
     let clients = [connect(&limited).await, connect(&limited).await, owner];
     hammer(&clients, "shared", 4, 5).await;
-    // The poller, the listener and the sweeper need no more either.
+    // The poller, the listener and the sweeper need no more permissions either.
     let permits = clients[0].semaphore("permits", 2);
     let guards = [permits.acquire().await.unwrap(), permits.acquire().await.unwrap()];
-    assert_eq!(clients[1].read("permits").await.unwrap().unwrap().holders().count(), 2);
+    assert_eq!(clients[1].inspect("permits").await.unwrap().unwrap().holders().count(), 2);
     guards.into_iter().for_each(drop);
 }
 
-async fn s94_wrong_password<S: Server>() {
+// S94
+async fn wrong_password_is_denied<S: Server>() {
     let url = S::shared().database();
     let secret = "hush-hush-7";
     let error = refusal(&url.replace("lh:lh@", &format!("lh:{secret}@"))).await;
     assert_told(&error, ErrorKind::Denied, secret);
-    // No host, no port: what a driver quotes of an URL that it cannot read.
+    // URLs without a valid host or port, which a driver may quote in its error.
     let scheme = url.split(':').next().unwrap();
     for odd in [
         format!("{scheme}://lh:{secret}@127.0.0.1:notaport/x"),
@@ -48,13 +49,13 @@ async fn s94_wrong_password<S: Server>() {
     }
 }
 
-async fn missing_database<S: Server>() {
+async fn missing_database_is_reported<S: Server>() {
     let url = S::shared().database();
     let error = refusal(&url.replace("/test", "/testnosuch")).await;
     assert_told(&error, ErrorKind::Config, "lh:lh");
 }
 
-async fn read_only_user<S: Server>() {
+async fn read_only_user_is_denied_with_the_fix<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     release(connect(&url).await.mutex("first").lock().await.unwrap()).await;
@@ -64,7 +65,7 @@ async fn read_only_user<S: Server>() {
     assert!(format!("{error:#}").contains("GRANT SELECT, INSERT, UPDATE, DELETE"), "{error}");
 }
 
-async fn read_only_server<S: Server>() {
+async fn read_only_server_is_refused<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let before = connect(&url).await;
@@ -73,8 +74,8 @@ async fn read_only_server<S: Server>() {
     let error = refusal(&url).await;
     assert_told(&error, ErrorKind::Denied, "lh:lh");
     assert!(format!("{error:#}").contains("read-only"), "{error}");
-    // To who has written there before, it fails over: no answer to a try, and a wait goes on. (A session
-    // that is being ended may yet serve a try.)
+    // For a client that has written there before, this is a fail-over. A try gets no answer, and a
+    // wait continues. (A session that is being ended may still serve a try.)
     let mut tried = before.mutex("next").try_lock().await;
     while let Ok(guard) = tried {
         release(guard).await;
@@ -93,7 +94,7 @@ async fn read_only_server<S: Server>() {
 }
 
 async fn tls_is_verified<S: Server>() {
-    // Two servers, so two authorities: each is the wrong one for the other.
+    // Two servers have two authorities, and each is the wrong one for the other.
     let servers = [testbed_tls::<S>(), testbed_tls::<S>()];
     for (server, wrong) in [(0, 1), (1, 0)] {
         let url = servers[server].0.database();
@@ -115,7 +116,7 @@ fn testbed_tls<S: Server>() -> (S, std::path::PathBuf) {
 
 #[cfg(feature = "mysql")]
 #[test]
-fn wrong_server_version_is_refused_by_connecting() {
+fn wrong_server_version_is_refused_at_connect() {
     run(async {
         for (version, least) in [("5.7.44-log", "MySQL 8.0"), ("10.3.39-MariaDB", "MariaDB 10.6")] {
             let argument = format!("--version={version}");
@@ -125,5 +126,36 @@ fn wrong_server_version_is_refused_by_connecting() {
             assert!(error.reason().contains(&format!("{version} is too old")), "{error}");
             assert_eq!(error.hint(), Some(&*format!("upgrade to {least} or later")), "{error}");
         }
+    });
+}
+
+/// Only the reported version is changed.
+#[cfg(all(feature = "mysql", feature = "postgres"))]
+#[test]
+fn other_database_product_is_refused_at_connect() {
+    run(async {
+        let version = "8.0.11-TiDB-v7.5.1";
+        let mysql = testbed::MariaDb::with(Setup::new().fast().arg(format!("--version={version}")));
+        let error = refusal(&mysql.database()).await;
+        assert_told(&error, ErrorKind::Config, "lh:lh");
+        assert!(error.reason().contains("the server is TiDB"), "{error}");
+        assert!(error.reason().contains(version), "{error}");
+
+        let server = testbed::postgres();
+        let url = server.database();
+        let version = "CockroachDB CCL v24.3.5 (x86_64-pc-linux-gnu, built 2025/02/03 17:28:15)";
+        Server::admin(
+            server,
+            &url,
+            &format!(
+                "SET allow_system_table_mods = on; \
+                 ALTER FUNCTION pg_catalog.version() RENAME TO version_of_postgres; \
+                 CREATE FUNCTION pg_catalog.version() RETURNS text LANGUAGE sql \
+                 AS $$ SELECT '{version}' $$"
+            ),
+        );
+        let error = refusal(&url).await;
+        assert_told(&error, ErrorKind::Config, "lh:lh");
+        assert!(error.reason().contains("the server is CockroachDB"), "{error}");
     });
 }

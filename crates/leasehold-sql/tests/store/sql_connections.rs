@@ -1,5 +1,5 @@
-//! How few connections are enough, and that nobody stands in another's way on them; those that fall silent
-//! or never come about.
+//! Connections: how few are enough, that tasks do not block each other on them, and connections
+//! that do not answer or cannot be opened.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,17 +9,14 @@ use crate::sql_common::*;
 use leasehold::ErrorKind;
 use testbed::{MariaDb, Postgres, Proxy, Setup};
 
-on_all![
-    waiters_hold_no_connection_and_no_transaction,
-    s40_tasks_of_one_connection_exclude_each_other,
-];
+on_all![waiters_hold_no_connection_and_no_transaction, tasks_of_one_connection_exclude_each_other,];
 
 without_mysql![
-    f07_a_waiter_needs_one_connection,
-    f40_a_release_stands_behind_no_joins,
+    a_waiter_needs_one_connection,
+    release_never_waits_behind_blocked_joins,
     no_room_for_a_connection_is_passing,
-    s14_connections_that_fell_silent_cost_no_lease,
-    connections_that_never_come_about_are_given_up,
+    silent_connections_cost_no_lease,
+    connection_attempts_that_never_complete_are_abandoned,
 ];
 
 async fn waiters_hold_no_connection_and_no_transaction<S: Server>() {
@@ -44,18 +41,21 @@ async fn waiters_hold_no_connection_and_no_transaction<S: Server>() {
         });
         waiters.spawn(async move { release(mutex.lock().await.unwrap()).await });
     }
-    until("all wait", async || waiting.load(std::sync::atomic::Ordering::SeqCst) == WAITERS).await;
-    // Statements run all the time (heartbeats); a transaction that stays open would be in the way
-    // each time we look.
+    until("all clients are in the queue", async || {
+        waiting.load(std::sync::atomic::Ordering::SeqCst) == WAITERS
+    })
+    .await;
+    // Statements such as heartbeats run all the time. A transaction that stays open would be there
+    // at each check.
     let (mut always_open, mut fewest) = (true, usize::MAX);
     for _ in 0..10 {
         let (sessions, open) = server.sessions(&url);
-        // The server may know for a while of some that were closed.
+        // The server may still list some sessions that were closed.
         fewest = fewest.min(sessions);
         always_open &= open > 0;
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
-    // One more is the listener's, and two are for heartbeats.
+    // One more session is the listener's, and two are for heartbeats.
     assert!(fewest <= POOL + 3, "{fewest} sessions for a pool of {POOL}");
     assert!(!always_open, "a transaction stays open while waiters wait");
     release(guard).await;
@@ -64,21 +64,22 @@ async fn waiters_hold_no_connection_and_no_transaction<S: Server>() {
     }
 }
 
-async fn s40_tasks_of_one_connection_exclude_each_other<S: Server>() {
+// S40
+async fn tasks_of_one_connection_exclude_each_other<S: Server>() {
     let url = S::shared().database();
     let locks = connect(&format!("{url}?pool=1")).await;
     let guard = locks.mutex("one").lock().await.unwrap();
     let error = locks.mutex("one").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-    assert_eq!(error.holders()[0].token, guard.token());
+    assert_eq!(error.holders()[0].token, guard.grant());
     guard.release().await.unwrap();
     hammer(&[locks], "one", 16, 5).await;
 }
 
-/// A user that may have so many connections and no more.
+/// A server that can limit the number of a user's connections.
 trait Limited {
-    /// Whether who waits is told, and asks only now and then. Others ask all the time, and have a
-    /// second connection for heartbeats while there is room.
+    /// Whether waiters are notified and poll rarely. Others poll all the time, and use a second
+    /// connection for heartbeats while there is room.
     const TELLS: bool;
     fn limit(&self, url: &str, connections: usize);
 }
@@ -100,9 +101,10 @@ impl Limited for MariaDb {
     }
 }
 
-/// One holder and 24 clients that wait, where there is room for 30 connections: all get their turn.
-/// Where they are told of it, none has more than one connection meanwhile.
-async fn f07_a_waiter_needs_one_connection<S: Server + Limited>() {
+// F07
+/// One holder and 24 clients that wait, where there is room for 30 connections. All clients get the
+/// lock. If waiters are notified, none of them has more than one connection while it waits.
+async fn a_waiter_needs_one_connection<S: Server + Limited>() {
     const WAITERS: usize = 24;
     let server = S::with(Setup::new().fast());
     let url = server.database();
@@ -126,7 +128,7 @@ async fn f07_a_waiter_needs_one_connection<S: Server + Limited>() {
             locks.close().await.unwrap();
         });
     }
-    until("all wait", async || waiting.load(Ordering::SeqCst) == WAITERS).await;
+    until("all clients are in the queue", async || waiting.load(Ordering::SeqCst) == WAITERS).await;
     let rested = async || !S::TELLS || server.sessions(&url).0 <= WAITERS + 1;
     until("each has one connection", rested).await;
     release(guard).await;
@@ -135,9 +137,10 @@ async fn f07_a_waiter_needs_one_connection<S: Server + Limited>() {
     }
 }
 
-/// Joins that wait for a lock's row fill all of the pool that joins may have; a release of another
-/// lock finds a connection all the same.
-async fn f40_a_release_stands_behind_no_joins<S: Server>() {
+// F40
+/// Joins that wait for a lock's row use all connections of the pool that joins may use. The release
+/// of another lock still finds a connection.
+async fn release_never_waits_behind_blocked_joins<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
@@ -150,10 +153,10 @@ async fn f40_a_release_stands_behind_no_joins<S: Server>() {
         let mutex = locks.mutex("blocked").lease(lease);
         joins.spawn(async move { release(mutex.lock().await.unwrap()).await });
     }
-    until("joins wait for the row", async || server.blocked() >= 2).await;
+    until("two joins wait for the row", async || server.blocked() >= 2).await;
     let began = Instant::now();
     guard.release().await.unwrap();
-    // The row's waiters are given up by the server after five seconds (MariaDB: two).
+    // The server aborts statements that wait for the row after five seconds (MariaDB after two).
     assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
     drop(blocker);
     while let Some(done) = joins.join_next().await {
@@ -176,20 +179,22 @@ async fn no_room_for_a_connection_is_passing<S: Server + Hasty>() {
     first.close().await.unwrap();
 }
 
-/// A firewall forgets the connections: nothing is answered, nobody is told. Whoever sends on one of
-/// them must not wait for longer than the lease lasts, and not try them one after the other.
-async fn s14_connections_that_fell_silent_cost_no_lease<S: Server>() {
+// S14
+/// A firewall drops the connections' state. Nothing is answered, and no error is reported. A client
+/// that uses one of them must not wait longer than the lease lasts, and must not try them one after
+/// the other.
+async fn silent_connections_cost_no_lease<S: Server>() {
     let server = S::shared();
     let proxy = Proxy::before(server.port());
     let locks = connect(&proxy.in_front_of(server.port(), &server.database())).await;
     let mut held = Vec::new();
-    // Leases of different lengths are renewed apart, so that all connections are in use.
+    // Leases of different lengths are renewed separately, so all connections are in use.
     for n in 0..6 {
         let lease = Duration::from_millis(12_000 + n * 20);
         held.push(locks.mutex(format!("held {n}")).lease(lease).lock().await.unwrap());
     }
     proxy.delay(Duration::from_millis(10));
-    // Until all were renewed once.
+    // Waits until all were renewed once.
     tokio::time::sleep(Duration::from_secs(6)).await;
     proxy.delay(Duration::ZERO);
     proxy.silence();
@@ -205,15 +210,15 @@ async fn s14_connections_that_fell_silent_cost_no_lease<S: Server>() {
     release(fresh).await;
 }
 
-/// Somebody accepts, and never says a word: a balancer whose server is gone. When the server is
-/// back, so is the client.
-async fn connections_that_never_come_about_are_given_up<S: Server>() {
+/// A load balancer whose server is gone accepts connections and never answers. When the server is
+/// back, the client recovers.
+async fn connection_attempts_that_never_complete_are_abandoned<S: Server>() {
     let server = S::shared();
     let proxy = Proxy::before(server.port());
     let locks = connect(&proxy.in_front_of(server.port(), &server.database())).await;
     proxy.freeze_new();
     proxy.cut();
-    // More than there are connections.
+    // More than the number of connections.
     let mut trying = tokio::task::JoinSet::new();
     for n in 0..8 {
         let mutex = locks.mutex(format!("lost {n}")).lease(Duration::from_millis(500));
@@ -222,10 +227,10 @@ async fn connections_that_never_come_about_are_given_up<S: Server>() {
     while let Some(tried) = trying.join_next().await {
         tried.unwrap().unwrap_err();
     }
-    // Those that were accepted meanwhile stay silent.
+    // Connections that were accepted in the meantime still do not answer.
     proxy.silence();
     proxy.thaw();
     let mutex = locks.mutex("back");
     let back = tokio::time::timeout(Duration::from_secs(25), mutex.lock()).await;
-    release(back.expect("the client is deaf for ever").unwrap()).await;
+    release(back.expect("the client never notices its dead connections").unwrap()).await;
 }

@@ -1,4 +1,4 @@
-//! A server that goes wrong: killed, restarted, stopped, cut off, or ending our sessions.
+//! Faults of the server: killed, restarted, paused, unreachable, or ending our sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use leasehold::{ErrorKind, LostReason, State};
 use testbed::{Proxy, Setup};
 
 on_all![
-    s53_tokens_rise_over_kill_9_and_restart,
-    exact_while_the_server_is_killed_and_restarted,
-    s52_exact_while_our_sessions_are_ended,
-    s52_a_stopped_server_loses_the_lock_by_the_deadline,
-    the_server_is_gone_in_mid_wait,
-    nobody_listens,
+    tokens_rise_after_kill_9_and_restart,
+    locks_stay_exclusive_while_the_server_restarts,
+    locks_stay_exclusive_while_sessions_are_killed,
+    lock_on_a_paused_server_is_lost_by_its_deadline,
+    waiter_survives_an_outage_of_the_server,
+    unreachable_server_is_reported,
 ];
 
-async fn s53_tokens_rise_over_kill_9_and_restart<S: Server>() {
+// S53
+async fn tokens_rise_after_kill_9_and_restart<S: Server>() {
     let server = S::with(Setup::new());
     let url = server.database();
     let (holder, waiter) = (connect(&url).await, connect(&url).await);
-    // Long enough for three restarts on a machine that does much else.
+    // Long enough for three restarts on a busy machine.
     let kept = holder.mutex("kept").lease(Duration::from_secs(120));
     let guard = kept.lock().await.unwrap();
     let first = guard.token();
@@ -31,18 +32,18 @@ async fn s53_tokens_rise_over_kill_9_and_restart<S: Server>() {
         let free = holder.mutex(format!("round {round}")).lock().await.unwrap();
         assert!(free.token() > first);
         let again = holder.mutex("counted").lock().await.unwrap();
-        assert!(again.token() > last, "{} after {last}", again.token());
+        assert!(again.token() > last, "token {} after {last}", again.token());
         last = again.token();
         release(again).await;
     }
-    assert!(guard.is_held(), "the grant was acknowledged");
+    assert!(guard.is_held(), "an acknowledged grant was lost");
     let tried = waiter.mutex("kept").try_lock().await.unwrap_err();
     assert_eq!(tried.kind(), ErrorKind::Contended, "{tried}");
     release(guard).await;
     assert!(waiter.mutex("kept").lock().await.unwrap().token() > first);
 }
 
-async fn exact_while_the_server_is_killed_and_restarted<S: Server>() {
+async fn locks_stay_exclusive_while_the_server_restarts<S: Server>() {
     let server = Arc::new(S::with(Setup::new()));
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
@@ -59,7 +60,8 @@ async fn exact_while_the_server_is_killed_and_restarted<S: Server>() {
     hammer_while(&clients, "counted", 4, 20, breaking).await;
 }
 
-async fn s52_exact_while_our_sessions_are_ended<S: Server>() {
+// S52
+async fn locks_stay_exclusive_while_sessions_are_killed<S: Server>() {
     let server = Arc::new(S::with(Setup::new().fast()));
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
@@ -74,11 +76,12 @@ async fn s52_exact_while_our_sessions_are_ended<S: Server>() {
     };
     let held = clients[0].mutex("held").lock().await.unwrap();
     hammer_while(&clients, "counted", 4, 20, breaking).await;
-    assert!(held.is_held(), "a lease is not bound to a session");
+    assert!(held.is_held(), "the hold was lost with a session");
     release(held).await;
 }
 
-async fn s52_a_stopped_server_loses_the_lock_by_the_deadline<S: Server>() {
+// S52
+async fn lock_on_a_paused_server_is_lost_by_its_deadline<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let locks = connect(&url).await;
@@ -87,16 +90,16 @@ async fn s52_a_stopped_server_loses_the_lock_by_the_deadline<S: Server>() {
     let token = guard.token();
     server.stop();
     tokio::time::sleep(lease).await;
-    assert!(!guard.is_held(), "nobody has renewed it");
+    assert!(!guard.is_held(), "is_held() is true after the lease expired");
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
     assert_eq!(reason, LostReason::Expired);
     server.cont();
     let next = connect(&url).await.mutex("frozen").lock().await.unwrap();
     assert!(next.token() > token);
-    assert_eq!(guard.state(), State::Lost(LostReason::Expired), "late answers revive nothing");
+    assert_eq!(guard.state(), State::Lost(LostReason::Expired), "a late reply revived the hold");
 }
 
-async fn the_server_is_gone_in_mid_wait<S: Server>() {
+async fn waiter_survives_an_outage_of_the_server<S: Server>() {
     let server = S::with(Setup::new());
     let url = server.database();
     let (holder, waiter) = (connect(&url).await, connect(&url).await);
@@ -126,7 +129,7 @@ async fn the_server_is_gone_in_mid_wait<S: Server>() {
     assert!(guard.token() > token);
 }
 
-async fn nobody_listens<S: Server>() {
+async fn unreachable_server_is_reported<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());

@@ -1,45 +1,49 @@
-//! Leases: when one begins and ends, whatever the server's clock does; renewals that are held up, and locks
-//! that must not be lost with them.
+//! Leases: when they begin and end, whatever the server's clock does, and renewals that are delayed
+//! without losing other locks.
 
 use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
 use leasehold::store::sql::SqlStore;
 use leasehold::store::{Joined, Mode, Renewal, Store};
-use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold::{Claim, ErrorKind, Hold, Kind, Name};
 use testbed::Setup;
 use tokio::runtime::Handle;
 
 on_all![
-    s21_the_server_clock_steps,
-    s44_s54_a_lease_begins_after_the_row_lock,
-    s43_an_error_in_the_section_releases,
+    tokens_rise_when_the_server_clock_steps,
+    lease_is_counted_from_after_the_row_lock,
+    error_or_panic_in_the_section_releases_the_lock,
 ];
 
 without_mysql![
-    s21_a_clock_set_back_promises_no_more_than_the_lease,
-    p6_a_heartbeat_that_lengthened_nothing_says_so,
-    s92_a_row_that_is_locked_holds_up_no_other_lock,
+    reported_lease_never_exceeds_the_request_after_a_clock_step,
+    heartbeat_that_extended_nothing_is_not_reported_as_waiting,
+    locked_row_delays_no_other_lock,
 ];
 
-async fn s21_the_server_clock_steps<S: Server>() {
+// S21
+async fn tokens_rise_when_the_server_clock_steps<S: Server>() {
     let server = S::with(Setup::new().fast().movable_clock());
     let url = server.database();
     let (first, second) = (connect(&url).await, connect(&url).await);
     let long = Duration::from_secs(600);
     let old = first.mutex("stepped").lease(long).no_renewal().lock().await.unwrap();
-    // Ahead: the lease ends early, and the next token is greater all the same.
+    // The clock is set forward. The lease ends early, and the next token is still greater.
     server.shift_clock(86_400);
     let lease = Duration::from_secs(1);
     let next = second.mutex("stepped").lease(lease).no_renewal();
-    let next = next.lock_timeout(PATIENCE).await.expect("the clock stands where it stood");
+    let next = next
+        .lock_timeout(PATIENCE)
+        .await
+        .expect("the lock is not free, although the clock was set forward");
     assert!(next.token() > old.token());
-    // Back again: tokens still rise. The lease that was written in the future is what the
-    // guarantees tell of; a person can end it.
+    // The clock is set back, and tokens still increase. The lease that was written in the future
+    // lasts too long, as the guarantees state. An administrator can end it.
     server.shift_clock(-3_600);
     tokio::time::sleep(lease * 2).await;
     let early = first.mutex("stepped").try_lock().await.unwrap_err();
-    assert_eq!(early.kind(), ErrorKind::Contended, "its lease is over by this clock? {early}");
+    assert_eq!(early.kind(), ErrorKind::Contended, "the kind of the error: {early}");
     let evicted = first.evict("stepped", leasehold::store::Evict::Holders).await.unwrap();
     assert_eq!(evicted, 1);
     let last = first.mutex("stepped").lock().await.unwrap();
@@ -49,7 +53,8 @@ async fn s21_the_server_clock_steps<S: Server>() {
     assert!(stranger.mutex("stepped").lock().await.unwrap().token() > next.token());
 }
 
-async fn s44_s54_a_lease_begins_after_the_row_lock<S: Server>() {
+// S44, S54
+async fn lease_is_counted_from_after_the_row_lock<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
@@ -57,21 +62,22 @@ async fn s44_s54_a_lease_begins_after_the_row_lock<S: Server>() {
     release(mutex.lock().await.unwrap()).await;
     let blocker = server.hold(&url, BLOCK).await;
     let taking = tokio::spawn(async move { mutex.lock().await });
-    // Long enough to see whether the lease was counted from the statement's start, and shorter
+    // Long enough to see whether the lease was counted from the start of the statement, and shorter
     // than the client waits for an answer.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(!taking.is_finished(), "the row is locked");
     let before = Instant::now();
     drop(blocker);
     let guard = tokio::time::timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
-    let info = locks.read("blocked").await.unwrap().expect("it is held");
+    let info = locks.inspect("blocked").await.unwrap().expect("the lock has no holder");
     let left = info.claims[0].remaining.expect("a lease");
     let whole = left + before.elapsed();
     assert!(whole > Duration::from_millis(29_900), "{whole:?} of 30 s");
     release(guard).await;
 }
 
-async fn s43_an_error_in_the_section_releases<S: Server>() {
+// S43
+async fn error_or_panic_in_the_section_releases_the_lock<S: Server>() {
     let locks = connect(&S::shared().database()).await;
     let failed: Result<Result<(), &str>, _> =
         locks.mutex("section").run(|_guard| async { Err("the section failed") }).await;
@@ -86,9 +92,10 @@ async fn s43_an_error_in_the_section_releases<S: Server>() {
     release(again.unwrap().unwrap()).await;
 }
 
-/// A grant is written; the clock is set back by an hour. What remains by the clock is an hour more
-/// than anybody asked for, and not to be relied on: the clock will be set right.
-async fn s21_a_clock_set_back_promises_no_more_than_the_lease<S: Server>() {
+// S21
+/// A lock is granted, and then the clock is set back by an hour. By the clock, an hour more remains
+/// than was requested. The store must not report that, because the clock will be corrected.
+async fn reported_lease_never_exceeds_the_request_after_a_clock_step<S: Server>() {
     let server = S::with(Setup::new().fast().movable_clock());
     let store = SqlStore::open(&server.database(), &Handle::current()).await.unwrap();
     let mut permits = Vec::new();
@@ -102,19 +109,21 @@ async fn s21_a_clock_set_back_promises_no_more_than_the_lease<S: Server>() {
     for permit in &permits {
         let Joined::Holding { remaining, .. } = store.join(permit, Mode::Wait).await.unwrap()
         else {
-            panic!("it was lost");
+            panic!("the hold was lost");
         };
         assert!(remaining.unwrap() <= LONG, "{remaining:?}");
         let Renewal::Holding { remaining, .. } = renewed(&store, permit).await else {
-            panic!("it was lost");
+            panic!("the hold was lost");
         };
         assert!(remaining.unwrap() <= LONG, "{remaining:?}");
     }
 }
 
-/// A transaction that grants it, say, has locked a waiter's row. Told that it waits, it would believe of a
-/// grant that is pushed later that it lasts from now, and not from the last heartbeat that counted.
-async fn p6_a_heartbeat_that_lengthened_nothing_says_so<S: Server>() {
+// P6
+/// Another transaction, such as one that grants it, has locked a waiter's row. If the store
+/// answered that the claim waits, the client would count the lease of a later grant from now. It
+/// must count from the last heartbeat that succeeded.
+async fn heartbeat_that_extended_nothing_is_not_reported_as_waiting<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let [store, _] = two(&url).await;
@@ -126,27 +135,28 @@ async fn p6_a_heartbeat_that_lengthened_nothing_says_so<S: Server>() {
     let blind = renewed(&store, &waits).await;
     assert_eq!(blind.known().unwrap_err().kind(), ErrorKind::Unreachable);
     drop(blocker);
-    until("it is lengthened", async || {
+    until("the waiter's lease is extended", async || {
         matches!(renewed(&store, &waits).await, Renewal::Waiting(_))
     })
     .await;
 }
 
+// S92
 /// One batch renews many locks, and one of their rows is locked for longer than a lease. That lock
-/// may be lost; the others of the client must neither be lost with it, nor their calls be held up.
-async fn s92_a_row_that_is_locked_holds_up_no_other_lock<S: Server>() {
+/// may be lost. The client's other locks must not be lost, and their calls must not be delayed.
+async fn locked_row_delays_no_other_lock<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
     let lease = Duration::from_secs(9);
     let mut held = Vec::new();
     for name in ["a", "blocked", "z"] {
-        held.push(locks.mutex(name).lease(lease).lock().await.unwrap());
+        held.push(Hold::from(locks.mutex(name).lease(lease).lock().await.unwrap()));
     }
-    // And one that stands in the other table.
+    // Claims that are stored in the other table.
     let semaphore = locks.semaphore("permits", 3).lease(lease);
-    held.push(semaphore.acquire().await.unwrap());
-    held.push(semaphore.acquire().await.unwrap());
+    held.push(semaphore.acquire().await.unwrap().into());
+    held.push(semaphore.acquire().await.unwrap().into());
     let blocker = server.hold(&url, BLOCK).await;
     let end = Instant::now() + lease * 2;
     let mut slow = Vec::new();
@@ -162,22 +172,24 @@ async fn s92_a_row_that_is_locked_holds_up_no_other_lock<S: Server>() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // Once may be the machine; if the row is waited for, it is at every renewal.
-    assert!(slow.len() <= 1, "another lock was held up: {slow:?}");
+    // A single slow call may be the machine's. If renewals waited for the row, every renewal would
+    // be slow.
+    assert!(slow.len() <= 1, "renewals of another lock were slow: {slow:?}");
     drop(blocker);
 }
 
-/// A database of MariaDB, and one of MySQL itself where that can be started.
+/// Returns a database of MariaDB, and one of MySQL where it can be started.
 fn mysql_urls() -> Vec<String> {
     let own = testbed::mariadb().database();
     let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
     [Some(own), mysql].into_iter().flatten().collect()
 }
 
-/// Renewals of holders in locks' rows and in claims' rows, heartbeats of waiters, and hand-overs: on
-/// MySQL none of them went through (error 3569), which MariaDB does not know.
+// F02
+/// Renews holders in locks' rows and in claims' rows, sends heartbeats of waiters, and hands over.
+/// On MySQL all of them failed with error 3569, which MariaDB does not have.
 #[test]
-fn f02_mysql_renews_and_waits() {
+fn locks_are_renewed_and_handed_over_on_mysql() {
     run(async {
         for url in mysql_urls() {
             renews_and_waits(&url).await;
@@ -202,10 +214,16 @@ async fn renews_and_waits(url: &str) {
         })
         .collect();
     tokio::time::sleep(lease * 3).await;
-    assert!(held.is_held() && both.iter().all(|guard| guard.is_held()), "not renewed on {url}");
+    assert!(
+        held.is_held() && both.iter().all(|guard| guard.is_held()),
+        "a lock was not renewed on {url}"
+    );
     held.release().await.unwrap();
     for waiter in waiting {
-        tokio::time::timeout(PATIENCE, waiter).await.expect("handed over").unwrap();
+        tokio::time::timeout(PATIENCE, waiter)
+            .await
+            .expect("the lock was not handed over")
+            .unwrap();
     }
     for guard in both {
         guard.release().await.unwrap();

@@ -1,11 +1,11 @@
-//! Clients beside a pool that a service has already.
+//! Clients that use a pool which a service already has.
 
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
 use leasehold::store::sql::PoolExt;
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use testbed::Postgres;
 
@@ -15,11 +15,11 @@ fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(SIZE).connect_lazy(url).unwrap()
 }
 
-async fn beside(pool: &PgPool) -> Leasehold {
+async fn beside(pool: &PgPool) -> Client {
     leasehold::builder().postgres(pool, "").await.unwrap()
 }
 
-/// What a session would show if somebody had left something on it.
+/// Returns a description of a session, which shows whether a client has left anything on it.
 async fn state(connection: &mut sqlx::PgConnection) -> String {
     sqlx::query_scalar(
         "SELECT concat_ws(' ', now() = statement_timestamp(), current_setting('enable_seqscan'), \
@@ -33,7 +33,7 @@ async fn state(connection: &mut sqlx::PgConnection) -> String {
     .unwrap()
 }
 
-/// All connections of the pool, as they are now.
+/// Returns the current states of all connections of the pool.
 async fn states(pool: &PgPool) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..SIZE {
@@ -46,8 +46,8 @@ async fn states(pool: &PgPool) -> Vec<String> {
     states
 }
 
-/// Many at once, on names of their own and on one that all want.
-async fn crowd(locks: &Leasehold, tasks: usize, turns: usize) {
+/// Runs many tasks at once, on names of their own and on one common name.
+async fn crowd(locks: &Client, tasks: usize, turns: usize) {
     let mut crowd = tokio::task::JoinSet::new();
     for n in 0..tasks {
         let locks = locks.clone();
@@ -64,7 +64,7 @@ async fn crowd(locks: &Leasehold, tasks: usize, turns: usize) {
 }
 
 #[test]
-fn calls_borrow_and_give_back_what_they_found() {
+fn borrowed_connections_are_returned_unchanged() {
     run(async {
         let server = <Postgres as Server>::shared();
         let url = Server::database(server);
@@ -74,7 +74,7 @@ fn calls_borrow_and_give_back_what_they_found() {
         let pool = self::pool(&url);
         let locks = beside(&pool).await;
         release(locks.mutex("alone").lock().await.unwrap()).await;
-        assert_eq!(pool.size(), 0, "whoever is alone needs no second connection");
+        assert_eq!(pool.size(), 0, "a single client opened a second connection");
         let working = crowd(&locks, 24, 10);
         let mut most = 0;
         let watching = async {
@@ -87,19 +87,24 @@ fn calls_borrow_and_give_back_what_they_found() {
             () = working => {}
             () = watching => {}
         }
-        assert!(pool.size() > 0, "none was borrowed");
-        // Ours at its busiest: one for calls, two for renewals and one that hears; and the server knows for a
-        // while of one that was closed.
+        assert!(pool.size() > 0, "the pool's connections were not used");
+        // At most, our sessions are one for calls, two for renewals and one that listens. The
+        // server may still list one that was closed.
         assert!(most <= SIZE as usize + 5, "{most} sessions");
-        until("ours is one again", async || server.sessions(&url).0 <= pool.size() as usize + 1)
-            .await;
-        until("all are back", async || pool.num_idle() == pool.size() as usize).await;
+        until("leasehold has one session again", async || {
+            server.sessions(&url).0 <= pool.size() as usize + 1
+        })
+        .await;
+        until("all connections are in the pool again", async || {
+            pool.num_idle() == pool.size() as usize
+        })
+        .await;
         assert_eq!(states(&pool).await, before);
     });
 }
 
 #[test]
-fn a_pool_of_which_all_is_in_use_costs_no_lease_and_no_call() {
+fn exhausted_pool_costs_no_lease_and_no_call() {
     run(async {
         let pool = pool(&Server::database(<Postgres as Server>::shared()));
         let mut used = Vec::new();
@@ -116,7 +121,7 @@ fn a_pool_of_which_all_is_in_use_costs_no_lease_and_no_call() {
 }
 
 #[test]
-fn a_pool_that_was_closed_is_done_without() {
+fn closed_pool_is_not_required() {
     run(async {
         let pool = pool(&Server::database(<Postgres as Server>::shared()));
         let locks = beside(&pool).await;
@@ -145,7 +150,7 @@ fn a_blocked_runtime_costs_no_lease() {
 }
 
 #[test]
-fn a_call_that_is_dropped_leaves_nothing_open_on_what_it_borrowed() {
+fn dropped_call_leaves_no_transaction_on_a_borrowed_connection() {
     run(async {
         let server = <Postgres as Server>::shared();
         let url = Server::database(server);
@@ -159,20 +164,23 @@ fn a_call_that_is_dropped_leaves_nothing_open_on_what_it_borrowed() {
                 crowd.spawn(async move { drop(mutex.lock().await) });
             }
             tokio::time::sleep(Duration::from_micros(round * 100)).await;
-            // All that are under way are dropped.
+            // Drops all calls that are in progress.
             crowd.shutdown().await;
         }
         for n in 0..4 {
             release(locks.mutex(format!("{n}")).lock().await.unwrap()).await;
         }
-        until("nobody is in a transaction", async || server.sessions(&url).1 == 0).await;
-        until("all are back", async || pool.num_idle() == pool.size() as usize).await;
+        until("no transaction is open", async || server.sessions(&url).1 == 0).await;
+        until("all connections are in the pool again", async || {
+            pool.num_idle() == pool.size() as usize
+        })
+        .await;
         assert_eq!(states(&pool).await, before);
     });
 }
 
 #[test]
-fn a_client_that_ends_leaves_the_pool_usable() {
+fn closed_client_leaves_the_pool_usable() {
     run(async {
         let pool = pool(&Server::database(<Postgres as Server>::shared()));
         let locks = beside(&pool).await;
@@ -185,7 +193,7 @@ fn a_client_that_ends_leaves_the_pool_usable() {
 }
 
 #[test]
-fn mysql_is_connected_to_as_the_pool_is() {
+fn mysql_connections_use_the_settings_of_the_pool() {
     run(async {
         let server = <testbed::MariaDb as Server>::shared();
         let url = Server::database(server);
@@ -199,7 +207,7 @@ fn mysql_is_connected_to_as_the_pool_is() {
 }
 
 #[test]
-fn sqlite_is_the_pools_file() {
+fn sqlite_client_uses_the_file_of_the_pool() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("of the service.db");
@@ -220,7 +228,7 @@ fn sqlite_is_the_pools_file() {
 }
 
 #[test]
-fn mistakes_are_told_and_passwords_are_not() {
+fn errors_name_the_mistake_and_never_the_password() {
     run(async {
         let url = Server::database(<Postgres as Server>::shared());
         let pool = pool(&url);
@@ -244,13 +252,13 @@ fn mistakes_are_told_and_passwords_are_not() {
 }
 
 #[test]
-fn outside_of_a_runtime_it_is_told_where_to_call_it() {
+fn connecting_outside_of_a_runtime_is_an_error() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let url = Server::database(<Postgres as Server>::shared());
     let pool = runtime.block_on(async { pool(&url) });
     let alone = std::pin::pin!(leasehold::builder().postgres(&pool, ""));
     let Poll::Ready(refused) = alone.poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("it waits")
+        panic!("`connect` waits outside of a runtime")
     };
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");

@@ -1,4 +1,4 @@
-//! What only PostgreSQL has: a pooler in front of it, and notifications.
+//! PostgreSQL only: a pooler in front of the server, and notifications.
 
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use leasehold::store::{Joined, Mode, Renew, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
+// S42
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s42_behind_a_pooler_in_transaction_mode() {
+fn everything_works_behind_a_pooler_in_transaction_mode() {
     run(async {
         let server = testbed::postgres();
         let direct = server.database();
@@ -18,7 +19,8 @@ fn s42_behind_a_pooler_in_transaction_mode() {
         let url = pooler.in_front_of(server, &direct) + "?pooler=transaction";
         let clients = [connect(&url).await, connect(&url).await, connect(&direct).await];
         hammer(&clients, "pooled", 6, 10).await;
-        // Each transaction may be on another of the pooler's connections: leases do not mind.
+        // Each transaction may use another of the pooler's connections, which does not affect
+        // leases.
         let guard = clients[0].mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
         tokio::time::sleep(Duration::from_secs(9)).await;
         assert!(guard.is_held());
@@ -28,8 +30,9 @@ fn s42_behind_a_pooler_in_transaction_mode() {
     });
 }
 
+// S42
 #[test]
-fn s42_round_trips_behind_a_pooler() {
+fn acquire_and_release_take_one_round_trip_each_behind_a_pooler() {
     run(async {
         let server = testbed::postgres();
         let pooler = PgBouncer::before(server);
@@ -47,23 +50,26 @@ fn s42_round_trips_behind_a_pooler() {
             guard.release().await.unwrap();
             trips.push((taken - before, proxy.round_trips() - taken));
         }
-        // BEGIN and its limits, the statement and COMMIT. Whoever stands still for a second in between loses
-        // the connection, and makes another.
+        // One trip has BEGIN with its limits, the statement and COMMIT. A client that is paused for
+        // a second in between loses the connection and opens another.
         trips.sort_unstable();
         assert_eq!(trips[..8], [(1, 1); 8], "{trips:?}");
     });
 }
 
+// S42
 #[test]
-fn s42_a_pooler_that_nobody_told_us_of() {
+fn undeclared_pooler_is_detected() {
     run(async {
         let server = testbed::postgres();
         let database = server.database();
-        // One refuses what our sessions are started with, the other drops it.
+        // One pooler refuses the startup parameters of our sessions, and the other ignores them.
         let ignored = "extra_float_digits,options";
         for pooler in [PgBouncer::before(server), PgBouncer::that_ignores(server, ignored)] {
             let url = pooler.in_front_of(server, &database);
-            let error = leasehold::connect(&url).await.expect_err("it is found out");
+            let error = leasehold::connect(&url)
+                .await
+                .expect_err("connected through a pooler that was not detected");
             assert_told(&error, ErrorKind::Config, "lh:lh");
             assert!(format!("{error:#}").contains("pooler=transaction"), "{error}");
             let locks = connect(&(url + "?pooler=transaction")).await;
@@ -72,8 +78,9 @@ fn s42_a_pooler_that_nobody_told_us_of() {
     });
 }
 
+// S24
 #[test]
-fn s24_notifications_that_nobody_hears() {
+fn grant_is_found_although_its_notification_is_lost() {
     run(async {
         let server = testbed::postgres();
         let url = server.database();
@@ -84,12 +91,12 @@ fn s24_notifications_that_nobody_hears() {
             let guard = holder.mutex("deaf").lock().await.unwrap();
             let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
             let mutex = waiting.mutex("deaf").on_waiting(move |_| {
-                // Told again with each heartbeat; the test listens only once.
+                // Notified again with each heartbeat, but the test receives only once.
                 let _ = queued.send(());
             });
             let waiter = tokio::spawn(async move { mutex.lock().await });
             in_queue.recv().await.unwrap();
-            // The listener's connection goes, with whatever is sent meanwhile.
+            // The listener's connection is lost, with everything that is sent in that time.
             proxy.refuse(true);
             release(guard).await;
             proxy.refuse(false);
@@ -99,25 +106,21 @@ fn s24_notifications_that_nobody_hears() {
     });
 }
 
-/// The connection that listens may have served for a call since.
-const LISTENERS: &str = "SELECT pid FROM pg_stat_activity \
-     WHERE datname = current_database() AND usename = 'lh' AND query LIKE 'LISTEN%'";
-const SESSIONS: &str = "SELECT pid FROM pg_stat_activity \
-     WHERE datname = current_database() AND usename = 'lh'";
-
-/// A firewall that forgets a connection tells nobody: the listener would listen for ever.
+// S24
+/// If a firewall drops a connection's state, no error is reported. Without a check the listener
+/// would wait forever.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s24_a_listener_that_fell_silent_is_replaced() {
+fn silent_listener_is_replaced() {
     run(async {
-        let server = testbed::postgres();
+        let server = Postgres::with(Setup::new().fast().arg("-c").arg("log_statement=all"));
         let url = server.database();
         let proxy = Proxy::before(server.port());
         let here = tokio::runtime::Handle::current();
         let open = async |url: &str| SqlStore::open(url, &here).await.unwrap();
         let waiting = open(&proxy.in_front_of(server.port(), &url)).await;
         let holder = open(&url).await;
-        // Heartbeats are the caller's: nobody here learns of a grant but by being told.
+        // The test sends no heartbeats, so a grant can only be found by a notification.
         let claim = |lease| {
             let mut claim = Claim::new(Name::new("deaf").unwrap(), Kind::Mutex, 1, 1).unwrap();
             (claim.lease, claim.waiter_lease) = (lease, lease);
@@ -126,28 +129,28 @@ fn s24_a_listener_that_fell_silent_is_replaced() {
         let lease = Duration::from_secs(600);
         for silent in [false, true] {
             let (held, waits) = (claim(lease), claim(lease));
-            let what = if silent { "after it fell silent" } else { "the first time" };
+            let what = if silent {
+                "a notification of a subscription on a new connection"
+            } else {
+                "a notification of the first subscription"
+            };
             assert!(matches!(holder.join(&held, Mode::Try).await, Ok(Joined::Holding { .. })));
             assert!(matches!(waiting.join(&waits, Mode::Wait).await, Ok(Joined::Waiting(_))));
             if silent {
                 proxy.silence();
             }
-            // It listens; or listens anew, beside what the server knows of the silent one.
-            let pids = |sql| -> Vec<String> {
-                Server::admin(server, &url, sql).lines().map(str::to_owned).collect()
-            };
-            let before = if silent { pids(SESSIONS) } else { Vec::new() };
-            let end = std::time::Instant::now() + PATIENCE;
-            while pids(LISTENERS).iter().all(|pid| before.contains(pid)) {
-                assert!(std::time::Instant::now() < end, "nobody listens {what}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            // It listens, or listens again on a new connection. The log has every statement, so
+            // this is seen even if a call has used the connection since.
+            let listened = || server.log().matches(": LISTEN").count();
+            let before = if silent { listened() } else { 0 };
+            until(what, async || listened() > before).await;
             assert!(holder.leave(&held, None).await.unwrap());
             let granted = async {
                 while !matches!(waiting.changed(&waits).await.unwrap(), Signal::Granted(_)) {}
             };
             tokio::time::timeout(PATIENCE, granted).await.expect(what);
-            // The connection for calls may be as silent; what is left then ends with the test.
+            // The connection for calls may not answer either. Claims that remain then end with the
+            // test.
             assert!(silent || waiting.leave(&waits, None).await.unwrap());
         }
     });
@@ -174,7 +177,7 @@ fn client_listens_only_while_it_waits() {
             let lines = log.lines().filter(|line| line.contains(said));
             lines.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
         };
-        // It renews meanwhile, for which it borrows the connection that listens.
+        // It also renews, for which it borrows the listening connection.
         let other = Claim::new(Name::new("renewed").unwrap(), Kind::Mutex, 1, 1).unwrap();
         assert!(matches!(waiting.join(&other, Mode::Try).await, Ok(Joined::Holding { .. })));
         let (renewing, lease) = (waiting.clone(), other.lease);
@@ -198,7 +201,7 @@ fn client_listens_only_while_it_waits() {
             tokio::time::timeout(PATIENCE, granted).await.expect("the waiter is notified");
             assert!(waiting.leave(&waits, None).await.unwrap());
             until("the waiter has stopped listening", async || {
-                // Or, where it had no answer in time, it has closed the connection.
+                // Or it has closed the connection, because it got no answer in time.
                 sessions(": UNLISTEN").iter().skip(ended).any(|pid| *pid == listener)
                     || sessions("LOG:  disconnection").contains(&listener)
             })
@@ -208,18 +211,18 @@ fn client_listens_only_while_it_waits() {
 }
 
 #[test]
-fn read_only_standby() {
+fn read_only_standby_is_refused() {
     run(async {
-        // It is killed, and must have kept the tables.
+        // It is killed, so it must store the tables durably.
         let server = Postgres::start();
         let url = server.database();
         let before = connect(&url).await;
         release(before.mutex("first").lock().await.unwrap()).await;
         server.become_standby();
-        let error = leasehold::connect(&url).await.expect_err("it cannot be written to");
+        let error = leasehold::connect(&url).await.expect_err("connected to a standby");
         assert_told(&error, ErrorKind::Denied, "lh:lh");
         assert!(format!("{error:#}").contains("connect to the primary"), "{error}");
-        // Who was connected before learns it by the next lock.
+        // A client that was connected before finds out at its next lock.
         let error = before.mutex("next").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unreachable, "lh:lh");
         assert!(format!("{error:#}").contains("read-only"), "{error}");
@@ -227,7 +230,7 @@ fn read_only_standby() {
 }
 
 #[test]
-fn who_cannot_listen_still_notifies() {
+fn client_that_cannot_listen_still_notifies() {
     run(async {
         let server = testbed::postgres();
         let direct = server.database();
@@ -237,7 +240,7 @@ fn who_cannot_listen_still_notifies() {
         let store = waiting.store();
         for _ in 0..5 {
             let guard = holder.mutex("mixed").lock().await.unwrap();
-            // The store alone: no heartbeat makes up for what is not heard.
+            // Only the store is used, so no heartbeat replaces a lost notification.
             let mut waiter = Claim::new(Name::new("mixed").unwrap(), Kind::Mutex, 1, 1).unwrap();
             (waiter.lease, waiter.waiter_lease) = (PATIENCE * 5, PATIENCE * 5);
             let joined = store.join(&waiter, Mode::Wait).await.unwrap();
@@ -251,23 +254,24 @@ fn who_cannot_listen_still_notifies() {
                     }
                 }
             };
-            tokio::time::timeout(PATIENCE, told).await.expect("nobody was told");
+            tokio::time::timeout(PATIENCE, told).await.expect("no notification arrived");
             assert!(store.leave(&waiter, None).await.unwrap());
         }
     });
 }
 
-/// Fails the first insert of a claim as another transaction in the way would.
+/// Makes the first insert of a claim fail, as a conflicting transaction would.
 const FAIL_ONCE: &str = "CREATE SEQUENCE public.inserts; GRANT USAGE ON public.inserts TO lh; \
      CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
      IF nextval('public.inserts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40001'; END IF; \
      RETURN NEW; END $$; CREATE TRIGGER fail_once BEFORE INSERT ON leasehold_claims \
      FOR EACH ROW EXECUTE FUNCTION fail_once()";
 
-/// Behind a pooler every statement stands in a transaction, also after one was rolled back: outside
-/// of one it would be prepared on one of the server's sessions and run on another.
+// S42, S46
+/// Behind a pooler every statement runs in a transaction, even after one was rolled back. Outside
+/// of a transaction it could be prepared on one of the server's sessions and executed on another.
 #[test]
-fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
+fn statements_stay_in_transactions_after_a_conflict_behind_a_pooler() {
     run(async {
         let setup = Setup::new().fast().arg("-c").arg("log_statement=all");
         let server = Postgres::with(setup.arg("-c").arg("log_line_prefix=%p "));
@@ -285,7 +289,7 @@ fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
         }
         permits.into_iter().for_each(drop);
         let log = server.log().split_off(before);
-        assert!(log.contains("on purpose"), "nothing was in the way");
+        assert!(log.contains("on purpose"), "the planned fault did not occur");
         let mut open = std::collections::HashSet::new();
         let mut executed = 0;
         for line in log.lines() {
@@ -293,24 +297,31 @@ fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
             let Some((_, what)) = what.split_once("LOG:  ") else { continue };
             let message = what.strip_prefix("statement: ").unwrap_or(what);
             if message.starts_with("BEGIN") {
-                // A client that is stopped here keeps a lock's row for so long.
+                // A client that is paused here keeps a lock's row locked for this long.
                 for limit in ["idle_in_transaction_session_timeout", "lock_timeout"] {
-                    assert!(what.contains(&format!("SET LOCAL {limit}")), "no limit: {what}");
+                    assert!(
+                        what.contains(&format!("SET LOCAL {limit}")),
+                        "the transaction has no limit: {what}"
+                    );
                 }
             }
-            // A message may be several statements; what is executed alone is one.
+            // A message may contain several statements. What is executed separately is one
+            // statement.
             for statement in message.split("; ") {
                 match statement.split(' ').next().unwrap_or_default() {
                     "BEGIN" => drop(open.insert(session)),
                     "COMMIT" | "ROLLBACK" => drop(open.remove(session)),
                     "execute" | "SELECT" | "INSERT" | "WITH" => {
                         executed += 1;
-                        assert!(open.contains(session), "outside of a transaction: {what}");
+                        assert!(
+                            open.contains(session),
+                            "a statement outside of a transaction: {what}"
+                        );
                     }
                     _ => {}
                 }
             }
         }
-        assert!(executed > 10, "looked at nothing: {log}");
+        assert!(executed > 10, "too few statements in the log: {log}");
     });
 }

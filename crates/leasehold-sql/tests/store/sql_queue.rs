@@ -1,12 +1,12 @@
-//! Who waits, and who is granted: hand-overs that nobody may take, the order of tokens, claims that join
-//! again, and crowds.
+//! Queues: hand-overs that no other claim may take, the order of tokens, claims that join again,
+//! and many concurrent claims.
 
 use crate::sql_common::*;
 use leasehold::store::{Joined, Mode, Renewal, Standing, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name, Token};
 use testbed::Setup;
 
-/// Cases for SQLite too; they get a store, and another client's of the same database.
+/// Cases that also run on SQLite. Each gets two clients' stores of the same database.
 macro_rules! sqlite_too {
     ($($case:ident),+ $(,)?) => {
         mod sqlite_too {
@@ -18,17 +18,17 @@ macro_rules! sqlite_too {
 }
 
 on_all![
-    s45a_who_comes_late_does_not_barge,
-    s45_nobody_takes_what_is_being_handed_over,
-    s50_first_acquisitions_of_new_names,
+    late_claim_does_not_overtake_a_waiter,
+    try_does_not_take_a_lock_that_is_being_handed_over,
+    concurrent_first_acquisitions_of_new_names_are_exclusive,
 ];
 
-without_mysql![s45_order_of_tokens_is_order_of_commits];
+without_mysql![token_order_matches_commit_order];
 
 sqlite_too![
-    p1_a_head_that_joins_again_after_its_end_goes_to_the_back,
-    p8_a_waiter_that_joins_again_after_its_end_has_one_place,
-    p8_one_claim_that_joins_many_times_at_once_has_one_grant,
+    a_head_that_joins_again_after_its_end_goes_to_the_back,
+    a_waiter_that_joins_again_after_its_end_has_one_place,
+    one_claim_that_joins_many_times_at_once_has_one_grant,
 ];
 
 fn on_server<S: Server>(case: impl AsyncFnOnce(Two)) {
@@ -42,10 +42,12 @@ fn on_sqlite(case: impl AsyncFnOnce(Two)) {
     });
 }
 
-/// First h takes the free lock; its reply is lost. Then w waits, h's lease ends, and w is granted.
-/// Then a duplicate of h's join arrives: a new place, behind w. (It was written back as the first in the
-/// queue, since the lock's row once held a claim of that id: then both held.)
-async fn p1_a_head_that_joins_again_after_its_end_goes_to_the_back([store, other]: Two) {
+// P1
+/// First `h` acquires the free lock, and its reply is lost. Then `w` waits, the lease of `h` ends,
+/// and `w` is granted. Then a duplicate of `h`'s join arrives, which must get a new place after
+/// `w`. A previous version wrote it back as the first in the queue, because the lock's row once
+/// held a claim with that ID. Then both held the lock.
+async fn a_head_that_joins_again_after_its_end_goes_to_the_back([store, other]: Two) {
     let mut short = SHORT;
     let (h, w, first, second) = loop {
         let name = format!("again {short:?}");
@@ -55,7 +57,7 @@ async fn p1_a_head_that_joins_again_after_its_end_goes_to_the_back([store, other
         if matches!(second, Joined::Waiting(_)) {
             break (h, w, first, waiting(&second));
         }
-        // On a machine that does much else it may come after the end.
+        // On a busy machine the second join may arrive after the lease has ended.
         short *= 2;
     };
     tokio::time::sleep(short).await;
@@ -71,15 +73,16 @@ async fn p1_a_head_that_joins_again_after_its_end_goes_to_the_back([store, other
     assert_eq!(standings(store.read(&w.name).await.unwrap()), []);
 }
 
-/// The same in the middle of the queue: the old place is gone, the new one is at the end.
-async fn p8_a_waiter_that_joins_again_after_its_end_has_one_place([store, other]: Two) {
+// P8
+/// The same in the middle of the queue. The old place is gone, and the new one is at the end.
+async fn a_waiter_that_joins_again_after_its_end_has_one_place([store, other]: Two) {
     let (a, mut b, c) =
         (claim("again", LONG, LONG), claim("again", LONG, SHORT), claim("again", LONG, LONG));
     let first = holding(&store.join(&a, Mode::Wait).await.unwrap());
     let gone = waiting(&store.join(&b, Mode::Wait).await.unwrap());
     let second = waiting(&other.join(&c, Mode::Wait).await.unwrap());
     tokio::time::sleep(SHORT).await;
-    // This place lasts until we have looked.
+    // This place lasts until the queue was read.
     b.waiter_lease = LONG;
     let third = waiting(&store.join(&b, Mode::Wait).await.unwrap());
     assert!(gone < second && second < third);
@@ -91,7 +94,8 @@ async fn p8_a_waiter_that_joins_again_after_its_end_has_one_place([store, other]
     assert_eq!(standings(store.read(&a.name).await.unwrap()), queue);
 }
 
-async fn p8_one_claim_that_joins_many_times_at_once_has_one_grant(stores: Two) {
+// P8
+async fn one_claim_that_joins_many_times_at_once_has_one_grant(stores: Two) {
     let h = claim("crowd", LONG, LONG);
     let w = claim("crowd", LONG, LONG);
     for (claim, holds) in [(h, true), (w, false)] {
@@ -108,7 +112,7 @@ async fn p8_one_claim_that_joins_many_times_at_once_has_one_grant(stores: Two) {
     }
 }
 
-/// A waiter is there, and has just been granted what the row's holder gave back.
+/// A waiter has just been granted what the holder in the lock's row released.
 const HANDED_OVER: &str = "INSERT INTO leasehold_claims (name, token, claim, weight, standing, since, \
      expires, lock_delay, host, pid, label, session) SELECT name, last_token + 1, \
      '00000000000000000000000000000001', 1, 1, 1, 4000000000000000, 0, 'h', 1, '', '' \
@@ -116,9 +120,10 @@ const HANDED_OVER: &str = "INSERT INTO leasehold_claims (name, token, claim, wei
      UPDATE leasehold_locks SET claim = '', claims = 1, last_token = last_token + 1 \
      WHERE name = 'blocked'";
 
-/// The late one has begun its statement, and waits for the row, while the waiter is granted the lock:
-/// what it had seen of the claims before it waited is not true any more.
-async fn s45a_who_comes_late_does_not_barge<S: Server>() {
+// S45a
+/// A late claim has begun its statement and waits for the row while the waiter is granted. The
+/// claims that it saw before it waited are out of date.
+async fn late_claim_does_not_overtake_a_waiter<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let (first, late) = (connect(&url).await, connect(&url).await);
@@ -127,21 +132,22 @@ async fn s45a_who_comes_late_does_not_barge<S: Server>() {
     let (go_on, told) = tokio::sync::oneshot::channel();
     let theirs = tokio::spawn(server.in_two_steps(&url, [BLOCK, HANDED_OVER], begun, told));
     is_begun.await.unwrap();
-    // The store itself: a caller would ask again after five seconds.
+    // The store itself is used, because a client would try again after five seconds.
     let claim = Claim::new(Name::new("blocked").unwrap(), Kind::Mutex, 1, 1).unwrap();
     let store = late.store().clone();
     let trying = tokio::spawn(async move { store.join(&claim, Mode::Try).await });
-    until("it waits for the row", async || server.blocked() >= 1).await;
+    until("a statement waits for the row", async || server.blocked() >= 1).await;
     go_on.send(()).unwrap();
     theirs.await.unwrap().unwrap();
     let joined = trying.await.unwrap().unwrap();
-    assert!(matches!(joined, Joined::Busy { .. }), "it barged past a waiter: {joined:?}");
-    let info = first.read("blocked").await.unwrap().expect("it is held");
+    assert!(matches!(joined, Joined::Busy { .. }), "a claim overtook a waiter: {joined:?}");
+    let info = first.inspect("blocked").await.unwrap().expect("the lock has no holder");
     assert_eq!(info.claims.len(), 1, "{info:?}");
 }
 
-async fn s45_nobody_takes_what_is_being_handed_over<S: Server>() {
-    // Its own: nobody else's statements wait for rows here.
+// S45
+async fn try_does_not_take_a_lock_that_is_being_handed_over<S: Server>() {
+    // A separate server, so that no other test's statements wait for rows here.
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
@@ -149,29 +155,30 @@ async fn s45_nobody_takes_what_is_being_handed_over<S: Server>() {
         let held = clients[0].mutex("blocked").lock().await.unwrap();
         let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
         let waiter = clients[1].mutex("blocked").on_waiting(move |_| {
-            // Told again with each heartbeat; the test listens only once.
+            // Notified again with each heartbeat, but the test receives only once.
             let _ = queued.send(());
         });
         let waiting = tokio::spawn(async move { waiter.lock().await });
         in_queue.recv().await.unwrap();
         let blocker = server.hold(&url, BLOCK).await;
-        // Both wait for the row then, each with whatever it has seen before that.
+        // Now both wait for the row, each with the state that it read before.
         let releasing = tokio::spawn(held.release());
         let late = clients[2].mutex("blocked");
         let late = tokio::spawn(async move { late.try_lock().await });
-        // Unless who tries was answered by what it saw before: then it has not barged.
+        // If the try was answered from the state that it read before, it did not barge.
         let both = async || server.blocked() >= if late.is_finished() { 1 } else { 2 };
         until("both wait for the row", both).await;
         drop(blocker);
         releasing.await.unwrap().unwrap();
-        let error = late.await.unwrap().expect_err("it barged past a waiter");
+        let error = late.await.unwrap().expect_err("a claim overtook a waiter");
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         let granted = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
         granted.release().await.unwrap();
     }
 }
 
-async fn s50_first_acquisitions_of_new_names<S: Server>() {
+// S50
+async fn concurrent_first_acquisitions_of_new_names_are_exclusive<S: Server>() {
     let url = S::shared().database();
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -182,9 +189,10 @@ async fn s50_first_acquisitions_of_new_names<S: Server>() {
     }
 }
 
-/// Many joins wait for the lock's row at once. Each tells how many had committed before it: whoever
-/// drew a greater token came after them all.
-async fn s45_order_of_tokens_is_order_of_commits<S: Server>() {
+// S45
+/// Many joins wait for the lock's row at the same time. Each returns how many had committed before
+/// it. A greater token must mean a later commit.
+async fn token_order_matches_commit_order<S: Server>() {
     const JOINS: usize = 8;
     let server = S::with(Setup::new().fast());
     let url = server.database();
@@ -201,11 +209,11 @@ async fn s45_order_of_tokens_is_order_of_commits<S: Server>() {
             match store.join(&claim, Mode::Wait).await.unwrap() {
                 Joined::Holding { token, .. } => (token, 0),
                 Joined::Waiting(place) => (place.token.unwrap(), place.ahead),
-                busy => panic!("it waits: {busy:?}"),
+                busy => panic!("a waiter got {busy:?}"),
             }
         });
     }
-    until("all wait for the row", async || server.blocked() >= JOINS).await;
+    until("all joins wait for the row", async || server.blocked() >= JOINS).await;
     drop(blocker);
     let mut places = joining.join_all().await;
     places.sort_unstable();

@@ -1,34 +1,34 @@
-//! What a pair costs, and what becomes of requests: replies that are lost, joins that come late, statements
-//! that the server undoes or cuts short and that are tried again.
+//! Requests: what acquiring and releasing cost, and the effects of lost replies, late joins, and
+//! statements that the server undoes or aborts.
 
 use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
-use leasehold::Leasehold;
+use leasehold::Client;
 use leasehold::store::sql::SqlStore;
 use leasehold::store::{Evict, Joined, Mode, Store};
 use testbed::{Proxy, Setup};
 use tokio::runtime::Handle;
 
 on_all![
-    uncontended_round_trips,
-    s41_lost_replies_are_recognised,
-    s46_serializable_by_default,
-    s46_a_deadlock_is_retried,
-    s46_what_was_undone_is_retried_with_the_same_claim,
-    s46_a_row_that_is_locked_for_longer_than_the_server_waits,
+    acquire_and_release_take_few_round_trips,
+    lost_replies_are_recognized,
+    locks_work_if_the_default_isolation_is_serializable,
+    deadlock_is_retried,
+    rolled_back_join_is_retried_with_the_same_claim,
+    acquiring_outlasts_a_row_lock_longer_than_the_server_waits,
 ];
 
 without_mysql![
-    s46_a_statement_that_the_server_cuts_short_is_tried_again,
-    an_eviction_is_never_done_twice,
-    p9_a_join_that_is_late_is_taken_back,
-    p9_a_release_beside_a_join_that_hangs_is_no_loss,
-    nobody_asks_for_waiters_that_are_gone,
+    a_statement_that_the_server_cuts_short_is_tried_again,
+    eviction_is_never_executed_twice,
+    late_join_is_undone_after_its_caller_gave_up,
+    release_beside_a_hanging_join_is_not_a_loss,
+    client_does_not_poll_for_waiters_that_gave_up,
 ];
 
-async fn uncontended_round_trips<S: Server>() {
-    // Told by issue and README: one each, and at most two on MySQL and MariaDB.
+async fn acquire_and_release_take_few_round_trips<S: Server>() {
+    // Each costs one round trip, and at most two on MySQL and MariaDB.
     let most = if std::any::type_name::<S>().contains("Postgres") { 1 } else { 2 };
     let server = S::shared();
     let url = server.database();
@@ -50,18 +50,19 @@ async fn uncontended_round_trips<S: Server>() {
         let released = proxy.round_trips();
         assert!(taken - before <= most, "{} round trips to take {pair}", taken - before);
         assert!(released - taken <= most, "{} round trips to release {pair}", released - taken);
-        assert!(taken > before && released > taken, "counted nothing");
+        assert!(taken > before && released > taken, "no round trips were counted");
     }
 }
 
-async fn s41_lost_replies_are_recognised<S: Server>() {
+// S41
+async fn lost_replies_are_recognized<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());
     let locks = connect(&proxy.in_front_of(server.port(), &url)).await;
     release(locks.mutex("warm").lock().await.unwrap()).await;
     let other = connect(&url).await;
-    // Whichever reply is lost, of however many there are.
+    // Each reply is lost in turn.
     let mut lost = 0;
     for kept in 0..8 {
         let name = format!("lost {kept}");
@@ -80,11 +81,11 @@ async fn s41_lost_replies_are_recognised<S: Server>() {
             None => tokio::time::timeout(PATIENCE, taking).await.unwrap(),
         };
         let guard = taken.unwrap().unwrap();
-        let info = other.read(&name).await.unwrap().expect("it is held");
+        let info = other.inspect(&name).await.unwrap().expect("the lock has no holder");
         assert_eq!(info.claims.len(), 1, "doubled: {info:?}");
-        assert_eq!(info.claims[0].token, Some(guard.token()));
+        assert_eq!(info.claims[0].token, Some(guard.grant()));
 
-        // The same for the release: it is one, though nobody heard of it.
+        // The release has an effect once, although its reply was lost.
         proxy.drop_replies_after(kept);
         let mut releasing = tokio::spawn(guard.release());
         let released = tokio::select! {
@@ -99,14 +100,14 @@ async fn s41_lost_replies_are_recognised<S: Server>() {
             None => tokio::time::timeout(PATIENCE, releasing).await.unwrap(),
         };
         released.unwrap().unwrap();
-        assert!(other.read(&name).await.unwrap().is_none(), "leaked");
+        assert!(other.inspect(&name).await.unwrap().is_none(), "the lock was not released");
     }
-    assert!(lost >= 2, "every reply came");
+    assert!(lost >= 2, "too few replies were dropped");
 }
 
-/// The answer is lost after each number of replies in turn. Whoever was granted the lock by the eviction
-/// has done nothing to be evicted for.
-async fn an_eviction_is_never_done_twice<S: Server>() {
+/// The answer is lost after each number of replies in turn. The eviction may grant the lock to the
+/// next waiter, which must not be evicted.
+async fn eviction_is_never_executed_twice<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let direct = connect(&url).await;
@@ -118,8 +119,8 @@ async fn an_eviction_is_never_done_twice<S: Server>() {
         for joins in [claim(&name, LONG, LONG), claim(&name, LONG, LONG)] {
             direct.store().join(&joins, Mode::Wait).await.unwrap();
         }
-        // Its connection has served before, and may be taken for one that was closed meanwhile.
-        person.read(&name).await.unwrap();
+        // Its connection has served before, so the client may assume that the server closed it.
+        person.inspect(&name).await.unwrap();
         proxy.drop_replies_after(kept);
         let mut evicting = tokio::spawn({
             let (person, name) = (person.clone(), name.clone());
@@ -136,16 +137,19 @@ async fn an_eviction_is_never_done_twice<S: Server>() {
             Some(evicted) => evicted.unwrap(),
             None => tokio::time::timeout(LONG, evicting).await.unwrap().unwrap(),
         };
-        let left = standings(direct.read(&name).await.unwrap());
-        assert!(!left.is_empty(), "both are gone after {kept} replies, and told was {evicted:?}");
+        let left = standings(direct.inspect(&name).await.unwrap());
+        assert!(
+            !left.is_empty(),
+            "both claims are gone after {kept} replies, the result was {evicted:?}"
+        );
         if let Ok(count) = evicted {
             assert_eq!((count, left.len()), (1, 1), "after {kept} replies");
         }
     }
-    assert!(lost > 2, "only {lost} answers were lost");
+    assert!(lost > 2, "only {lost} replies were dropped");
 }
 
-/// A join is sent, and hangs on its way until the proxy thaws; its caller gives up.
+/// Sends a join that hangs until the proxy thaws. Its caller gives up.
 async fn joins_and_hangs(
     proxy: &Proxy,
     store: &std::sync::Arc<SqlStore>,
@@ -162,9 +166,10 @@ async fn joins_and_hangs(
     assert!(joining.await.unwrap_err().is_cancelled());
 }
 
-/// A join is on its way, and takes its time. Then its caller gives up; the leave that is owed goes out
-/// on another connection and finds nothing. Then the join gets through.
-async fn p9_a_join_that_is_late_is_taken_back<S: Server>() {
+// P9
+/// A join is delayed, and its caller gives up. The leave uses another connection and finds nothing.
+/// Then the join arrives.
+async fn late_join_is_undone_after_its_caller_gave_up<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());
@@ -172,24 +177,25 @@ async fn p9_a_join_that_is_late_is_taken_back<S: Server>() {
     let store = SqlStore::open(&behind, &Handle::current()).await.unwrap();
     let reader = connect(&url).await;
     let late = claim("late", LONG, LONG);
-    // The name is known, so that one statement takes it.
+    // The name is known, so one statement acquires the lock.
     release(reader.mutex("late").lock().await.unwrap()).await;
     joins_and_hangs(&proxy, &store, &late).await;
     let left = store.leave(&late, None).await.unwrap();
-    assert!(left, "there was nothing to leave yet, but who knows what becomes of the join");
+    assert!(left, "a release while the join is in doubt must not report a loss");
     proxy.thaw();
-    // Whether the join gets through at all is not for us to say; in the end nothing is left.
+    // It is unknown whether the join has any effect, but in the end nothing remains.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let left = async || reader.read("late").await.unwrap().is_none();
+    let left = async || reader.inspect("late").await.unwrap().is_none();
     tokio::time::timeout(Duration::from_secs(10), until("nothing is left", left))
         .await
-        .expect("a lock that nobody holds stays taken for a lease");
+        .expect("a lock without a holder remains locked for a lease");
 }
 
-/// A join hangs, its caller asks again and is answered. When the hold is released, the first join gets
-/// through, sees that its claim was given up, and leaves before the release does: that one finds
-/// nothing, and nothing was lost.
-async fn p9_a_release_beside_a_join_that_hangs_is_no_loss<S: Server>() {
+// P9
+/// A join hangs, and its caller joins again and gets an answer. When the claim is released, the
+/// first join arrives, sees that its claim was given up, and leaves before the release does. The
+/// release finds nothing, and nothing is lost.
+async fn release_beside_a_hanging_join_is_not_a_loss<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());
@@ -201,18 +207,18 @@ async fn p9_a_release_beside_a_join_that_hangs_is_no_loss<S: Server>() {
     joins_and_hangs(&proxy, &store, &twice).await;
     let joined = store.join(&twice, Mode::Wait).await.unwrap();
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-    // What the first join will do, once it is answered; here it is the faster one.
+    // The first join will do this after its answer. Here it is the faster one.
     let taken = reader.evict("twice", Evict::Holders).await.unwrap();
     assert_eq!(taken, 1);
-    assert!(store.leave(&twice, None).await.unwrap(), "the release says that the hold was lost");
+    assert!(store.leave(&twice, None).await.unwrap(), "the release reports a loss");
     proxy.thaw();
-    let left = async || reader.read("twice").await.unwrap().is_none();
+    let left = async || reader.inspect("twice").await.unwrap().is_none();
     until("nothing is left", left).await;
 }
 
-/// A waiter gives up while the server is away for longer than its claim can live. Nobody is left to
-/// be asked for.
-async fn nobody_asks_for_waiters_that_are_gone<S: Server>() {
+/// A waiter gives up while the server is unreachable for longer than its claim can live. After that
+/// no waiter remains to poll for.
+async fn client_does_not_poll_for_waiters_that_gave_up<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());
@@ -222,7 +228,7 @@ async fn nobody_asks_for_waiters_that_are_gone<S: Server>() {
     let lease = Duration::from_millis(500);
     let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
     let mutex = locks.mutex("x").lease(lease).on_waiting(move |_| {
-        // Told again with each heartbeat; the test listens only once.
+        // Notified again with each heartbeat, but the test receives only once.
         let _ = queued.send(());
     });
     let waiter = tokio::spawn(async move { mutex.lock().await });
@@ -232,7 +238,7 @@ async fn nobody_asks_for_waiters_that_are_gone<S: Server>() {
     assert!(waiter.await.unwrap_err().is_cancelled());
     tokio::time::sleep(lease * 6).await;
     proxy.refuse(false);
-    // Whatever was under way is over.
+    // Waits until all requests in progress have ended.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let end = Instant::now() + PATIENCE;
     loop {
@@ -242,13 +248,14 @@ async fn nobody_asks_for_waiters_that_are_gone<S: Server>() {
         if asked <= 4 {
             break;
         }
-        // It may have been a connection that is made again.
-        assert!(Instant::now() < end, "{asked} requests for nobody");
+        // The request may belong to a new connection.
+        assert!(Instant::now() < end, "{asked} requests without a waiter");
     }
     release(guard).await;
 }
 
-async fn s46_serializable_by_default<S: Server>() {
+// S46
+async fn locks_work_if_the_default_isolation_is_serializable<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     server.serializable(&url);
@@ -256,14 +263,14 @@ async fn s46_serializable_by_default<S: Server>() {
     hammer(&clients, "serial", 6, 10).await;
 }
 
-/// A waiter that died, and was not removed yet.
+/// An expired waiter that was not removed yet.
 const DEAD_WAITER: &str = "INSERT INTO leasehold_claims (name, token, claim, weight, standing, since, expires, \
      lock_delay, host, pid, label, session) SELECT name, last_token + 1, \
      '00000000000000000000000000000001', 1, 0, 1, 1, 0, 'h', 1, '', '' FROM leasehold_locks \
      WHERE name = 'blocked'; UPDATE leasehold_locks SET claims = 1, last_token = last_token + 1 \
      WHERE name = 'blocked'; CREATE TABLE heavy (n BIGINT)";
 
-/// PostgreSQL, MariaDB and MySQL: returns when somebody waits for a row.
+/// Statements for PostgreSQL, MariaDB and MySQL that return when a transaction waits for a row.
 const WAITED_FOR: [&str; 3] = [
     "DO $$ BEGIN WHILE NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted) LOOP \
      PERFORM pg_sleep(0.01); END LOOP; END $$",
@@ -272,14 +279,16 @@ const WAITED_FOR: [&str; 3] = [
     "CALL until_somebody_waits()",
 ];
 
-/// MySQL has blocks in procedures only.
+/// MySQL supports blocks only in procedures.
 const UNTIL_SOMEBODY_WAITS: &str = "CREATE PROCEDURE until_somebody_waits() BEGIN \
      WHILE (SELECT variable_value FROM performance_schema.global_status \
      WHERE variable_name = 'Innodb_row_lock_current_waits') = 0 DO DO SLEEP(0.01); END WHILE; END";
 
-async fn s46_a_deadlock_is_retried<S: Server>() {
+// S46
+async fn deadlock_is_retried<S: Server>() {
     let is_postgres = std::any::type_name::<S>().contains("Postgres");
-    // Who looks first for a deadlock is ended: ours, in this time, by which theirs must have begun to wait.
+    // PostgreSQL aborts the transaction that checks for a deadlock first. Ours checks after this
+    // time, and the other one must have begun to wait by then.
     let setup = if is_postgres {
         Setup::new().fast().arg("-c").arg("deadlock_timeout=4s")
     } else {
@@ -295,15 +304,16 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
         let and = "ALTER TABLE heavy OWNER TO lh; GRANT SET ON PARAMETER deadlock_timeout TO lh";
         server.script(&url, and).await;
     }
-    // Another transaction has the dead waiter's row, and then wants the lock's; a claim that joins
-    // has the lock's, and wants to remove the dead waiter. (MariaDB ends who has written less.)
+    // Another transaction locks the expired waiter's row and then wants the lock's row. A joining
+    // claim locks the lock's row and wants to remove the expired waiter. (MariaDB aborts the
+    // transaction that has written less.)
     let first = "INSERT INTO heavy VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9), (10), (11), \
                  (12), (13), (14), (15), (16), (17), (18), (19), (20); \
                  SELECT name FROM leasehold_claims WHERE name = 'blocked' FOR UPDATE";
     let patient = if is_postgres { "SET LOCAL deadlock_timeout = '60s'; " } else { "" };
     let first: &'static str = format!("{patient}{first}").leak();
-    // The server itself looks who waits: nobody waits long for a row, and looking from here may take
-    // longer.
+    // The server itself checks for waiting transactions. They wait only briefly for a row, and
+    // checking from here may take longer.
     let [postgres, mariadb, mysql] = WAITED_FOR;
     let is_mysql = std::any::type_name::<S>().contains("MySql");
     if is_mysql {
@@ -323,25 +333,26 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
     assert_eq!(server.blocked(), 0);
     go_on.send(()).unwrap();
     let joining = tokio::spawn(async move { mutex.lock().await });
-    theirs.await.unwrap().expect("it was ours that was ended");
-    // Once, and again if we had the row first again.
+    theirs.await.unwrap().expect("the foreign transaction was aborted instead of leasehold's");
+    // There is one deadlock, and another one if we locked the row first again.
     assert!(server.deadlocks() >= 1);
     held.release().await.unwrap();
     let guard = tokio::time::timeout(PATIENCE, joining).await.unwrap().unwrap().unwrap();
-    let info = holder.read("blocked").await.unwrap().expect("it is held");
+    let info = holder.inspect("blocked").await.unwrap().expect("the lock has no holder");
     assert_eq!(info.claims.len(), 1, "doubled: {info:?}");
-    assert_eq!(info.claims[0].token, Some(guard.token()));
+    assert_eq!(info.claims[0].token, Some(guard.grant()));
     guard.release().await.unwrap();
-    assert!(holder.read("blocked").await.unwrap().is_none());
+    assert!(holder.inspect("blocked").await.unwrap().is_none());
 }
 
-async fn s46_what_was_undone_is_retried_with_the_same_claim<S: Server>() {
+// S46
+async fn rolled_back_join_is_retried_with_the_same_claim<S: Server>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     let is_postgres = std::any::type_name::<S>().contains("Postgres");
     let (holder, waiter) = (connect(&url).await, connect(&url).await);
     let held = holder.mutex("undone").lock().await.unwrap();
-    // The database undoes the first tries, and remembers whose they were.
+    // The database undoes the first attempts, and records their claims.
     server
         .script(
             &url,
@@ -372,7 +383,7 @@ async fn s46_what_was_undone_is_retried_with_the_same_claim<S: Server>() {
         .await;
     let mutex = waiter.mutex("undone");
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    let queued = || async { holder.read("undone").await.unwrap().unwrap().claims.len() };
+    let queued = || async { holder.inspect("undone").await.unwrap().unwrap().claims.len() };
     while queued().await < 2 {
         assert!(!waiting.is_finished(), "{:?}", waiting.await);
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -392,21 +403,22 @@ async fn s46_what_was_undone_is_retried_with_the_same_claim<S: Server>() {
     guard.release().await.unwrap();
 }
 
-/// Waits until so many hold or wait: a join that nobody waits for any more may come late, and is taken
-/// back.
-async fn until_claims(locks: &Leasehold, name: &str, count: usize) {
+/// Waits until this many claims hold or wait. A join whose caller has given up may arrive late, and
+/// is then taken back.
+async fn until_claims(locks: &Client, name: &str, count: usize) {
     let end = Instant::now() + PATIENCE;
     loop {
-        let claims = locks.read(name).await.unwrap().map_or(0, |info| info.claims.len());
+        let claims = locks.inspect(name).await.unwrap().map_or(0, |info| info.claims.len());
         if claims == count {
             return;
         }
-        assert!(Instant::now() < end, "{claims} claims, and not {count}");
+        assert!(Instant::now() < end, "{claims} claims instead of {count}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-async fn s46_a_row_that_is_locked_for_longer_than_the_server_waits<S: Server>() {
+// S46
+async fn acquiring_outlasts_a_row_lock_longer_than_the_server_waits<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
@@ -414,7 +426,7 @@ async fn s46_a_row_that_is_locked_for_longer_than_the_server_waits<S: Server>() 
     release(mutex.lock().await.unwrap()).await;
     let blocker = server.hold(&url, BLOCK).await;
     let taking = tokio::spawn(async move { mutex.lock().await });
-    // 1205 or 55P03 comes after five seconds.
+    // Error 1205 or 55P03 comes after five seconds.
     tokio::time::sleep(Duration::from_secs(7)).await;
     assert!(!taking.is_finished(), "the row is locked");
     drop(blocker);
@@ -424,7 +436,8 @@ async fn s46_a_row_that_is_locked_for_longer_than_the_server_waits<S: Server>() 
     until_claims(&locks, "blocked", 0).await;
 }
 
-async fn s46_a_statement_that_the_server_cuts_short_is_tried_again<S: Server + Hasty>() {
+// S46
+async fn a_statement_that_the_server_cuts_short_is_tried_again<S: Server + Hasty>() {
     let server = S::with(Setup::new().fast());
     let url = server.database();
     release(connect(&url).await.mutex("blocked").lock().await.unwrap()).await;
@@ -434,8 +447,8 @@ async fn s46_a_statement_that_the_server_cuts_short_is_tried_again<S: Server + H
     let blocker = server.hold(&url, BLOCK).await;
     let mutex = locks.mutex("blocked");
     let taking = tokio::spawn(async move { mutex.lock().await });
-    // It was, and so was what was tried after it.
-    until("two were cut short", async || server.cut_short() >= 2).await;
+    // The first attempt was aborted, and so was a later one.
+    until("two statements were aborted", async || server.cut_short() >= 2).await;
     assert!(!taking.is_finished(), "{:?}", taking.await);
     drop(blocker);
     release(taking.await.unwrap().unwrap()).await;

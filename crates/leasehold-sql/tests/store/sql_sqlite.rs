@@ -1,4 +1,4 @@
-//! SQLite: other writers in the way, other people's files, and files that were restored.
+//! SQLite: other writers, files of other programs, and restored files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::{Durability, Wakeup};
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 use sqlx::Connection;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -15,7 +15,7 @@ fn url(file: &Path) -> String {
     format!("sqlite:{}", file.display())
 }
 
-async fn connect(file: &Path) -> Leasehold {
+async fn connect(file: &Path) -> Client {
     leasehold::connect(url(file)).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -27,21 +27,21 @@ fn run(case: impl Future<Output = ()>) {
     });
 }
 
+// S60
 #[test]
-fn s60_other_writers_are_waited_for() {
+fn client_waits_for_other_writers_of_the_file() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("locks.db");
         let clients = [connect(&file).await, connect(&file).await, connect(&file).await];
-        // Somebody else of the same database, who writes for as long as it takes.
+        // Another program with the same database, whose writes take long.
         let other = tokio::spawn({
             let path = file.display().to_string();
             async move {
                 let mut theirs = sqlx::SqliteConnection::connect(&path).await.unwrap();
                 let sql = "PRAGMA busy_timeout = 60000; CREATE TABLE theirs (n INT)";
                 sqlx::raw_sql(sql).execute(&mut theirs).await.unwrap();
-                // The last for longer than what is tried again could take, and for less than
-                // SQLite waits.
+                // The last one takes longer than all retries, and less than SQLite waits.
                 for millis in [200, 200, 200, 3_000] {
                     let sql = "BEGIN IMMEDIATE; INSERT INTO theirs VALUES (1)";
                     sqlx::raw_sql(sql).execute(&mut theirs).await.unwrap();
@@ -72,8 +72,9 @@ fn s60_other_writers_are_waited_for() {
     });
 }
 
+// S61
 #[test]
-fn s61_tokens_rise_after_an_old_copy_is_restored() {
+fn tokens_rise_after_an_old_copy_is_restored() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let (file, copy) = (directory.path().join("locks.db"), directory.path().join("copy.db"));
@@ -98,9 +99,9 @@ fn s61_tokens_rise_after_an_old_copy_is_restored() {
     });
 }
 
-/// Whoever copies or moves the file after that has all of it, and nobody is still at it.
+/// After closing, the file is complete and no client uses it, so it can be copied or moved.
 #[test]
-fn a_client_that_is_closed_has_left_the_file() {
+fn closed_client_has_closed_the_file() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("locks.db");
@@ -118,22 +119,24 @@ fn a_client_that_is_closed_has_left_the_file() {
         while let Some(done) = running.join_next().await {
             done.unwrap().unwrap();
         }
-        assert!(there().len() > 1, "a log beside it: {:?}", there());
+        assert!(there().len() > 1, "the log next to the database is missing: {:?}", there());
         let begun = Instant::now();
         locks.close().await.unwrap();
-        // So long a goodbye is waited for, and no longer.
+        // Closing waits at most this long for the disconnect, so the cleanup may still be running
+        // then.
         while begun.elapsed() >= Duration::from_secs(2) && there().len() > 1 {
-            assert!(begun.elapsed() < PATIENCE, "it is still there: {:?}", there());
+            assert!(begun.elapsed() < PATIENCE, "the log was not deleted: {:?}", there());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(there(), [file]);
-        // People can still look.
-        assert!(again.read("1").await.unwrap().is_none());
+        // The database can still be inspected.
+        assert!(again.inspect("1").await.unwrap().is_none());
     });
 }
 
+// S61
 #[test]
-fn s61_what_survives_a_power_cut_is_told() {
+fn durability_follows_the_synchronous_setting() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let url = url(&directory.path().join("locks.db"));
@@ -148,13 +151,13 @@ fn s61_what_survives_a_power_cut_is_told() {
     });
 }
 
-/// By connecting, or at the latest by its first lock, and in one line.
+/// Returns the error of connecting or, at the latest, of the first lock. It must be one line.
 async fn refused(file: &Path, kind: ErrorKind) -> String {
     let error = match leasehold::connect(url(file)).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("x").try_lock().await {
             Err(error) => error,
-            Ok(_) => panic!("the lock was given on {}", file.display()),
+            Ok(_) => panic!("the lock was granted on {}", file.display()),
         },
     };
     assert_eq!(error.kind(), kind, "{error}");
@@ -163,7 +166,7 @@ async fn refused(file: &Path, kind: ErrorKind) -> String {
 }
 
 #[test]
-fn foreign_tables() {
+fn foreign_tables_are_refused_and_unchanged() {
     run(async {
         for table in ["leasehold_locks", "leasehold_claims", "leasehold_schema"] {
             let directory = tempfile::tempdir().unwrap();
@@ -177,18 +180,18 @@ fn foreign_tables() {
             assert!(told.contains("leasehold schema"), "{told}");
             let sql = sqlx::AssertSqlSafe(format!("SELECT sum(theirs) FROM {table}"));
             let left: i64 = sqlx::query_scalar(sql).fetch_one(&mut theirs).await.unwrap();
-            assert_eq!(left, 7, "left as it was");
-            // Beside them is room for our own.
+            assert_eq!(left, 7, "the foreign data was changed");
+            // Our own tables can be created next to them.
             let locks = leasehold::connect(format!("{}?prefix=ours_", url(&file))).await.unwrap();
             locks.mutex("x").lock().await.unwrap().release().await.unwrap();
         }
     });
 }
 
-/// As a user who may not write there: root, as whom tests may run, may write everywhere, so this
-/// thread, and those that it starts, reach for files as somebody else.
+/// Runs as a user that may not write there. Tests may run as root, which may write everywhere. So
+/// this thread and the threads that it starts access files as another user.
 #[test]
-fn files_that_we_may_only_read() {
+fn read_only_files_are_refused() {
     use std::os::unix::fs::PermissionsExt;
     let mode = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -204,7 +207,10 @@ fn files_that_we_may_only_read() {
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
         }
-        assert!(std::fs::OpenOptions::new().append(true).open(&file).is_err(), "it may write");
+        assert!(
+            std::fs::OpenOptions::new().append(true).open(&file).is_err(),
+            "the test user may write to the file"
+        );
     };
     let told = |kind| {
         std::thread::scope(|scope| {
@@ -217,7 +223,7 @@ fn files_that_we_may_only_read() {
             scope.spawn(refused).join().unwrap()
         })
     };
-    // Beside it we may make files, or not even that; and what may not even be read.
+    // First we may create files next to it, then not even that. Finally we may not even read it.
     mode(&file, 0o444);
     for directory_mode in [0o777, 0o555] {
         mode(directory.path(), directory_mode);
@@ -231,7 +237,7 @@ fn files_that_we_may_only_read() {
 }
 
 #[test]
-fn files_that_are_not_ours() {
+fn foreign_or_missing_files_are_refused() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let text = directory.path().join("text.db");
@@ -240,14 +246,14 @@ fn files_that_are_not_ours() {
         let nowhere = directory.path().join("no/such/directory/locks.db");
         refused(&text, ErrorKind::Corrupt).await;
         refused(&nowhere, ErrorKind::Config).await;
-        assert_eq!(std::fs::read_to_string(&text).unwrap(), words, "left as it was");
+        assert_eq!(std::fs::read_to_string(&text).unwrap(), words, "the foreign data was changed");
     });
 }
 
-/// Whoever may make no files beside the database cannot be told of his turn, and has it all the same. (Only
-/// root can be somebody else.)
+/// A client that may not create files next to the database cannot be notified, but still gets the
+/// lock. (Only root can act as another user.)
 #[test]
-fn a_directory_in_which_we_may_make_no_files() {
+fn client_that_may_not_create_files_polls_and_is_granted() {
     use std::os::unix::fs::PermissionsExt;
     if !nix::unistd::geteuid().is_root() {
         return;
@@ -258,7 +264,7 @@ fn a_directory_in_which_we_may_make_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("locks.db");
     run(async {
-        // As long as somebody has the file open, its log is there as well.
+        // While a client has the file open, its log exists too.
         let ours = connect(&file).await;
         assert_eq!(ours.guarantees().wakeup, Wakeup::Push);
         let guard = ours.mutex("x").lock().await.unwrap();
@@ -281,7 +287,7 @@ fn a_directory_in_which_we_may_make_no_files() {
             };
             std::thread::scope(|scope| scope.spawn(as_nobody).join().unwrap());
         });
-        let waiters = async || ours.read("x").await.unwrap().map_or(0, |lock| lock.claims.len());
+        let waiters = async || ours.inspect("x").await.unwrap().map_or(0, |lock| lock.claims.len());
         while waiters().await < 2 && !other.is_finished() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -291,7 +297,7 @@ fn a_directory_in_which_we_may_make_no_files() {
     });
 }
 
-/// What may happen to a database file under its clients.
+/// A change of a database file while clients use it.
 #[derive(Clone, Copy, Debug)]
 enum Mishap {
     Moved,
@@ -331,8 +337,8 @@ impl Mishap {
     }
 }
 
-/// A client whose file is not what the path leads to any more loses its locks soon, and locks from then on where
-/// all others do.
+/// If the path no longer leads to a client's file, the client soon loses its locks. After that it
+/// uses the same file as all others.
 fn is_followed(mishap: Mishap) {
     run(async {
         let root = tempfile::tempdir().unwrap();
@@ -350,10 +356,10 @@ fn is_followed(mishap: Mishap) {
         let others = after.mutex("job").lease(lease).lock().await.unwrap();
         let end = Instant::now() + 3 * lease;
         while guard.is_held() {
-            assert!(Instant::now() < end, "{mishap:?}: it is never told");
+            assert!(Instant::now() < end, "{mishap:?}: the holder never finds out");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert!(others.is_held(), "{mishap:?}: the new file's holder keeps its lock");
+        assert!(others.is_held(), "{mishap:?}: the new file's holder lost its lock");
         let tried = before.mutex("job").try_lock().await.unwrap_err();
         assert_eq!(tried.kind(), ErrorKind::Contended, "{mishap:?}: {tried}");
         others.release().await.unwrap();
@@ -385,13 +391,13 @@ fn holder_loses_its_lock_when_the_sqlite_directory_is_moved() {
 }
 
 #[test]
-fn holder_loses_its_lock_when_a_link_to_the_sqlite_file_is_turned() {
+fn holder_loses_its_lock_when_a_link_to_the_sqlite_file_changes() {
     is_followed(Mishap::LinkTurned);
 }
 
-/// Of those that wait in the old file, each gets its turn in the new one.
+/// A client that waits in the old file gets the lock in the new one.
 #[test]
-fn waiter_waits_on_in_the_new_sqlite_file() {
+fn waiter_continues_in_the_new_sqlite_file() {
     run(async {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("locks.db");
@@ -409,7 +415,7 @@ fn waiter_waits_on_in_the_new_sqlite_file() {
         let after = connect(&file).await;
         let others = after.mutex("job").lock().await.unwrap();
         tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(!waiter.is_finished(), "it waits behind the new file's holder");
+        assert!(!waiter.is_finished(), "the waiter got the lock that the new file's holder has");
         others.release().await.unwrap();
         let turn = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
         assert!(!guard.is_held());

@@ -1,37 +1,38 @@
-//! How much is asked of a server: counted by the server itself.
+//! The number of statements, counted by the server itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::sql_common::*;
-use leasehold::Leasehold;
+use leasehold::Client;
 use testbed::Setup;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 /// A server that counts the statements of `lh`.
 trait Counts: Server {
-    /// What a hand-over costs at least and at most: statements, or messages of several where the
-    /// server counts these.
+    /// The minimum and maximum cost of a hand-over. It is in statements, or in messages where the
+    /// server counts messages.
     const HAND_OVER: [f64; 2];
     fn counting() -> Self;
-    /// From now on.
+    /// Restarts the count.
     fn count_from_now(&self, url: &str);
-    /// How many statements there were, and how many rows they read or changed if that is known.
-    /// Without those that are sent whether anything happens or not: heartbeats and the poller's.
+    /// Returns the number of statements, and the number of rows that they read or changed, if
+    /// known. Statements that are sent regularly are not counted, such as heartbeats and the
+    /// poller's.
     fn counted(&self, url: &str) -> (f64, Option<f64>);
-    /// All statements.
+    /// Returns the number of all statements.
     fn counted_with_renewals(&self, url: &str) -> f64;
 }
 
 #[cfg(feature = "postgres")]
 impl Counts for testbed::Postgres {
-    // The row, whose place goes, who is next, the row again, the news.
+    // Lock the row, remove the place, find the next claim, update the row, and notify.
     const HAND_OVER: [f64; 2] = [3.5, 7.0];
 
     fn counting() -> Self {
-        // Those that a procedure runs, too.
+        // Also counts the statements that a procedure runs.
         let setup = Setup::new().fast().arg("-c").arg("pg_stat_statements.track=all");
         let setup = setup.arg("-c").arg("pg_stat_statements.track_utility=off");
         Self::with(setup.arg("-c").arg("shared_preload_libraries=pg_stat_statements"))
@@ -47,7 +48,7 @@ impl Counts for testbed::Postgres {
                    JOIN pg_roles r ON r.oid = s.userid WHERE rolname = 'lh' \
                    AND query NOT LIKE '%json_to_recordset%' AND query NOT LIKE '%ON c.name = l.name%'";
         let told = Server::admin(self, url, sql);
-        let (calls, rows) = told.split_once('|').expect("two numbers");
+        let (calls, rows) = told.split_once('|').expect("expected two numbers");
         (calls.parse().expect("a number"), Some(rows.parse().expect("a number")))
     }
 
@@ -58,7 +59,7 @@ impl Counts for testbed::Postgres {
     }
 }
 
-/// What all that were sent are called in MariaDB's log.
+/// Selects all received statements in MariaDB's log.
 #[cfg(feature = "mysql")]
 const SENT: &str = "SELECT count(*) FROM mysql.general_log WHERE user_host LIKE 'lh[%' \
                     AND command_type IN ('Query', 'Execute')";
@@ -83,7 +84,7 @@ impl Counts for testbed::MariaDb {
             let sql = format!("{SENT} AND {which}");
             testbed::MariaDb::admin(self, &sql).parse().expect("a number")
         };
-        // Neither heartbeats nor what a new connection begins with.
+        // Neither heartbeats nor the first statements of a new connection.
         let others = "argument NOT LIKE '%WHERE session = %' AND argument NOT LIKE '%JSON_TABLE%' \
                       AND argument NOT LIKE '%ON c.name = l.name%' AND argument NOT LIKE 'SET %'";
         (count(others), None)
@@ -108,16 +109,17 @@ macro_rules! on_both {
 }
 
 on_both![
-    r10_a_hand_over_costs_the_same_however_many_wait,
+    a_hand_over_costs_the_same_however_many_wait,
     renewals_grow_with_batches_and_not_with_locks,
 ];
 
 const HAND_OVERS: usize = 20;
 
-/// As patient as a machine that does much else needs it.
+/// Long enough for a busy machine.
 const LEASE: Duration = Duration::from_secs(120);
 
-/// What one hand-over costs with so many waiters: statements, and rows if they are known.
+/// Returns the cost of one hand-over with this many waiters, in statements, and in rows if they are
+/// known.
 async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f64>) {
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
@@ -137,14 +139,14 @@ async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f
             let guard = mutex.lock().await.unwrap();
             if turns.fetch_add(1, Ordering::SeqCst) + 1 == HAND_OVERS {
                 done.notify_one();
-                // Nothing is handed over any more.
+                // Keeps the lock, so that no further hand-over follows.
                 std::future::pending::<()>().await;
             }
             guard.release().await.unwrap();
         });
     }
     while queued.load(Ordering::SeqCst) < waiters {
-        assert!(running.try_join_next().is_none(), "one gave up");
+        assert!(running.try_join_next().is_none(), "a waiter gave up");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.count_from_now(&url);
@@ -156,35 +158,38 @@ async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f
     (each(statements), rows.map(each))
 }
 
-/// How much a hand-over may cost more for each further waiter. A herd, in which every waiter asks, costs one
-/// statement or more. A busy machine costs a few statements in all, since grants come late and are renewed first.
+/// The additional cost of a hand-over that is allowed for each further waiter. If every waiter
+/// polled, the cost would be at least one statement. A busy machine adds a few statements in total,
+/// because late grants are renewed first.
 const PER_WAITER: f64 = 0.1;
 
-async fn r10_a_hand_over_costs_the_same_however_many_wait<S: Counts>() {
+// R10
+async fn a_hand_over_costs_the_same_however_many_wait<S: Counts>() {
     const MANY: usize = 200;
     let server = S::counting();
     let few = hand_over_cost(&server, HAND_OVERS).await;
     let many = hand_over_cost(&server, MANY).await;
     let growth = PER_WAITER * (MANY - HAND_OVERS) as f64;
     let [least, most] = S::HAND_OVER;
-    assert!(few.0 >= least, "counted nothing: {few:?}");
+    assert!(few.0 >= least, "too few statements were counted: {few:?}");
     assert!(few.0 <= most + growth && many.0 <= few.0 + growth, "{few:?} and {many:?} statements");
     if let (Some(few), Some(many)) = (few.1, many.1) {
         // A section reads the front of the queue, which is at most 16 rows.
-        assert!(few >= 2.0, "counted no rows: {few}");
+        assert!(few >= 2.0, "too few rows were counted: {few}");
         assert!(many <= 30.0 + growth, "{few} and {many} rows");
     }
 }
 
 async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     const LOCKS: usize = 1_000;
-    // Long, since the machine may do much else; and waited out, so that each was renewed.
+    // Long, because the machine may be busy. The test waits for a whole lease, so that each claim
+    // was renewed.
     let lease = Duration::from_secs(30);
     let server = S::counting();
     let url = server.database();
-    let locks: Leasehold = connect(&url).await;
+    let locks: Client = connect(&url).await;
     let mut guards = Vec::new();
-    // Not all at once: they have few connections, and each only so long.
+    // Not all at once, because there are few connections and each call has a time limit.
     for some in (0..LOCKS).step_by(50) {
         let mut taking = JoinSet::new();
         for n in some..some + 50 {
@@ -195,14 +200,15 @@ async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     }
     server.count_from_now(&url);
     tokio::time::sleep(lease + Duration::from_secs(2)).await;
-    // Each was renewed, or it were lost: in batches of those that were taken within a second.
+    // Each claim was renewed, or it would be lost. A batch has the claims that were acquired within
+    // a second.
     let end = std::time::Instant::now() + PATIENCE;
     let mut sent = server.counted_with_renewals(&url);
     while sent < 3.0 {
-        assert!(std::time::Instant::now() < end, "counted {sent} statements");
+        assert!(std::time::Instant::now() < end, "only {sent} statements were counted");
         tokio::time::sleep(Duration::from_secs(1)).await;
         sent = server.counted_with_renewals(&url);
     }
-    assert!(guards.iter().all(|guard| guard.is_held()), "some were lost");
+    assert!(guards.iter().all(|guard| guard.is_held()), "a lock was lost");
     assert!(sent <= LOCKS as f64 / 2.0, "{sent} statements to renew {LOCKS} locks");
 }

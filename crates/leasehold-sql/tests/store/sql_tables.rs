@@ -1,5 +1,6 @@
-//! Our tables and the names in them: made by many at once, by an administrator, by another version, beside
-//! tables of others and under other prefixes; names that are odd, or do not fit.
+//! Tables and names. Tables are created by many clients at once, by an administrator or by another
+//! version, next to other programs' tables, or under other prefixes. Names are unusual or do not
+//! fit.
 
 use std::sync::Arc;
 
@@ -8,16 +9,17 @@ use leasehold::ErrorKind;
 use sqlx::Connection;
 
 on_all![
-    s50_tables_made_by_many_at_once,
-    s51_names_are_bytes,
-    names_that_do_not_fit,
-    foreign_tables,
-    prefix_and_schema_are_stores_of_their_own,
-    tables_of_another_version,
-    tables_that_an_administrator_made,
+    tables_can_be_created_by_many_clients_at_once,
+    names_are_compared_byte_by_byte,
+    names_that_do_not_fit_are_refused,
+    foreign_tables_are_refused_and_unchanged,
+    prefix_and_schema_separate_stores,
+    tables_of_another_version_are_refused,
+    tables_created_by_an_administrator_are_used,
 ];
 
-async fn s50_tables_made_by_many_at_once<S: Server>() {
+// S50
+async fn tables_can_be_created_by_many_clients_at_once<S: Server>() {
     let url = S::shared().database();
     let mut connecting = tokio::task::JoinSet::new();
     for _ in 0..8 {
@@ -32,7 +34,8 @@ async fn s50_tables_made_by_many_at_once<S: Server>() {
     }
 }
 
-async fn s51_names_are_bytes<S: Server>() {
+// S51
+async fn names_are_compared_byte_by_byte<S: Server>() {
     let url = S::shared().database();
     let locks = connect(&url).await;
     let long = ["x".repeat(512), format!("{}y", "x".repeat(511)), "é".repeat(256)];
@@ -90,8 +93,8 @@ async fn s51_names_are_bytes<S: Server>() {
     assert_eq!(locks.list("").await.unwrap().len(), 0);
 }
 
-/// Somebody made the name's column too short: a name that was cut would be another name's lock.
-async fn names_that_do_not_fit<S: Server>() {
+/// The column for names is too short. A truncated name would be the lock of another name.
+async fn names_that_do_not_fit_are_refused<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
@@ -100,20 +103,20 @@ async fn names_that_do_not_fit<S: Server>() {
         false => "ALTER TABLE leasehold_locks MODIFY name VARBINARY(8) NOT NULL",
     };
     server.admin(&url, short);
-    // Both ways of making a row: a permit that cannot be had at once goes the long one.
+    // Both ways of creating a row. A lock that cannot be acquired immediately takes the slow path.
     for error in [
         locks.mutex("much too long").try_lock().await.unwrap_err(),
         locks.rwlock("much too long").try_write().await.unwrap_err(),
     ] {
         assert_told(&error, ErrorKind::Corrupt, "lh:lh");
     }
-    // The row without a name says who sweeps.
+    // The row without a name records the last sweep.
     let made = "SELECT count(*) FROM leasehold_locks WHERE length(name) > 0";
     assert_eq!(server.admin(&url, made), "0");
     release(locks.mutex("short").lock().await.unwrap()).await;
 }
 
-async fn foreign_tables<S: Server>() {
+async fn foreign_tables_are_refused_and_unchanged<S: Server>() {
     let server = S::shared();
     let url = server.database();
     release(connect(&url).await.mutex("first").lock().await.unwrap()).await;
@@ -123,7 +126,7 @@ async fn foreign_tables<S: Server>() {
         let other = server.database();
         let sql = format!("CREATE TABLE {table} (theirs int)");
         server.admin(&other, &sql);
-        // Theirs is left as it was, whatever we may do with it.
+        // The other program's table is not changed, whatever permissions we have on it.
         let reachable = server.tables(&other).contains(table);
         assert!(reachable);
         if std::any::type_name::<S>().contains("Postgres") {
@@ -135,7 +138,7 @@ async fn foreign_tables<S: Server>() {
     }
 }
 
-async fn prefix_and_schema_are_stores_of_their_own<S: Server>() {
+async fn prefix_and_schema_separate_stores<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let mut stores = vec![url.clone(), format!("{url}?prefix=a_"), format!("{url}?prefix=b_")];
@@ -153,12 +156,13 @@ async fn prefix_and_schema_are_stores_of_their_own<S: Server>() {
     }
     for store in &stores {
         let other = connect(store).await;
-        let error = other.mutex("same").try_lock().await.expect_err("it is held");
+        let error =
+            other.mutex("same").try_lock().await.expect_err("a second client acquired the lock");
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         let mutex = other.mutex("same");
         others.push(tokio::spawn(async move { mutex.lock().await }));
     }
-    // All ways of the store go to its own tables: waiting, handing over, renewing.
+    // All paths of the store use its own tables, for waiting, handing over and renewing.
     for (guard, other) in held.into_iter().zip(others) {
         let token = guard.token();
         guard.release().await.unwrap();
@@ -168,23 +172,23 @@ async fn prefix_and_schema_are_stores_of_their_own<S: Server>() {
     }
 }
 
-async fn tables_of_another_version<S: Server>() {
+async fn tables_of_another_version_are_refused<S: Server>() {
     let server = S::shared();
     let url = server.database();
     release(connect(&url).await.mutex("first").lock().await.unwrap()).await;
     server.admin(&url, "UPDATE leasehold_schema SET version = 2");
     let error = refusal(&url).await;
     assert_told(&error, ErrorKind::Config, "lh:lh");
-    // Others who use those tables would not be excluded by who uses a prefix of his own (F44).
+    // Clients of those tables would not exclude a client with a different prefix (F44).
     let told = format!("{error:#}");
     assert!(told.contains("version 2") && told.contains("upgrade"), "{told}");
     assert!(!told.contains("prefix"), "{told}");
-    // Beside them is room for our own.
+    // Our own tables can be created next to them.
     release(connect(&format!("{url}?prefix=ours_")).await.mutex("x").lock().await.unwrap()).await;
 }
 
-/// What `leasehold schema` prints is all that a user needs who may make no tables.
-async fn tables_that_an_administrator_made<S: Server>() {
+/// The output of `leasehold schema` is enough for a user that may not create tables.
+async fn tables_created_by_an_administrator_are_used<S: Server>() {
     let server = S::shared();
     let url = server.database();
     server.user(&url, "nobody", "SELECT");
@@ -209,9 +213,10 @@ async fn journal_mode(path: &std::path::Path) -> String {
     sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut connection).await.unwrap()
 }
 
-/// The journal mode is the file's, for all who open it.
+// F33
+/// The journal mode belongs to the file, for all programs that open it.
 #[test]
-fn f33_a_file_of_others_keeps_its_journal_mode() {
+fn foreign_file_keeps_its_journal_mode() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let [theirs, ours] = ["theirs.db", "ours.db"].map(|name| directory.path().join(name));
@@ -228,14 +233,14 @@ fn f33_a_file_of_others_keeps_its_journal_mode() {
             assert_eq!(shared.is_some_and(|f| f.what.contains("orders")), told, "{found:?}");
             let notes = &locks.guarantees().notes;
             assert_eq!(notes.iter().any(|note| note.contains("orders")), told, "{notes:?}");
-            // The second time its own tables are there.
+            // The second time, leasehold's own tables exist.
             drop(connect(&format!("sqlite:{}", path.display())).await);
             assert_eq!(journal_mode(path).await, mode);
         }
     });
 }
 
-/// Collects what is logged.
+/// Collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -249,8 +254,9 @@ impl std::io::Write for Log {
     }
 }
 
+// F74
 #[test]
-fn f74_installing_again_logs_nothing() {
+fn installing_again_logs_nothing() {
     let log = Log::default();
     let written = log.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
@@ -261,7 +267,7 @@ fn f74_installing_again_logs_nothing() {
             for _ in 0..2 {
                 leasehold::database::install(&pool).await.unwrap();
             }
-            // That it would be seen.
+            // Shows that such a message would be seen.
             let sql = "CREATE TABLE IF NOT EXISTS leasehold_fence (n INT)";
             sqlx::raw_sql(sql).execute(&pool).await.unwrap();
         });

@@ -1,11 +1,11 @@
-//! `lock_in`, `versioned`, `once` and `fence::sql` against real databases. The cases are the same
-//! for each; what only one of them can do wrong stands here.
+//! `lock_in`, `versioned`, `once` and `fence::sql` on real databases. The cases are the same for
+//! each database. Faults that only one of them can have are tested here.
 use std::time::Duration;
 
 use leasehold::database::Dialect;
 use leasehold::{Error, ErrorKind, lock_in, lock_in_timeout, try_lock_in};
 
-/// A database of the test's own, with our tables and one of "the caller's".
+/// A database of one test, with our tables and tables of "the caller's".
 struct Bed<DB: sqlx::Database> {
     pool: sqlx::Pool<DB>,
     _directory: Option<tempfile::TempDir>,
@@ -22,7 +22,7 @@ macro_rules! bed {
     ($pool:expr, $directory:expr) => {{
         let pool = $pool;
         database::install(&pool).await.unwrap();
-        // Again, and at once: as every process does at its start.
+        // Installed again and concurrently, as every process does when it starts.
         let (a, b) = tokio::join!(database::install(&pool), database::install(&pool));
         a.and(b).unwrap();
         for sql in CALLERS_TABLES {
@@ -32,7 +32,7 @@ macro_rules! bed {
     }};
 }
 
-/// One line, for people.
+/// Asserts that the message is one line.
 fn one_line(error: &Error) {
     assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
 }
@@ -42,9 +42,9 @@ mod postgres {
 
     type Db = sqlx::Postgres;
     const DIALECT: Dialect = Dialect::Postgres;
-    /// From now on, this transaction waits for a lock for a moment only.
-    /// How long a statement waits for a lock.
+    /// Returns how long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT current_setting('lock_timeout')";
+    /// Makes statements of this transaction wait only briefly for a lock.
     const IMPATIENT: &str = "SET LOCAL lock_timeout = '50ms'";
     const LOCKS_ROWS: bool = true;
 
@@ -55,9 +55,11 @@ mod postgres {
 
     include!("sql_transactions/cases.rs");
 
-    /// The session dies in the middle of the work: key, lock and write go with it.
+    // R26, R23
+    /// The session is killed in the middle of the work. Key, lock and write are rolled back with
+    /// it.
     #[tokio::test]
-    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+    async fn killed_session_rolls_back_key_lock_and_write() {
         let bed = bed().await;
         let mut tx = bed.pool.begin().await.unwrap();
         lock_in(&mut tx, "a").await.unwrap();
@@ -77,7 +79,7 @@ mod postgres {
                     .execute(&pool)
                     .await
                     .map_err(database::error)?;
-                // The server may take a moment to get round to it.
+                // The server may take a moment to end the session.
                 loop {
                     sqlx::query("SELECT n FROM t")
                         .execute(&mut **tx)
@@ -100,9 +102,10 @@ mod postgres {
         assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
     }
 
-    /// Neither a yes nor a stale token: a transaction that is to be run again.
+    // F67
+    /// The result is neither success nor a stale token, but a transaction that must be repeated.
     #[tokio::test]
-    async fn f67_a_fence_that_cannot_be_serialized_is_a_conflict() {
+    async fn fence_check_that_cannot_be_serialized_is_a_conflict() {
         let bed = bed().await;
         for (n, level) in [(10, "REPEATABLE READ"), (20, "SERIALIZABLE")] {
             let begin = async || {
@@ -128,9 +131,10 @@ mod postgres {
         }
     }
 
-    /// What the database refuses to store is left out, and the work is not done again.
+    // F35
+    /// An outcome that the database refuses to store is left out, and the work is not repeated.
     #[tokio::test]
-    async fn f35_an_outcome_that_is_refused_is_left_out() {
+    async fn refused_outcome_is_omitted_and_work_is_not_repeated() {
         let bed = bed().await;
         let refuse = "ALTER TABLE leasehold_once ADD CHECK (outcome <> 'refused')";
         sqlx::query(refuse).execute(&bed.pool).await.unwrap();
@@ -151,9 +155,10 @@ mod postgres {
         assert_eq!(paid.load(Ordering::SeqCst), 1);
     }
 
-    /// Types that PostgreSQL takes no bound text for.
+    // F39
+    /// Types for which PostgreSQL accepts no bound text.
     #[tokio::test]
-    async fn f39_keys_and_columns_of_postgresqls_own_types() {
+    async fn keys_and_columns_of_postgres_types_are_supported() {
         use leasehold::database::Value;
         let bed = bed().await;
         let table = "CREATE TABLE u (id uuid PRIMARY KEY, at timestamptz, ok bool, doc jsonb, \
@@ -183,15 +188,16 @@ mod postgres {
                    AND price = 12.50 FROM u";
         let right: bool = sqlx::query_scalar(all).fetch_one(&mut *tx).await.unwrap();
         assert!(right);
-        // A type's name is a name and nothing else.
+        // A type's name must be a plain name.
         let bad = Value::typed("uuid) OR (1=1", id);
         let error = versioned.update(&mut tx, bad, 2, &[]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     }
 
-    /// The trap of a lock that is only read: the lock is granted, the view is stale.
+    // R23
+    /// The danger of a lock that is only read: it would be granted although the snapshot is stale.
     #[tokio::test]
-    async fn r23_a_stale_snapshot_never_gets_the_lock() {
+    async fn a_stale_snapshot_never_gets_the_lock() {
         let bed = bed().await;
         let mut holder = bed.pool.begin().await.unwrap();
         lock_in(&mut holder, "a").await.unwrap();
@@ -219,7 +225,7 @@ mod mariadb {
 
     type Db = sqlx::MySql;
     const DIALECT: Dialect = Dialect::Mysql;
-    /// How long a statement waits for a lock.
+    /// Returns how long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS CHAR)";
     const IMPATIENT: &str = "SET SESSION innodb_lock_wait_timeout = 1";
     const LOCKS_ROWS: bool = true;
@@ -231,9 +237,11 @@ mod mariadb {
 
     include!("sql_transactions/cases.rs");
 
-    /// The session dies in the middle of the work: key, lock and write go with it.
+    // R26, R23
+    /// The session is killed in the middle of the work. Key, lock and write are rolled back with
+    /// it.
     #[tokio::test]
-    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+    async fn killed_session_rolls_back_key_lock_and_write() {
         let bed = bed().await;
         let mut tx = bed.pool.begin().await.unwrap();
         lock_in(&mut tx, "a").await.unwrap();
@@ -253,7 +261,7 @@ mod mariadb {
                     .execute(&pool)
                     .await
                     .map_err(database::error)?;
-                // The server may take a moment to get round to it.
+                // The server may take a moment to end the session.
                 loop {
                     sqlx::query("SELECT n FROM t")
                         .execute(&mut **tx)
@@ -276,9 +284,10 @@ mod mariadb {
         assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
     }
 
-    /// What `FOR UPDATE` without an index does, that `lock_in` refuses to do.
+    // R52
+    /// Shows what `FOR UPDATE` without an index does, which `lock_in` refuses to do.
     #[tokio::test]
-    async fn r52_an_unindexed_lock_is_the_whole_table() {
+    async fn row_lock_without_an_index_locks_the_whole_table() {
         let bed = bed().await;
         sqlx::query("INSERT INTO t VALUES (2, 7, 0, NULL)").execute(&bed.pool).await.unwrap();
         let mut one = bed.pool.begin().await.unwrap();
@@ -292,8 +301,9 @@ mod mariadb {
         assert_eq!(database::error(error).kind(), ErrorKind::Timeout);
     }
 
+    // R52
     #[tokio::test]
-    async fn r52_an_engine_without_row_locks_is_refused() {
+    async fn an_engine_without_row_locks_is_refused() {
         let bed = bed().await;
         sqlx::query("ALTER TABLE leasehold_row_lock ENGINE = MyISAM")
             .execute(&bed.pool)
@@ -310,10 +320,10 @@ mod sqlite {
 
     type Db = sqlx::Sqlite;
     const DIALECT: Dialect = Dialect::Sqlite;
-    /// How long a statement waits for a lock.
+    /// Returns how long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout";
     const IMPATIENT: &str = "PRAGMA busy_timeout = 50";
-    /// One write lock for all.
+    /// There is one write lock for the whole file.
     const LOCKS_ROWS: bool = false;
 
     async fn bed() -> Bed<Db> {
@@ -330,8 +340,9 @@ mod sqlite {
 
     include!("sql_transactions/cases.rs");
 
+    // R23, S60
     #[tokio::test]
-    async fn r23_s60_a_stale_snapshot_never_gets_the_lock() {
+    async fn stale_snapshot_never_gets_a_lock_in_the_callers_transaction() {
         let bed = bed().await;
         let mut late = bed.pool.begin().await.unwrap();
         sqlx::query("SELECT n FROM t").fetch_one(&mut *late).await.unwrap();

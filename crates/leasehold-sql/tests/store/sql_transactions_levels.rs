@@ -1,6 +1,6 @@
-//! `lock_in`, `versioned`, `once` and `fence::sql` at every level of isolation.
+//! `lock_in`, `versioned`, `once` and `fence::sql` at every isolation level.
 
-/// The cases, on one database.
+/// The cases on one database.
 macro_rules! transactions {
     ($module:ident, $db:ty, $options:ty, $url:expr, $level:expr) => {
         mod $module {
@@ -9,7 +9,7 @@ macro_rules! transactions {
             use leasehold::fence::sql::{TokenColumn, check};
             use leasehold::once::{Attempt, clean_up};
             use leasehold::versioned::{Retry, Versioned, retry};
-            use leasehold::{Error, ErrorKind, Token, database, once};
+            use leasehold::{Error, ErrorKind, FencingToken, database, once};
             use sqlx::{Acquire, AssertSqlSafe};
 
             type Db = $db;

@@ -1,5 +1,6 @@
-//! `lock_in`, `once`, `versioned` and `fence::sql` on servers as they are in production: few rights,
-//! TLS, a pooler in front, sessions that are ended, a server that is killed and comes back.
+//! `lock_in`, `once`, `versioned` and `fence::sql` on servers as in production: limited
+//! permissions, TLS, a pooler in front, sessions that are ended, and a server that is killed and
+//! restarted.
 
 use std::time::Duration;
 
@@ -7,14 +8,14 @@ use crate::sql_common::*;
 use leasehold::fence::sql::{TokenColumn, check};
 use leasehold::once::Ran;
 use leasehold::versioned::{Retry, Versioned, retry};
-use leasehold::{Error, ErrorKind, Token, database, lock_in, once};
+use leasehold::{Error, ErrorKind, FencingToken, database, lock_in, once};
 use sqlx::Connection;
 use testbed::{MariaDb, Setup};
 
 const CALLERS_TABLE: &str = "CREATE TABLE t (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL, \
                              version BIGINT NOT NULL, token BIGINT)";
 
-/// How the four are used together, all in one transaction; on each database in its own types.
+/// Uses the four together in one transaction, on each database with its own types.
 macro_rules! cases {
     ($module:ident, $server:ty, $db:ty) => {
         mod $module {
@@ -35,7 +36,7 @@ macro_rules! cases {
                 pool
             }
 
-            /// One more, under everything there is. Done once for each key.
+            /// Adds one under all protections, once for each key.
             async fn add(pool: &Pool, key: &str, offered: u64) -> Result<Ran, Error> {
                 let mut tx = pool.begin().await.map_err(database::error)?;
                 let ran = add_in(&mut tx, key, offered).await?;
@@ -48,7 +49,7 @@ macro_rules! cases {
                 key: &str,
                 offered: u64,
             ) -> Result<Ran, Error> {
-                let offered = Token::new(offered).unwrap();
+                let offered = FencingToken::new(offered).unwrap();
                 lock_in(tx, "t:1").await?;
                 check(tx, "t", offered).await?;
                 once(key)
@@ -67,7 +68,8 @@ macro_rules! cases {
                     .await
             }
 
-            /// The same, as often as it takes: the key tells whether it was done before.
+            /// Like [`add`], and retries until it succeeds. The key shows whether it was done
+            /// before.
             async fn add_again(pool: &Pool, key: &str, offered: u64) -> Result<Ran, Error> {
                 loop {
                     match add(pool, key, offered).await {
@@ -84,13 +86,13 @@ macro_rules! cases {
                 sqlx::query_scalar("SELECT n FROM t").fetch_one(pool).await.unwrap()
             }
 
-            /// Everything, many at once, and nothing lost.
+            /// Runs many additions at once, and loses none.
             async fn all_of_it(pool: &Pool) {
                 let mut running = tokio::task::JoinSet::new();
                 for i in 0..20 {
                     let pool = pool.clone();
                     running.spawn(async move {
-                        // Two of each key.
+                        // Two tasks for each key.
                         let key = format!("key {}", i / 2);
                         let patient = Retry::default().tries(200);
                         retry(patient, async || add(&pool, &key, 7).await).await.unwrap()
@@ -108,7 +110,7 @@ macro_rules! cases {
             }
 
             #[test]
-            fn few_rights_suffice() {
+            fn few_permissions_suffice() {
                 if !<$server as Server>::is_here() {
                     return;
                 }
@@ -128,7 +130,7 @@ macro_rules! cases {
             }
 
             #[test]
-            fn over_tls() {
+            fn everything_works_over_tls() {
                 if !<$server as Server>::is_here() {
                     return;
                 }
@@ -141,10 +143,11 @@ macro_rules! cases {
                 });
             }
 
-            /// What is not committed when the server dies never was; what is, stays; and running it
-            /// all again finds out which.
+            // S53
+            /// A transaction that is not committed when the server crashes has no effect, and a
+            /// committed one persists. Running all of them again shows which is which.
             #[test]
-            fn s53_the_server_is_killed_and_comes_back() {
+            fn committed_work_survives_a_server_crash() {
                 if !<$server as Server>::is_here() {
                     return;
                 }
@@ -160,7 +163,7 @@ macro_rules! cases {
                     assert!(error.is_retryable());
                     Server::restart(&server);
                     let again = async |key: &str, offered| add_again(&pool, key, offered).await;
-                    // The mark of 8 was undone with the rest.
+                    // The highest token seen, 8, was rolled back with the rest.
                     assert_eq!(again("kept", 7).await.unwrap(), Ran::Duplicate("1".into()));
                     assert_eq!(again("undone", 8).await.unwrap(), Ran::First("2".into()));
                     assert_eq!(number(&pool).await, 2);
@@ -171,9 +174,10 @@ macro_rules! cases {
                 });
             }
 
-            /// All sessions are ended again and again, wherever they are.
+            // S52
+            /// All sessions are ended repeatedly, wherever they are.
             #[test]
-            fn s52_exact_while_sessions_are_ended() {
+            fn counts_stay_exact_while_sessions_are_killed() {
                 if !<$server as Server>::is_here() {
                     return;
                 }
@@ -202,7 +206,7 @@ macro_rules! cases {
                         done += 10;
                     }
                     breaking.await.unwrap();
-                    // Also shows that no connection is of use any more that was ended.
+                    // This also shows that ended connections are not used any more.
                     assert!(add_again(&pool, "the last", 7).await.unwrap().is_first());
                     assert_eq!(number(&pool).await, done + 1);
                 });
@@ -215,10 +219,11 @@ cases!(postgres, testbed::Postgres, sqlx::Postgres);
 cases!(mariadb, testbed::MariaDb, sqlx::MySql);
 cases!(mysql, testbed::MySql, sqlx::MySql);
 
-/// Where each transaction may be on another of the pooler's sessions, nothing prepared can be kept:
-/// the caller says so to its driver, as it must for statements of its own.
+// S42
+/// If each transaction may use another of the pooler's sessions, nothing prepared can be kept. The
+/// caller configures its driver accordingly, as it must for its own statements.
 #[test]
-fn s42_behind_a_pooler_in_transaction_mode() {
+fn everything_works_behind_a_pooler_in_transaction_mode() {
     run(async {
         let server = testbed::postgres();
         let url = server.database();
@@ -233,7 +238,7 @@ fn s42_behind_a_pooler_in_transaction_mode() {
                 let add = async || {
                     let mut tx = pool.begin().await.map_err(database::error)?;
                     lock_in(&mut tx, "t:1").await?;
-                    check(&mut tx, "t", Token::new(7).unwrap()).await?;
+                    check(&mut tx, "t", FencingToken::new(7).unwrap()).await?;
                     let key = format!("key {}", i / 2);
                     let ran = once(key)
                         .run_in(&mut tx, async |tx| {
@@ -256,10 +261,11 @@ fn s42_behind_a_pooler_in_transaction_mode() {
     });
 }
 
-/// An old key is in the hands of somebody's transaction, and the clean-up waits for it: meanwhile
-/// others begin.
+// F43
+/// Another transaction has an old key locked, and the clean-up waits for it. New keys can be used
+/// in that time.
 #[test]
-fn f43_cleaning_up_holds_up_nobody_who_begins() {
+fn cleanup_does_not_block_new_keys() {
     run(async {
         let server = MariaDb::with(Setup::new().fast());
         let url = server.database();
@@ -278,21 +284,22 @@ fn f43_cleaning_up_holds_up_nobody_who_begins() {
             let pool = pool.clone();
             async move { once::clean_up(&pool, Duration::from_secs(60)).await }
         });
-        until("it waits for that key", async || server.blocked() > before).await;
+        until("the clean-up waits for the key", async || server.blocked() > before).await;
         let work = |_| async { Ok::<_, leasehold::Error>("new".to_owned()) };
         let began = once("new").run(&pool, work);
         let began = tokio::time::timeout(Duration::from_secs(20), began).await;
-        assert!(began.expect("the clean-up is in the way").unwrap().is_first());
+        assert!(began.expect("another key had to wait for the clean-up").unwrap().is_first());
         assert!(!cleaning.is_finished());
         drop(holder);
         assert_eq!(cleaning.await.unwrap().unwrap(), 3);
     });
 }
 
-/// The hour that comes twice when summer ends: by the session's time it is the first, by the clock
-/// the second.
+// F43
+/// The hour that occurs twice when daylight saving time ends. By the session's time zone it is the
+/// first of the two, and by the clock the second.
 #[test]
-fn f43_an_attempt_lasts_its_lease_while_summer_ends() {
+fn attempt_keeps_its_lease_when_daylight_saving_time_ends() {
     run(async {
         let server = MariaDb::with(Setup::new().fast());
         let url = server.database();
@@ -319,13 +326,13 @@ fn f43_an_attempt_lasts_its_lease_while_summer_ends() {
             .unwrap();
         leasehold::database::install(&pool).await.unwrap();
         let ran = once("key").lease(Duration::from_secs(600)).run(&pool, |_| async {
-            // By a clock that knows no summer.
+            // Uses a clock without daylight saving time.
             let sql = "SELECT CAST(lease_end / 1000000 - UNIX_TIMESTAMP() AS SIGNED) \
                        FROM leasehold_once";
             let mut plain = sqlx::MySqlConnection::connect(&url).await.map_err(database::error)?;
             let left: i64 =
                 sqlx::query_scalar(sql).fetch_one(&mut plain).await.map_err(database::error)?;
-            assert!((300..=660).contains(&left), "{left} s are left of 600");
+            assert!((300..=660).contains(&left), "{left} s of 600 s are left");
             Ok::<_, leasehold::Error>("done".to_owned())
         });
         assert!(ran.await.unwrap().is_first());

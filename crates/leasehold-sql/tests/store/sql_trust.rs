@@ -1,17 +1,17 @@
-//! Other roles of the database as attackers, and URLs that lead elsewhere than before.
+//! Other roles of the database as attackers, and URLs that lead to another place than before.
 
 use std::time::Duration;
 
 use crate::sql_common::*;
 use leasehold::store::sql::{PoolExt, SqlStore};
 use leasehold::store::{Joined, Mode, Renewal, Signal, Store};
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 use sqlx::Connection;
 use sqlx::postgres::PgPoolOptions;
 use testbed::{MariaDb, Postgres, Setup};
 
-/// Operators and functions that fit leasehold's statements better than the server's own. Each fails, so whoever runs
-/// one notices.
+/// Operators and functions that match leasehold's statements better than the server's own. Each of
+/// them fails, so running one is noticed.
 const HOSTILE: &str = "
     CREATE FUNCTION evil(float8, int4) RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN RAISE 'hostile %', current_user; END $$;
     CREATE FUNCTION evil(numeric, int4) RETURNS numeric LANGUAGE plpgsql AS $$ BEGIN RAISE 'hostile %', current_user; END $$;
@@ -37,13 +37,13 @@ const HOSTILE: &str = "
     CREATE FUNCTION pg_notify(name, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'hostile'; END $$;
     CREATE FUNCTION pg_notify(text, name) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'hostile'; END $$";
 
-/// A lock taken, waited for, handed over, renewed, listed, evicted: all statements of a store.
-async fn exercised(clients: [&Leasehold; 2], name: &str) {
+/// Acquires, waits, hands over, renews and lists, so that most statements of a store are run.
+async fn exercised(clients: [&Client; 2], name: &str) {
     let [one, other] = clients;
     let lease = Duration::from_secs(3);
     let held = one.mutex(name).lease(lease).lock().await.unwrap_or_else(|e| panic!("{e}"));
     let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
-    let waiter = |locks: &Leasehold| {
+    let waiter = |locks: &Client| {
         let queued = queued.clone();
         let mutex = locks.mutex(name).lease(lease).on_waiting(move |_| {
             let _ = queued.send(());
@@ -93,7 +93,7 @@ fn operator_of_another_role_is_never_run() {
             .diagnose()
             .await
             .unwrap();
-        // Nor by what runs in transactions of the caller's.
+        // Statements in the caller's transactions do not run them either.
         leasehold::database::install(&pool).await.unwrap();
         let ran = leasehold::once("done")
             .run(&pool, |_| async { Ok::<_, leasehold::Error>("1".to_owned()) })
@@ -137,9 +137,9 @@ fn pool_with_another_search_path_locks_in_the_same_tables() {
     });
 }
 
-/// A user with a schema of its own does not silently lock alone.
+/// A user with a schema of its own does not silently get separate locks.
 #[test]
-fn schema_of_a_user_shadows_no_tables() {
+fn schema_of_a_user_does_not_shadow_the_tables() {
     run(async {
         let server = Postgres::with(Setup::new());
         let url = Server::database(&server);
@@ -151,34 +151,39 @@ fn schema_of_a_user_shadows_no_tables() {
             "CREATE ROLE app2 LOGIN PASSWORD 'app2'; CREATE SCHEMA AUTHORIZATION app2",
         );
         let theirs = url.replace("lh:lh@", "app2:app2@");
-        // A right is missing, not a table.
-        let error = leasehold::connect(&theirs).await.expect_err("it lacks a right");
+        // The tables exist, but a permission is missing.
+        let error = leasehold::connect(&theirs).await.expect_err("connected without a permission");
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         server.admin(
             &database,
             "REVOKE USAGE ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO lh",
         );
-        let error = leasehold::connect(&theirs).await.expect_err("it lacks another right");
+        let error =
+            leasehold::connect(&theirs).await.expect_err("connected without another permission");
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         let made =
             server.admin(&database, "SELECT count(*) FROM pg_tables WHERE schemaname = 'app2'");
         assert_eq!(made, "0");
-        // Its path does not even lead there.
+        // The user's search path does not even include the schema.
         server.admin(&database, "ALTER ROLE app2 SET search_path = app2");
-        let error = leasehold::connect(&theirs).await.expect_err("tables are elsewhere");
+        let error = leasehold::connect(&theirs)
+            .await
+            .expect_err("connected, although the tables are in another schema");
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("schema=public"), "{error}");
-        // Who wants tables of its own says so; and then both are there.
+        // A user that wants separate tables names the schema. After that, both schemas have tables.
         let own = connect(&format!("{theirs}?schema=app2")).await;
         release(own.mutex("job").lock().await.unwrap()).await;
         server.admin(&database, "ALTER ROLE app2 SET search_path = app2, public");
-        let error = leasehold::connect(&theirs).await.expect_err("which ones are meant");
+        let error = leasehold::connect(&theirs)
+            .await
+            .expect_err("connected, although two schemas have the tables");
         assert!(error.to_string().contains("schema=app2 or schema=public"), "{error}");
         release(guard).await;
     });
 }
 
-/// What a role that may only read can send.
+/// Sends what a role that may only read can send.
 async fn forge(reader: &mut sqlx::PgConnection, times: usize) {
     let sql = "SELECT count(pg_notify(session, claim || ' ' || token::text)) FROM leasehold_claims, \
                generate_series(1, $1) WHERE standing = 0";
@@ -190,7 +195,7 @@ async fn forge(reader: &mut sqlx::PgConnection, times: usize) {
 }
 
 #[test]
-fn forged_notification_grants_nothing_and_costs_no_place() {
+fn forged_notification_grants_nothing_and_costs_no_position() {
     run(async {
         let server = testbed::postgres();
         let url = server.database();
@@ -198,7 +203,7 @@ fn forged_notification_grants_nothing_and_costs_no_place() {
         let [holder, waiter] = [claim("job", LONG, LONG), claim("job", LONG, LONG)];
         holding(&one.join(&holder, Mode::Wait).await.unwrap());
         let place = waiting(&other.join(&waiter, Mode::Wait).await.unwrap());
-        // As it begins to listen, it is told to ask.
+        // A client that starts to listen is asked to poll.
         while let Ok(Ok(Signal::Ask)) =
             tokio::time::timeout(Duration::from_secs(2), other.changed(&waiter)).await
         {
@@ -218,7 +223,7 @@ fn forged_notification_grants_nothing_and_costs_no_place() {
         }
         let still = renewed(&other, &waiter).await;
         assert!(matches!(&still, Renewal::Waiting(at) if at.token == Some(place)), "{still:?}");
-        // What is true is told nevertheless, soon.
+        // A real grant is still notified, soon.
         forge(&mut reader, 50).await;
         assert!(one.leave(&holder, None).await.unwrap());
         let told = async {
@@ -228,16 +233,18 @@ fn forged_notification_grants_nothing_and_costs_no_place() {
                 }
             }
         };
-        let token = tokio::time::timeout(Duration::from_secs(5), told).await.expect("it is told");
+        let token = tokio::time::timeout(Duration::from_secs(5), told)
+            .await
+            .expect("the waiter was not notified");
         assert_eq!(token, place);
         assert!(matches!(other.join(&waiter, Mode::Wait).await.unwrap(), Joined::Holding { .. }));
         assert!(other.leave(&waiter, None).await.unwrap());
     });
 }
 
-/// The name leads to another database from some moment on.
+/// From some moment on, the name leads to another database.
 #[test]
-fn postgres_database_behind_the_url_that_was_exchanged_is_refused() {
+fn replaced_postgres_database_is_refused() {
     run(async {
         let server = Postgres::with(Setup::new());
         let url = Server::database(&server);
@@ -249,7 +256,7 @@ fn postgres_database_behind_the_url_that_was_exchanged_is_refused() {
         );
         server.admin("postgres", &format!("ALTER DATABASE {database} ALLOW_CONNECTIONS false"));
         server.admin("postgres", &end);
-        until("all have gone", async || server.admin("postgres", &end) == "0").await;
+        until("all sessions have ended", async || server.admin("postgres", &end) == "0").await;
         server.admin("postgres", &format!("ALTER DATABASE {database} RENAME TO old"));
         server.admin("postgres", &format!("CREATE DATABASE {database} OWNER lh"));
         let after = connect(&url).await;
@@ -258,14 +265,14 @@ fn postgres_database_behind_the_url_that_was_exchanged_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         assert!(error.to_string().contains("another database server or database"), "{error}");
         assert_eq!(error.to_string().lines().count(), 1);
-        until("it has lost its lock", async || !guard.is_held()).await;
+        until("the holder has lost its lock", async || !guard.is_held()).await;
         assert!(theirs.is_held());
         release(theirs).await;
     });
 }
 
 #[test]
-fn mysql_tables_behind_the_url_that_were_exchanged_are_refused() {
+fn replaced_mysql_tables_are_refused() {
     run(async {
         let server = MariaDb::with(Setup::new());
         let url = Server::database(&server);
@@ -280,13 +287,13 @@ fn mysql_tables_behind_the_url_that_were_exchanged_are_refused() {
         let theirs = after.mutex("job").lock().await.unwrap();
         let error = before.mutex("other").try_lock().await.unwrap_err();
         assert!(error.to_string().contains("other tables"), "{error}");
-        until("it has lost its lock", async || !guard.is_held()).await;
+        until("the holder has lost its lock", async || !guard.is_held()).await;
         assert!(theirs.is_held());
         release(theirs).await;
     });
 }
 
-/// Errors that pass: a waiter survives what a holder survives.
+/// A waiter survives the transient errors that a holder survives.
 async fn survive<S: Server>(url: &str, server: &S, fail: &str, mend: &str) {
     let (holder, waits) = (connect(url).await, connect(url).await);
     let guard = holder.mutex("job").lock().await.unwrap();
@@ -299,15 +306,15 @@ async fn survive<S: Server>(url: &str, server: &S, fail: &str, mend: &str) {
     server.script(url, fail).await;
     // Longer than the pause between two heartbeats of a waiter.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    assert!(!waiter.is_finished(), "it gave up: {:?}", waiter.await);
+    assert!(!waiter.is_finished(), "the waiter gave up: {:?}", waiter.await);
     server.script(url, mend).await;
-    until("it holds", async || guard.is_held()).await;
+    until("the waiter holds the lock", async || guard.is_held()).await;
     release(guard).await;
     let turn = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
     release(turn.unwrap_or_else(|e| panic!("{e}"))).await;
 }
 
-/// Runs these at the same time, on one thread.
+/// Runs the futures concurrently, on one thread.
 async fn side_by_side(all: Vec<impl Future<Output = ()> + 'static>) {
     let tasks = tokio::task::LocalSet::new();
     let running: Vec<_> = all.into_iter().map(|one| tasks.spawn_local(one)).collect();
@@ -321,14 +328,14 @@ async fn side_by_side(all: Vec<impl Future<Output = ()> + 'static>) {
 }
 
 #[test]
-fn waiter_survives_errors_of_postgres_that_pass() {
+fn waiter_survives_temporary_errors_of_postgres() {
     run(async {
         let server = testbed::postgres();
         let mut running = Vec::new();
         for code in ["53200", "53400", "58030", "57000", "XX000", "25P02", "ZZ123"] {
             running.push(async move {
                 let url = server.database();
-                // The tables first.
+                // Creates the tables first.
                 drop(connect(&url).await);
                 let fail = format!(
                     "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -348,7 +355,7 @@ fn waiter_survives_errors_of_postgres_that_pass() {
 }
 
 #[test]
-fn waiter_survives_errors_of_mysql_and_its_clusters_that_pass() {
+fn waiter_survives_temporary_errors_of_mysql_and_its_clusters() {
     run(async {
         let server = testbed::mariadb();
         let mut running = Vec::new();
@@ -377,9 +384,9 @@ fn waiter_survives_errors_of_mysql_and_its_clusters_that_pass() {
     });
 }
 
-/// A message that is longer than the server takes is divided: no claim is lost for its neighbours.
+/// A message that exceeds the server's limit is divided. No claim is lost because of other claims.
 #[test]
-fn thousand_renewals_fit_the_packets_of_a_small_server() {
+fn renewals_are_split_to_fit_the_servers_packet_limit() {
     run(async {
         let server = MariaDb::with(Setup::new().fast().arg("--max-allowed-packet=65536"));
         let url = Server::database(&server);
@@ -397,7 +404,7 @@ fn thousand_renewals_fit_the_packets_of_a_small_server() {
     });
 }
 
-/// A backup's read lock: no try leaves a thread behind at the server.
+/// A backup's read lock blocks writes. Attempts must not leave threads behind at the server.
 #[test]
 fn read_lock_of_a_backup_does_not_multiply_sessions() {
     run(async {
@@ -422,19 +429,23 @@ fn read_lock_of_a_backup_does_not_multiply_sessions() {
             tokio::time::sleep(Duration::from_millis(1_100)).await;
         }
         trying.join_all().await;
-        // One is the backup's; a client has four for calls, two for renewals, two to be woken on.
+        // One session is the backup's. A client has four for calls, two for renewals, and two to be
+        // woken on.
         let during = server.sessions(&url).0;
         assert!(during <= before.max(8) + 3, "{during} sessions, {before} before");
         drop(backup);
         assert!(guard.is_held());
-        until("all goes on", async || locks.mutex("another").try_lock().await.is_ok()).await;
+        until("another lock can be acquired", async || {
+            locks.mutex("another").try_lock().await.is_ok()
+        })
+        .await;
         release(guard).await;
     });
 }
 
-/// Work would be done twice: the key is rolled back with the connection.
+/// Otherwise work would be done twice, because the key is rolled back with the connection.
 #[test]
-fn once_refuses_sessions_of_mysql_that_commit_nothing() {
+fn once_refuses_mysql_sessions_without_autocommit() {
     run(async {
         let server = testbed::mariadb();
         let url = server.database();
@@ -450,7 +461,7 @@ fn once_refuses_sessions_of_mysql_that_commit_nothing() {
         let ran = leasehold::once("k")
             .run(&pool, |_| async { Ok::<_, leasehold::Error>("1".to_owned()) })
             .await;
-        let error = ran.expect_err("it would be lost");
+        let error = ran.expect_err("`once` ran without autocommit");
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("autocommit=1"), "{error}");
         let ran = leasehold::once("k")
@@ -460,9 +471,10 @@ fn once_refuses_sessions_of_mysql_that_commit_nothing() {
     });
 }
 
-/// Whoever logs in by what the driver does not know is told so, and not that the server is away.
+/// The driver does not support this login method. The error must report that, and not an
+/// unreachable server.
 #[test]
-fn login_that_is_not_supported_is_named() {
+fn unsupported_login_method_is_named() {
     run(async {
         // The newest server is installed without its plugins.
         let server = MariaDb::with(Setup::oldest());

@@ -1,5 +1,5 @@
-//! The statements that are printed for other languages, run by psql, mysql and Python, which know no more than what is
-//! printed; and by us, beside them.
+//! The statements printed for other languages. psql, mysql and Python run exactly what is printed,
+//! next to this library.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use leasehold::once::{self, Ran};
 use leasehold::versioned::{self, Versioned};
 use leasehold::{Error, ErrorKind, lock_in};
 
-/// Another program with a client of its own for one database.
+/// Another program with its own client for one database.
 enum Other {
     Psql(String),
     Mysql(String),
@@ -27,7 +27,7 @@ for sql in asked['sql']:
 ";
 
 impl Other {
-    /// Runs the statements in one session; the rows of the answers, or that it failed.
+    /// Runs the statements in one session. Returns the rows of the answers, or the error.
     fn run(&self, sql: &[&str], with: &[(&str, &str)]) -> Result<Vec<String>, String> {
         let (mut command, input) = match self {
             Self::Psql(url) => {
@@ -86,7 +86,7 @@ impl Other {
     }
 }
 
-/// A number as it is, a text in quotes.
+/// Returns a number unchanged, and a text in quotes.
 fn literal(value: &str) -> String {
     match value.parse::<i64>() {
         Ok(_) => value.to_owned(),
@@ -94,7 +94,7 @@ fn literal(value: &str) -> String {
     }
 }
 
-/// What of a printed text is statements.
+/// Returns the statements in a printed text.
 fn statements(text: &str) -> Vec<String> {
     assert!(!text.contains('?'), "{text}");
     let sql: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
@@ -154,12 +154,12 @@ macro_rules! one_key_is_used_once_in_both_languages {
             let work = |_| async { Ok::<_, Error>("rust's".to_owned()) };
             once::once(key).run(&pool, work).await
         };
-        // Theirs, that we find; one that they roll back, that we do not.
+        // The library finds a key of the other program, unless the other program rolled it back.
         run(&["BEGIN", insert, done, "COMMIT"], "a", "it's paid").unwrap();
         assert_eq!(ran("a").await.unwrap(), Ran::Duplicate("it's paid".into()));
         run(&["BEGIN", insert, done, "ROLLBACK"], "b", "no").unwrap();
         assert_eq!(ran("b").await.unwrap(), Ran::First("rust's".into()));
-        // Ours, that they find: nothing is inserted, and then they look.
+        // The other program finds a key of the library. It inserts nothing and then reads the key.
         let inserted = run(&["BEGIN", insert, "COMMIT"], "b", "");
         match dialect {
             Dialect::Mysql => assert!(inserted.unwrap_err().contains("1062")),
@@ -168,7 +168,7 @@ macro_rules! one_key_is_used_once_in_both_languages {
         let there = run(&[look], "b", "").unwrap().join("|").replace('\t', "|");
         let there: Vec<_> = there.split('|').collect();
         assert_eq!(there, ["done", "rust's"]);
-        // An error that is kept.
+        // An error that is stored.
         run(&["BEGIN", insert, refused, "COMMIT"], "c", "no money").unwrap();
         #[derive(Debug, PartialEq)]
         struct Refused(String);
@@ -180,7 +180,7 @@ macro_rules! one_key_is_used_once_in_both_languages {
         let keeping = once::once("c").keep_errors(|e: &Refused| Some(e.0.clone()), Refused);
         let ran_c = keeping.run(&pool, |_| async { Ok("no".into()) }).await.unwrap();
         assert_eq!(ran_c, Ran::Duplicate(Err(Refused("no money".into()))));
-        // Nothing is as old as the beginning of 1970, and all is as old as the far future.
+        // No key is older than the beginning of 1970, and all keys are older than the far future.
         other.run(&[forget], &[("before", "1")]).unwrap();
         assert!(!ran("a").await.unwrap().is_first());
         other.run(&[forget], &[("before", "9000000000000000")]).unwrap();
@@ -206,7 +206,7 @@ macro_rules! one_lock_is_held_by_one_of_both_languages {
         lock("new").unwrap();
         let taken = "SELECT taken FROM leasehold_row_lock ORDER BY name";
         let taken = other.run(&[taken], &[]).unwrap();
-        assert_eq!(taken, ["2", "1"], "one row a name, whoever wrote it");
+        assert_eq!(taken, ["2", "1"], "expected one row for each name");
         let mut tx = pool.begin().await.unwrap();
         leasehold::lock_in_timeout(&mut tx, "new", Duration::from_secs(20)).await.unwrap();
     }};
@@ -224,14 +224,14 @@ macro_rules! one_version_is_written_by_one_of_both_languages {
             other.run(&[write, read], &with).unwrap().join("|").replace('\t', "|")
         };
         assert_eq!(write("6", "0"), "6|1");
-        assert_eq!(write("7", "0"), "6|1", "stale");
+        assert_eq!(write("7", "0"), "6|1", "a stale write must change no row");
         let table = Versioned::new("t", "id", "version");
         let mut tx = pool.begin().await.unwrap();
         let error = table.update(&mut tx, 1, 0, &[("n", 8.into())]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StaleVersion, "{error}");
         assert_eq!(table.update(&mut tx, 1, 1, &[("n", 8.into())]).await.unwrap(), 2);
         tx.commit().await.unwrap();
-        assert_eq!(write("9", "1"), "8|2", "stale");
+        assert_eq!(write("9", "1"), "8|2", "a stale write must change no row");
         assert_eq!(write("9", "2"), "9|3");
     }};
 }

@@ -1,4 +1,4 @@
-//! What is written is read again as it was, and what is no history is refused in one line.
+//! A history is read back as it was written, and an invalid file is refused with one line.
 
 use super::super::checker::{check, strict, tests::generated};
 use super::super::history::{Fault, Trouble};
@@ -28,7 +28,7 @@ fn written(trial: &Trial, history: &History) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_again_as_it_was() {
+fn written_history_is_read_back_unchanged() {
     for seed in 0..20 {
         let mut history = generated(seed, 1_500);
         history.crashes.push("worker 3 ended by itself".into());
@@ -54,7 +54,8 @@ fn what_is_written_is_read_again_as_it_was() {
 
 const HEADER: &str = r#"{"format":"leasehold-history","version":1,"store":"mine","locks":[{"name":"a","kind":"mutex","capacity":1},{"name":"s","kind":"semaphore","capacity":3}],"promises":["exclusion","outcome"]}"#;
 
-/// Two who hold at once, as somebody else would write it: only what must be there.
+/// Two clients that hold at the same time, as another program would write it, with only the
+/// required fields.
 const BODY: &str = r#"{"event":"invoked","worker":0,"n":0,"at":10,"lock":0}
 {"event":"acquired","worker":0,"n":0,"at":20}
 {"event":"held","worker":0,"n":0,"at":30}
@@ -70,7 +71,7 @@ const BODY: &str = r#"{"event":"invoked","worker":0,"n":0,"at":10,"lock":0}
 "#;
 
 #[test]
-fn a_history_that_others_wrote_is_judged() {
+fn history_from_another_program_is_judged() {
     let (trial, history) = read(format!("{HEADER}\n{BODY}").as_bytes()).unwrap();
     let judged = Judged::new(trial, history);
     let violations = &judged.findings.violations;
@@ -80,20 +81,20 @@ fn a_history_that_others_wrote_is_judged() {
     assert!(judged.report.to_string().contains("FAIL: mine"), "{}", judged.report);
 }
 
-/// Why this text is refused.
+/// Returns the reason why `text` is refused.
 fn refusal(text: &str) -> String {
     let why = read(text.as_bytes()).map(|_| ()).unwrap_err();
     assert!(!why.chars().any(char::is_control), "{why:?}");
     why
 }
 
-#[test]
-fn what_is_no_history_is_refused_with_the_line_and_the_reason() {
+/// Returns invalid files, each with a part of the expected reason.
+pub(in super::super) fn refused() -> Vec<(String, &'static str)> {
     let with = |line: &str| format!("{HEADER}\n{line}\n{{\"event\":\"end\",\"at\":1}}\n");
     let invoked = r#"{"event":"invoked","worker":0,"n":0,"at":1,"lock":0}"#;
     let ops = |lines: &[&str]| with(&lines.join("\n"));
     let promises = |promise: &str| HEADER.replace("\"outcome\"", &format!("\"{promise}\""));
-    let cases = [
+    vec![
         (String::new(), "is empty"),
         ("\n".into(), "line 1: not the header"),
         ("carrier pigeons".into(), "line 1: not the header"),
@@ -146,22 +147,26 @@ fn what_is_no_history_is_refused_with_the_line_and_the_reason() {
         ),
         (format!("{HEADER}\n{BODY}{BODY}"), "line 14: unexpected line after"),
         (format!("{}\n{BODY}", promises("token-order")), "some grants or writes have no token"),
-    ];
-    for (text, expected) in cases {
+    ]
+}
+
+#[test]
+fn invalid_history_is_rejected_with_line_and_reason() {
+    for (text, expected) in refused() {
         let why = refusal(&text);
         assert!(why.contains(expected), "{why}\n{text}");
     }
 }
 
 #[test]
-fn a_file_that_was_cut_anywhere_is_refused() {
+fn file_truncated_anywhere_is_rejected() {
     let whole = format!("{HEADER}\n{BODY}");
     for end in 0..whole.trim_end().len() {
         refusal(&whole[..end]);
     }
 }
 
-/// Whatever is in a file, what is accepted can be judged, drawn and written again.
+/// Checks that a file is either refused, or can be checked, drawn and written again.
 fn try_all(text: &str) {
     let Ok((trial, history)) = read(text.as_bytes()) else {
         refusal(text);
@@ -196,17 +201,17 @@ const LINES: &[&str] = &[
 proptest::proptest! {
     #![proptest_config(testbed::cases())]
 
-    /// One line among right ones.
+    /// Inserts one arbitrary line between valid ones.
     #[test]
-    fn any_line_is_part_of_a_history_or_refused(text in testbed::texts(LINES)) {
+    fn arbitrary_line_is_read_or_rejected(text in testbed::texts(LINES)) {
         let invoked = LINES[0];
         try_all(&format!("{HEADER}\n{text}\n{invoked}\n{text}\n{{\"event\":\"end\",\"at\":100}}\n"));
         try_all(&format!("{HEADER}\n{invoked}\n{text}\n{{\"event\":\"end\",\"at\":100}}\n"));
     }
 
-    /// The header, and the whole.
+    /// Tries an arbitrary header, and an arbitrary file.
     #[test]
-    fn any_file_is_a_history_or_refused(
+    fn arbitrary_file_is_read_or_rejected(
         header in testbed::texts(&[HEADER]),
         body in testbed::texts(&[BODY]),
     ) {

@@ -1,8 +1,8 @@
-//! The fenced resource in etcd: a key for each entry, put by a transaction whose condition is that
-//! the lock is held ([`Guard::etcd_compare`]). The entries' order is that of their creation.
+//! The fenced resource in etcd. Each entry is a key. A transaction puts it on the condition that
+//! the lock is held ([`Hold::etcd_compare`]). Entries are ordered by their creation.
 
 use async_trait::async_trait;
-use leasehold::{EtcdGuardExt, Guard, Result};
+use leasehold::{EtcdGuardExt, Hold, Result};
 use prost::{Message, Oneof};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -52,7 +52,7 @@ impl Etcd {
         Ok(answer.map_err(failed)?.into_inner())
     }
 
-    /// Does something on the condition of `proof`. `None`: it does not hold.
+    /// Runs a request on the condition of `proof`. `None`: the condition does not hold.
     async fn on(&self, proof: &Proof, then: Then) -> Result<Option<TxnResponse>> {
         let Proof::Compare(compare) = proof else { return Err(foreign(proof)) };
         let success = vec![RequestOp { then: Some(then) }];
@@ -62,14 +62,14 @@ impl Etcd {
     }
 
     fn keys(&self, lock: usize) -> (Vec<u8>, Vec<u8>) {
-        // A range ends before its end, and what follows the slash is the 0.
+        // A range excludes its end, and `0` is the character after the slash.
         (
             format!("{}{lock}/", self.prefix).into_bytes(),
             format!("{}{lock}0", self.prefix).into_bytes(),
         )
     }
 
-    /// All entries in the order of their creation, or the last one.
+    /// Requests all entries in the order of their creation, or only the last one.
     fn range(&self, lock: usize, last: bool) -> RangeRequest {
         let (key, range_end) = self.keys(lock);
         let (limit, order) = if last { (1, DESCENDING) } else { (0, ASCENDING) };
@@ -84,7 +84,7 @@ fn entry(kv: &KeyValue) -> Result<(usize, Entry)> {
 
 #[async_trait]
 impl Ledger for Etcd {
-    fn prove(&self, guard: &Guard) -> Result<Proof> {
+    fn prove(&self, guard: &Hold) -> Result<Proof> {
         Ok(Proof::Compare(guard.etcd_compare()?.to_protobuf()))
     }
 
@@ -127,11 +127,12 @@ const ASCENDING: i32 = 1;
 const DESCENDING: i32 = 2;
 const BY_CREATION: i32 = 2;
 
-// etcd's messages, as far as they are used here: the numbers are those of its published API (v3).
+// etcd's messages, as far as they are used here. The field numbers are those of its published API
+// (v3).
 
 #[derive(Clone, PartialEq, Message)]
 struct TxnRequest {
-    /// Messages on the wire, which come encoded from the library.
+    /// Comparisons in wire format, as the library encodes them.
     #[prost(bytes = "vec", repeated, tag = "1")]
     compare: Vec<Vec<u8>>,
     #[prost(message, repeated, tag = "2")]

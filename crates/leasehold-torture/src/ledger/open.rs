@@ -1,4 +1,4 @@
-//! Which store of which URL can keep the fenced resource, and opening its lists there.
+//! Decides by the URL which stores can keep the fenced resource, and opens its lists there.
 
 use super::Ledger;
 #[cfg(feature = "etcd")]
@@ -11,7 +11,7 @@ use super::sql;
 use super::zookeeper;
 use leasehold::{Error, ErrorKind, Result};
 
-/// Whether the store of this URL can keep the fenced resource.
+/// Checks that the store of this URL can keep the fenced resource.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] with the reason.
@@ -31,11 +31,11 @@ pub(crate) fn supported(url: &str) -> Result<()> {
     ))
 }
 
-/// Opens the lists of `run` in the store of this URL. The parent does so first and makes what that
-/// many of them need; a worker makes nothing.
+/// Opens the lists of `run` in the store of this URL. The parent opens them first, and creates what
+/// `make` lists need. A worker creates nothing.
 ///
 /// # Errors
-/// What the store answers.
+/// The errors of the store.
 pub(crate) async fn open(url: &str, run: &str, make: usize) -> Result<Box<dyn Ledger>> {
     match url.split(':').next().unwrap_or_default() {
         #[cfg(feature = "sqlite")]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stores_without_a_fence_say_why() {
+    fn stores_without_a_fence_are_rejected_with_a_reason() {
         for url in ["file:/x", "redlock://a,b,c", "carrier-pigeon:"] {
             let error = supported(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);

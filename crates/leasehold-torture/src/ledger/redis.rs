@@ -1,4 +1,5 @@
-//! The fenced resource in a Redis server: a list for each lock, behind [`fence::redis::Fenced`].
+//! The fenced resource in a Redis server: a list for each lock, guarded by
+//! [`fence::redis::Fenced`].
 
 use async_trait::async_trait;
 use leasehold::fence::redis::{Fenced, mark_of};
@@ -32,7 +33,7 @@ impl Redis {
         })
     }
 
-    /// A new one for each call: the last may have been cut.
+    /// Opens a new connection for each call, because the last one may have been cut.
     async fn connection(&self) -> Result<MultiplexedConnection> {
         self.client.get_multiplexed_async_connection().await.map_err(failed)
     }
@@ -42,7 +43,7 @@ impl Redis {
     }
 }
 
-/// What a fence let through; `None`: nothing.
+/// Maps a stale token to `None`.
 fn unless_stale<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

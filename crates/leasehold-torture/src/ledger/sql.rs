@@ -10,10 +10,10 @@ use super::{Entry, Ledger, Proof, failed, foreign};
 use crate::history::OpId;
 use crate::resource::Read;
 
-/// More than the four operations of a worker would only wait for each other.
+/// Pool size. A worker has four operations at a time, so more connections are not needed.
 const CONNECTIONS: u32 = 4;
 
-/// The URL as the driver knows it: without leasehold's own parameters.
+/// Returns the URL as the driver expects it, without leasehold's own parameters.
 fn plain(url: &str) -> String {
     const KEPT: [&str; 5] = ["host", "sslmode", "sslrootcert", "ssl-mode", "ssl-ca"];
     let Some((url, query)) = url.split_once('?') else { return url.to_owned() };
@@ -23,7 +23,8 @@ fn plain(url: &str) -> String {
     if kept.is_empty() { url } else { format!("{url}?{}", kept.join("&")) }
 }
 
-/// All that is put into a statement here is a number, or made of hexadecimal digits by this program.
+/// Everything that is put into a statement here is a number or hexadecimal digits made by this
+/// program.
 macro_rules! ledger {
     ($feature:literal, $name:ident) => {
         #[cfg(feature = $feature)]
@@ -54,8 +55,8 @@ macro_rules! ledger {
                 format!("leasehold-torture-{}/{lock}", self.run)
             }
 
-            /// Begins a transaction that no greater token can be shown in the middle of. `None`:
-            /// one has been shown before.
+            /// Begins a transaction during which no greater token can be accepted. `None`: a
+            /// greater token was accepted before.
             async fn begin(
                 &self,
                 lock: usize,

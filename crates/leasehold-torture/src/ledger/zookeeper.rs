@@ -1,8 +1,9 @@
-//! The fenced resource in ZooKeeper: a node for each entry, created by a transaction that checks the
-//! hold's node ([`Guard::zookeeper_node`]). The number that ZooKeeper gives to a node is its version.
+//! The fenced resource in ZooKeeper: a node for each entry. A transaction that checks the hold's
+//! node creates it ([`Hold::zookeeper_node`]). ZooKeeper's sequence number of a node is its
+//! version.
 
 use async_trait::async_trait;
-use leasehold::{Guard, Result, ZooKeeperGuardExt};
+use leasehold::{Hold, Result, ZooKeeperGuardExt};
 use zookeeper_client::{Acls, CheckWriteError, CheckWriter, Client, CreateMode, Error as Refusal};
 
 use super::{Entry, Ledger, Proof, failed, foreign, parts};
@@ -11,7 +12,7 @@ use crate::resource::Read;
 pub(crate) struct ZooKeeper {
     servers: String,
     user: Option<String>,
-    /// A session that has ended is replaced.
+    /// The client, which is replaced when its session has ended.
     client: tokio::sync::Mutex<Option<Client>>,
     root: String,
 }
@@ -47,7 +48,7 @@ impl ZooKeeper {
         Ok(kept.insert(client).clone())
     }
 
-    /// The node whose children are a lock's entries.
+    /// Returns the node whose children are a lock's entries.
     fn list(&self, lock: usize) -> String {
         format!("{}/{lock}", self.root)
     }
@@ -56,11 +57,11 @@ impl ZooKeeper {
         let path = format!("{}/{child}", self.list(lock));
         let (data, _) = client.get_data(&path).await.map_err(failed)?;
         let number = child.trim_start_matches(CHILD).parse::<usize>().map_err(failed)?;
-        // Numbers begin at 0, which is nobody's version.
+        // Sequence numbers begin at 0, which is not a valid version.
         Ok((number + 1, serde_json::from_slice(&data).map_err(failed)?))
     }
 
-    /// The entries' nodes in the order of their numbers, which are ten digits each.
+    /// Lists the entries' nodes in the order of their sequence numbers, which have ten digits each.
     async fn children(&self, client: &Client, lock: usize) -> Result<Vec<String>> {
         match client.list_children(&self.list(lock)).await {
             Ok(mut children) => {
@@ -75,13 +76,13 @@ impl ZooKeeper {
 
 const CHILD: &str = "entry-";
 
-/// A transaction on the condition that the hold's node is there, whatever its version.
+/// Begins a transaction that requires the hold's node to exist, with any version.
 fn on<'a>(client: &'a Client, proof: &Proof) -> Result<CheckWriter<'a>> {
     let Proof::Node(node) = proof else { return Err(foreign(proof)) };
     client.new_check_writer(node, None).map_err(failed)
 }
 
-/// Whether it was done; the alternative is that the hold's node is gone.
+/// Returns whether the transaction was committed. If not, the hold's node is gone.
 async fn committed(writer: CheckWriter<'_>) -> Result<bool> {
     match writer.commit().await {
         Ok(_) => Ok(true),
@@ -92,14 +93,15 @@ async fn committed(writer: CheckWriter<'_>) -> Result<bool> {
 
 #[async_trait]
 impl Ledger for ZooKeeper {
-    fn prove(&self, guard: &Guard) -> Result<Proof> {
+    fn prove(&self, guard: &Hold) -> Result<Proof> {
         guard.zookeeper_node().map(Proof::Node)
     }
 
     async fn read(&self, lock: usize, proof: &Proof) -> Result<Option<Read>> {
         let client = self.client().await?;
         let mut writer = on(&client, proof)?;
-        // A write, if an idle one: what this session reads after it is no older than it.
+        // A write that changes nothing synchronizes this session. Later reads of the session are at
+        // least as recent as this write.
         writer.add_set_data(&self.list(lock), b"", None).map_err(failed)?;
         if !committed(writer).await? {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! What the page's program draws: operations, faults and what was broken, as lists of numbers.
+//! The data that the page's program draws: operations, faults and violations, as lists of numbers.
 //!
-//! Times are microseconds since the first event, and an operation is an array: with a hundred thousand
-//! events names would be most of the file.
+//! Times are microseconds since the first event. An operation is an array, because with a hundred
+//! thousand events, names would be most of the file.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -21,7 +21,7 @@ pub(super) struct Data {
     command: String,
     seed: Option<String>,
     lease_ms: Option<u64>,
-    /// How long it all took.
+    /// Duration of the run.
     span: i64,
     locks: Vec<LockSpec>,
     workers: Vec<Life>,
@@ -49,36 +49,36 @@ struct Band {
 struct Broken {
     name: String,
     what: String,
-    /// Which of the operations.
+    /// Indexes of the operations.
     ops: Vec<usize>,
     lock: Option<usize>,
 }
 
-/// An operation; as an array, in the order in which the program names its parts.
+/// An operation, as an array in the order in which the program names its parts.
 #[derive(Serialize)]
 struct Drawn(WorkerId, u32, usize, u32, Times, Option<String>, String, Written);
 
-/// When it was invoked, acquired and over, and from when to when it was held beyond doubt.
+/// When it was invoked, acquired and over, and from when to when it certainly held.
 #[derive(Serialize)]
 struct Times(i64, Option<i64>, i64, Option<(i64, i64)>);
 
-/// When it wrote, and what became of that at the unfenced and at the fenced resource.
+/// When it wrote, and the result at the unfenced and at the fenced resource.
 #[derive(Serialize)]
 struct Written(Option<i64>, Option<Fate>, Option<Fate>);
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Fate {
     Taken,
     Refused,
-    /// Taken though a greater token had written before.
+    /// Accepted after a write with a greater token.
     Late,
-    /// Acknowledged, and gone in the end.
+    /// Acknowledged, but missing at the end.
     Lost,
 }
 
-/// What the page draws of a run.
+/// Returns what the page draws of a run.
 pub(super) fn of(judged: &Judged) -> Data {
     let Judged { trial, history, findings, report } = judged;
     let clock = Clock::new(history);
@@ -113,7 +113,7 @@ pub(super) fn of(judged: &Judged) -> Data {
     }
 }
 
-/// Moments as the page has them.
+/// Converts times to the page's unit.
 struct Clock {
     first: Time,
     last: Time,
@@ -158,7 +158,7 @@ fn bands(history: &History, clock: &Clock) -> Vec<Band> {
     history.troubles.iter().map(band).collect()
 }
 
-/// What is known of writes beside the answers to them.
+/// What is known about writes in addition to their answers.
 struct Writes {
     taken: HashMap<(OpId, Resource), Option<Time>>,
     lost: HashSet<OpId>,
@@ -212,7 +212,7 @@ fn drawn(op: &Op, history: &History, clock: &Clock, writes: &Writes) -> Drawn {
         writes.plain(op),
         writes.fate(op, Resource::Fenced, op.fenced),
     );
-    // As text: a program's numbers end at 2^53.
+    // Text, because numbers of the page's program are exact only up to 2^53.
     let token = op.acquired.filter(|(_, token)| *token != 0).map(|(_, token)| token.to_string());
     Drawn(op.id.worker, op.id.n, op.lock, op.weight, times, token, how, written)
 }

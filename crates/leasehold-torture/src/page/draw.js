@@ -1,10 +1,10 @@
-// Draws what is in sight, on one canvas that is as large as that. What is in order is found by halving, and of
-// what falls on one pixel only the first is drawn: the work depends on the window, not on the run.
+// Draws the visible part, on a canvas of the same size. The first visible bar is found by binary search, and only the
+// first bar of each pixel is drawn. So the work depends on the size of the window, not on the length of the run.
 
 
 const chart = $('chart'), canvas = $('canvas'), pen = canvas.getContext('2d');
 const view = { from: 0, to: span, width: 0, height: 0, selected: null, violation: -1, fault: -1 };
-const LEAST = 20; // microseconds from side to side
+const LEAST = 20; // smallest width of the window, in microseconds
 
 function look(from, to) {
   const width = Math.min(Math.max(to - from, LEAST), span * 1.04);
@@ -30,7 +30,7 @@ function readColors() {
   }
 }
 
-// The first of what is in order whose end is not before the time.
+// Returns the index of the first element of a sorted list that ends at this time or later.
 function firstFrom(list, end, t) {
   let low = 0, high = list.length;
   while (low < high) {
@@ -122,7 +122,7 @@ function bars(lane, row, y, high) {
   let seen = -1e9;
   for (let i = firstFrom(row.reach, end => end, view.from); i < row.ops.length && begin(row.ops[i]) <= view.to; i++) {
     const op = row.ops[i], to = x(op.end);
-    // Of those that end on one pixel, the first.
+    // Draws only the first of the bars that end on one pixel.
     if (to - seen < 1) continue;
     seen = Math.floor(to);
     drawn.bars += 1;
@@ -147,7 +147,7 @@ function tokenOf(op, y, high) {
   if (wide > 24) text(short(op), left + 3, y + high - 3, wide - 5, color['on-hold'], 10);
 }
 
-// Long tokens of one lock begin alike and do not fit: then the token's rank is shown.
+// Long tokens of one lock begin with the same digits and do not fit, so the token's rank is shown instead.
 const short = op => op.token.length > 6 ? `+${rank.get(op.lock).get(op.token)}` : op.token;
 
 const BAD = { refused: 'refused', late: 'lost', lost: 'lost' };
@@ -163,7 +163,7 @@ function marks(lane, track, which, y) {
     pen.fillStyle = color.taken;
     pen.fillRect(px - 1, middle - 4, 2, 8);
   }
-  // On top: these are what one looks for.
+  // Rejected, late and lost writes are drawn on top, because readers search for them.
   const last = {};
   for (let i = from; i < track.length && track[i].wrote <= view.to; i++) {
     const fate = track[i][which], pixel = Math.round(x(track[i].wrote));
@@ -216,7 +216,7 @@ function text(what, left, y, room, fill, size = 11) {
   pen.font = `${size}px system-ui, sans-serif`;
   let shown = what.length > 200 ? what.slice(0, 200) : what;
   if (pen.measureText(shown).width > room) {
-    // The end tells more: names begin alike.
+    // The end is shown, because many names begin with the same characters.
     while (shown.length > 1 && pen.measureText('…' + shown).width > room) shown = shown.slice(Math.ceil(shown.length / 8));
     shown = '…' + shown;
   }
@@ -241,7 +241,7 @@ function axis() {
   }
 }
 
-// What is wide enough says what it is.
+// Labels the bands that are wide enough.
 function servers() {
   for (const band of data.bands) {
     const from = Math.max(x(band.from), LABEL), to = Math.min(x(band.to), view.width);
@@ -249,7 +249,7 @@ function servers() {
   }
 }
 
-// A moment, as exactly as steps of this length need.
+// Formats a time, with the precision that steps of this length need.
 function shown(t, step = 1) {
   if (step >= 1e6) return (t / 1e6).toFixed(0) + ' s';
   if (step >= 1e3 && span >= 1e6) return (t / 1e6).toFixed(step >= 1e5 ? 1 : step >= 1e4 ? 2 : 3) + ' s';

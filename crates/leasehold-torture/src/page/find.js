@@ -1,4 +1,4 @@
-// What is where: goes to operations, faults and violations, and tells of them.
+// Finds operations, faults and violations, moves the window there and describes them.
 
 
 const MOMENT = t => t === null ? '' : (t / 1e3).toFixed(3) + ' ms';
@@ -25,7 +25,7 @@ function showLane(lane) {
   }
 }
 
-// The window of some operations, with as much again on either side.
+// Moves the window to these operations, with a margin on both sides.
 function goTo(list) {
   const held = op => op.held ?? [op.acquired ?? op.invoked, op.end];
   let from = Math.min(...list.map(op => held(op)[0])), to = Math.max(...list.map(op => Math.max(held(op)[1], op.wrote ?? 0)));

@@ -1,4 +1,4 @@
-// Keys, mouse, fingers, printer.
+// Input: keys, mouse and touch. Also printing.
 
 
 const KEYS = {
@@ -10,7 +10,7 @@ const KEYS = {
 };
 chart.addEventListener('keydown', event => {
   const act = KEYS[event.key];
-  // Up and down scroll the lanes, as in any page.
+  // The keys up and down scroll the lanes, as in every page.
   if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   act();
@@ -43,7 +43,7 @@ canvas.addEventListener('pointerup', event => {
   if (grip && !grip.moved) select(under(event));
   grip = null;
 });
-// The browser scrolls by itself, under a finger.
+// During a touch, the browser scrolls on its own.
 canvas.addEventListener('pointercancel', () => { grip = null; });
 for (const [id, act] of Object.entries({ fit, in: KEYS['+'], out: KEYS['-'], left: KEYS.ArrowLeft, right: KEYS.ArrowRight, before: KEYS.p, next: KEYS.n })) {
   $(id).addEventListener('click', act);

@@ -1,10 +1,10 @@
 'use strict';
-// Which lanes there are, and what is in them. Each lane has rows of bars that do not overlap, in order.
+// The lanes and their contents. Each lane has rows of bars, which are sorted and do not overlap.
 
 const data = JSON.parse(document.getElementById('data').textContent);
 const $ = id => document.getElementById(id);
 
-// The parts of an operation, as the data has them.
+// The parts of an operation, in the order in which the data contains them.
 const ops = data.ops.map(([worker, n, lock, weight, times, token, how, written], index) => ({
   index, worker, n, lock, weight, token, how,
   invoked: times[0], acquired: times[1], end: Math.max(times[2], times[0]), held: times[3],
@@ -15,8 +15,8 @@ const span = Math.max(data.span, 1);
 const LABEL = 150, AXIS = 34, ROW = 12, THIN = 8, TRACK = 12, QUEUE = 14, GAP = 6;
 const MOST_ROWS = 24;
 
-// Puts spans, in the order of their beginning, into as few rows as none overlaps another in. What has no room goes
-// into the last. `reach` is how far a row has come with each of its spans.
+// Distributes spans, which are sorted by their beginning, over as few rows as possible without overlaps. If there are
+// too many rows, the other spans go into the last one. `reach` is the latest end in the row up to each of its spans.
 function rowsOf(list, from) {
   const rows = [];
   for (const op of list) {
@@ -29,7 +29,7 @@ function rowsOf(list, from) {
   return rows;
 }
 
-// How many wait, as steps: moments, and the number from each on.
+// Returns the number of waiters as steps: times, and the number from each time on.
 function queueOf(list) {
   const steps = [];
   for (const op of list) steps.push([op.invoked, 1], [op.acquired ?? op.end, -1]);

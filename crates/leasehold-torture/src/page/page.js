@@ -1,4 +1,4 @@
-// The rest of the page, and the beginning of all.
+// The rest of the page, and the start of the program.
 
 
 function legend() {
@@ -12,7 +12,7 @@ function legend() {
   }
 }
 
-// With thousands the list would be slower than the picture.
+// A list of thousands would be slower than the chart.
 const MOST_LISTED = 500;
 function violations() {
   $('broken').hidden = data.violations.length === 0;
@@ -20,7 +20,7 @@ function violations() {
     const item = document.createElement('li'), link = document.createElement('a');
     link.href = `#v${index + 1}`;
     link.textContent = `${broken.name}: ${broken.what}`;
-    // A second time as well, when the address is the same.
+    // Also works a second time, when the address does not change.
     link.addEventListener('click', () => showViolation(index));
     item.append(link);
     $('violations').append(item);
@@ -33,7 +33,7 @@ function violations() {
   }
 }
 
-// #v3 is the third violation, #t=1.5,2 the time from 1.5 to 2 ms.
+// Follows the address: #v3 is the third violation, #t=1.5,2 the time from 1.5 to 2 ms.
 function byAddress() {
   const violation = /^#v(\d+)$/.exec(location.hash), window = /^#t=([\d.]+),([\d.]+)$/.exec(location.hash);
   if (violation) showViolation(Number(violation[1]) - 1);
@@ -51,9 +51,9 @@ if (data.command || data.seed) {
 legend();
 violations();
 readColors();
-// No higher than its lanes; the style says how high at most.
+// The chart is not higher than its lanes. The style limits its height.
 chart.style.height = height + 4 + 'px';
-// The canvas is as high as the frame, and sticks to it: what is behind it makes the frame scroll.
+// The canvas is as high as the frame, and sticks to it. This element after it makes the frame scroll.
 $('height').style.height = Math.max(height - chart.clientHeight, 0) + 'px';
 window.addEventListener('hashchange', byAddress);
 fit();

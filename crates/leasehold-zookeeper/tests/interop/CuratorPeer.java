@@ -8,7 +8,7 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.retry.RetryOneTime;
 
-/** Curator as a contender: count FILE ROUNDS | hold KIND | try KIND, on HOSTS PATH. */
+/** Curator as a contender. Arguments: HOSTS PATH, then count FILE ROUNDS | hold KIND | try KIND. */
 public class CuratorPeer {
     public static void main(String[] args) throws Exception {
         String path = args[1];

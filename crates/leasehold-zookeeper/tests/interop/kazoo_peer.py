@@ -1,5 +1,5 @@
-"""kazoo as a contender: count FILE ROUNDS | hold KIND | try KIND | pairs SECONDS |
-contend SECONDS CONTENDERS CLIENTS, on HOSTS PATH."""
+"""kazoo as a contender. Arguments: HOSTS PATH, then one of: count FILE ROUNDS | hold KIND |
+try KIND | pairs SECONDS | contend SECONDS CONTENDERS CLIENTS."""
 
 import sys
 import threading
@@ -40,7 +40,7 @@ elif work == "pairs":
         pairs += 1
     print((time.perf_counter() - started) * 1e9 / pairs, flush=True)
 elif work == "contend":
-    # Each line tells who had it, and when.
+    # Each output line is a contender that held the lock, and when.
     seconds, contenders, clients = float(rest[0]), int(rest[1]), int(rest[2])
     shared = [KazooClient(hosts=hosts, timeout=60) for _ in range(clients)]
     for each in shared:
@@ -48,20 +48,20 @@ elif work == "contend":
     notes = []
     until = time.monotonic() + seconds
 
-    def turns(who):
-        lock = shared[who % clients].Lock(path, "kazoo")
+    def turns(number):
+        lock = shared[number % clients].Lock(path, "kazoo")
         while time.monotonic() < until:
             with lock:
-                notes.append((who, time.monotonic_ns()))
+                notes.append((number, time.monotonic_ns()))
 
-    running = [threading.Thread(target=turns, args=(who,)) for who in range(contenders)]
+    running = [threading.Thread(target=turns, args=(number,)) for number in range(contenders)]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
     for each in shared:
         each.stop()
-    print("\n".join(f"{who} {at}" for who, at in notes), flush=True)
+    print("\n".join(f"{number} {at}" for number, at in notes), flush=True)
 else:
     sys.exit("no such work")
 client.stop()

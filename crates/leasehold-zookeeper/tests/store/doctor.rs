@@ -1,11 +1,12 @@
-//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+//! The doctor finds each planted misconfiguration, and finds nothing on a well-configured server.
 
 use leasehold::doctor::Severity::{Broken, Weak};
 use leasehold_test_support::doctor::troubles;
 use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
+// S73
 #[tokio::test]
-async fn s73_a_zookeeper_whose_sessions_and_numbers_are_short() {
+async fn doctor_reports_short_sessions_and_nearly_used_up_numbers() {
     assert_eq!(troubles(&ZooKeepers::start().url()).await, []);
     let second = std::time::Duration::from_secs(1);
     let setup = ZooKeeperSetup::new()

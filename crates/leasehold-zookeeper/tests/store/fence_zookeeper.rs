@@ -6,15 +6,16 @@ use leasehold::{ErrorKind, ZooKeeperGuardExt};
 use testbed::zookeeper;
 use zookeeper_client::Client;
 
-/// Writes under the condition that the node of a hold is there.
+/// Writes under the condition that the node of a holder exists.
 async fn write(client: &Client, hold: &str, data: &str) -> bool {
     let mut writer = client.new_check_writer(hold, None).unwrap();
     writer.add_set_data("/ledger", data.as_bytes(), None).unwrap();
     writer.commit().await.is_ok()
 }
 
+// R35
 #[test]
-fn r35_a_late_holders_transaction_changes_nothing() {
+fn stale_holders_transaction_changes_nothing() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         make(&raw, "/ledger").await;
@@ -24,7 +25,7 @@ fn r35_a_late_holders_transaction_changes_nothing() {
             let late = locks.mutex("ledger").lock().await.unwrap();
             let node = late.zookeeper_node().unwrap();
             assert!(write(&raw, &node, "first").await);
-            // Taken away before its guard has heard of it, as from a holder that is stopped.
+            // The holder is evicted before its guard finds out, as if its process were paused.
             locks.evict("ledger", Evict::Holders).await.unwrap();
             let next = other.mutex("ledger").lock().await.unwrap();
             assert!(write(&raw, &next.zookeeper_node().unwrap(), "second").await);
@@ -39,13 +40,14 @@ fn r35_a_late_holders_transaction_changes_nothing() {
     });
 }
 
+// R35
 #[test]
-fn r35_permits_and_readers_are_no_fences() {
+fn permits_and_readers_cannot_be_used_as_fences() {
     run(async {
         let locks = connect(&zookeeper().url()).await;
         let permit = locks.semaphore("no-fence-s", 2).acquire().await.unwrap();
         let reader = locks.rwlock("no-fence-r").read().await.unwrap();
-        for shared in [&permit, &reader] {
+        for shared in [&*permit, &*reader] {
             let error = shared.zookeeper_node().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(format!("{error:#}").contains("exclusive"), "{error}");

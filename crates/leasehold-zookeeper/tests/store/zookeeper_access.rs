@@ -1,16 +1,18 @@
-//! Who is let in, and what is refused: URLs, ACLs, passwords, TLS, promises that are not kept.
+//! Access and rejected requests: URLs, ACLs, passwords, TLS, guarantees that the store does not
+//! give.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::zookeeper_common::*;
 use leasehold::ErrorKind;
 use leasehold::store::{Durability, Guarantee, Survival};
 use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers, zookeeper};
-use zookeeper_client::{Acl, AuthId, Permission};
+use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn nobody_serves() {
+fn unreachable_server_is_reported() {
     run(async {
         let server = ZooKeeper::start();
         let url = server.url();
@@ -21,7 +23,7 @@ fn nobody_serves() {
 }
 
 #[test]
-fn a_chroot_that_is_not_there() {
+fn missing_chroot_is_reported_unless_create_is_set() {
     run(async {
         let error = leasehold::connect(url("/no/such/path")).await.unwrap_err();
         is_one_line(&error, ErrorKind::Config, &["/no/such/path", "create=yes"]);
@@ -32,7 +34,7 @@ fn a_chroot_that_is_not_there() {
 }
 
 #[test]
-fn no_permission_names_the_path() {
+fn permission_error_names_the_path() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         make(&raw, "/forbidden").await;
@@ -44,7 +46,7 @@ fn no_permission_names_the_path() {
     });
 }
 
-/// Who may create but not list had a child all the same, which stood in everybody's way.
+/// A client that may create but not list used to leave a child behind, which blocked all clients.
 #[test]
 fn a_refused_claim_leaves_no_child() {
     run(async {
@@ -62,7 +64,7 @@ fn a_refused_claim_leaves_no_child() {
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
             assert!(format!("{error:#}").contains("/unlisted/x"), "{error}");
         }
-        // At once, and not when the session is over.
+        // The child is deleted immediately, and not only when the session ends.
         let all = [Acl::new(Permission::ALL, AuthId::anyone())];
         raw.set_acl("/unlisted/x", &all, None).await.unwrap();
         let stat = raw.check_stat("/unlisted/x").await.unwrap().unwrap();
@@ -70,8 +72,9 @@ fn a_refused_claim_leaves_no_child() {
     });
 }
 
+// S94
 #[test]
-fn s94_credentials_guard_the_nodes_and_are_never_shown() {
+fn credentials_guard_the_nodes_and_are_never_shown() {
     run(async {
         let at = |credentials: &str, rest: &str| {
             format!("zookeeper://{credentials}@127.0.0.1:{}{rest}", zookeeper().port())
@@ -79,13 +82,14 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
         let right = connect(&at("me:s3cret", "/private?create=yes")).await;
         let guard = right.mutex("x").lock().await.unwrap();
         assert!(!format!("{right:?} {}", right.url()).contains("s3cret"));
-        // Another with the same password is one of us.
+        // Another client with the same password has the same access.
         let same = connect(&at("me:s3cret", "/private")).await;
         let contended = same.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(contended.kind(), ErrorKind::Contended);
-        assert!(contended.holders().iter().any(|h| h.token == guard.token()), "{contended}");
+        assert!(contended.holders().iter().any(|h| h.token == guard.grant()), "{contended}");
         for other in [url("/private"), at("me:wr0ng", "/private")] {
-            // Since 3.9 as it connects, since nobody else may even ask for the node.
+            // Since 3.9 the error comes when it connects, because no other user may even check
+            // whether the node exists.
             let error = match leasehold::connect(&other).await {
                 Ok(locks) => locks.mutex("x").try_lock().await.unwrap_err(),
                 Err(error) => error,
@@ -94,6 +98,37 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
             assert!(!format!("{error:#}").contains("wr0ng"));
             assert!(guard.is_held());
         }
+    });
+}
+
+/// ZooKeeper accepts every password. The nodes' ACLs determine which one counts.
+#[test]
+fn changed_password_is_reread() {
+    run(async {
+        let connector = || Client::connector().with_session_timeout(Duration::from_secs(60));
+        let at = format!("127.0.0.1:{}", zookeeper().port());
+        let old = connector().with_auth("digest", b"app:old").connect(&at).await.unwrap();
+        let options = CreateMode::Persistent.with_acls(Acls::creator_all());
+        old.create("/changed", &[], &options).await.unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "old").unwrap();
+        let url = format!("zookeeper://app@{at}/changed?password_file={}", file.path().display());
+        let locks = connect(&url).await;
+        let held = locks.mutex("held").lock().await.unwrap();
+        old.auth("digest", b"app:new").await.unwrap();
+        old.set_acl("/changed", &Acls::creator_all(), None).await.unwrap();
+        std::fs::write(file.path(), "new").unwrap();
+        let new = connector().with_auth("digest", b"app:new").connect(&at).await.unwrap();
+        new.set_acl("/changed", &Acls::creator_all(), None).await.unwrap();
+        let both = [locks.mutex("a"), locks.mutex("b")];
+        let taken = tokio::join!(both[0].lock(), both[1].lock());
+        release(taken.0.unwrap()).await;
+        release(taken.1.unwrap()).await;
+        // Its node belongs to the old identity, which the session keeps.
+        release(held).await;
+        std::fs::write(file.path(), "wrong").unwrap();
+        let error = leasehold::connect(&url).await.unwrap_err();
+        is_one_line(&error, ErrorKind::Denied, &["/changed", "ACL"]);
     });
 }
 
@@ -107,7 +142,7 @@ fn tls_is_verified() {
         let url = format!("zookeepers://127.0.0.1:{port}/tls?create=yes");
         let locks = connect(&format!("{url}&ca={ca}")).await;
         let plain = connect(&format!("{}/tls", server.url())).await;
-        // One queue, whichever way one comes.
+        // TLS and plain connections share one queue.
         let guard = locks.mutex("x").lock().await.unwrap();
         let error = plain.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
@@ -122,11 +157,11 @@ fn tls_is_verified() {
         let refused = [
             (url.clone(), "certificate"),
             (format!("{url}&ca={}", other.authority().display()), "certificate"),
-            // To the port that speaks plainly, and plainly to the one that does not.
+            // TLS to the plain port, and a plain connection to the TLS port.
             (format!("zookeepers://localhost:{}/tls?ca={ca}", server.port()), "localhost"),
             (format!("zookeeper://127.0.0.1:{port}"), "majority"),
         ];
-        // Each gives up only after a while.
+        // Each attempt takes a while to fail.
         let mut trying = tokio::task::JoinSet::new();
         for (url, says) in refused {
             trying.spawn(async move { (leasehold::connect(&url).await.unwrap_err(), says) });
@@ -143,7 +178,7 @@ fn tls_is_verified() {
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+fn client_certificate_is_presented_if_the_server_requires_it() {
     run(async {
         let server = ZooKeeper::with(&ZooKeeperSetup::new().client_certificates());
         let (port, certificates) = (server.tls_port(), server.certificates());
@@ -159,7 +194,7 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let other = testbed::Certificates::make(directory.path());
         let strange = shows(other.client().0, other.client().1);
-        // Each gives up only after a while.
+        // Each attempt takes a while to fail.
         let (none, strange) = tokio::join!(leasehold::connect(&url), leasehold::connect(&strange));
         for error in [none.unwrap_err(), strange.unwrap_err()] {
             is_one_line(&error, ErrorKind::Unreachable, &["ertificate"]);
@@ -169,8 +204,9 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
     });
 }
 
+// F46
 #[test]
-fn f46_what_is_not_kept_can_not_be_required() {
+fn require_refuses_guarantees_that_are_not_given() {
     run(async {
         let (one, all) = (zookeeper(), ZooKeepers::start());
         let promises = connect(&one.url()).await.guarantees().clone();

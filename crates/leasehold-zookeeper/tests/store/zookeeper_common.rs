@@ -1,4 +1,4 @@
-//! What the tests of the ZooKeeper store share.
+//! Helpers of the tests of the ZooKeeper store.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -8,12 +8,12 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::store::{Joined, Mode, Store};
-use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, Client, ErrorKind, Hold, Kind, LostReason, Name, State};
 pub(crate) use leasehold_test_support::{PATIENCE, connect};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use zookeeper_client::{Acls, Client, CreateMode};
+use zookeeper_client::{Acls, Client as RawClient, CreateMode};
 
 pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime =
@@ -21,49 +21,49 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(test)
 }
 
-/// The server that all share, and what a URL says after it.
+/// Returns the URL of the server that all tests share, with this rest.
 pub(crate) fn url(rest: &str) -> String {
     format!("{}{rest}", zookeeper().url())
 }
 
-/// The same server behind this proxy.
+/// Returns the URL of the same server behind this proxy.
 pub(crate) fn through(proxy: &Proxy, rest: &str) -> String {
     format!("zookeeper://127.0.0.1:{}{rest}", proxy.port())
 }
 
-/// A client that knows one member only.
-pub(crate) async fn connect_to(member: &ZooKeeper, rest: &str) -> Leasehold {
+/// Connects a client that knows one member only.
+pub(crate) async fn connect_to(member: &ZooKeeper, rest: &str) -> Client {
     connect(&format!("{}{rest}", member.url())).await
 }
 
-/// A client of the driver's, on the top of the tree. Its session is long: the driver asks for the
-/// shortest, which a machine that stands still for a moment outlasts.
-pub(crate) async fn raw(port: u16) -> Client {
-    let connector = Client::connector().with_session_timeout(Duration::from_secs(60));
+/// Connects a client of the driver to the top of the tree. Its session is long. The driver would
+/// request the shortest one, which expires if the machine pauses for a moment.
+pub(crate) async fn raw(port: u16) -> RawClient {
+    let connector = RawClient::connector().with_session_timeout(Duration::from_secs(60));
     connector.connect(&format!("127.0.0.1:{port}")).await.unwrap()
 }
 
-pub(crate) async fn children(client: &Client, lock: &str) -> Vec<String> {
+pub(crate) async fn children(client: &RawClient, lock: &str) -> Vec<String> {
     let mut names = client.list_children(lock).await.unwrap_or_default();
     names.sort_unstable();
     names
 }
 
-/// Deletes the claim with this number, as a person would.
-pub(crate) async fn evict(client: &Client, name: &str, number: u32) {
+/// Deletes the claim with this number, as an operator would.
+pub(crate) async fn evict(client: &RawClient, name: &str, number: u32) {
     let lock = format!("/leasehold/{name}");
     let all = children(client, &lock).await;
     let child = all.iter().find(|child| child.ends_with(&format!("{number:010}"))).unwrap();
     client.delete(&format!("{lock}/{child}"), None).await.unwrap();
 }
 
-/// Makes a node that stays, and all above it.
-pub(crate) async fn make(client: &Client, path: &str) {
+/// Creates a persistent node and all nodes above it.
+pub(crate) async fn make(client: &RawClient, path: &str) {
     client.mkdir(path, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await.unwrap();
 }
 
-/// Makes a child as another client would.
-pub(crate) async fn make_child(client: &Client, prefix: &str) -> String {
+/// Creates a child as another client would.
+pub(crate) async fn make_child(client: &RawClient, prefix: &str) -> String {
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
     let (_, sequence) = client.create(prefix, b"10.0.0.1", &options).await.unwrap();
     format!("{prefix}{sequence}")
@@ -72,14 +72,14 @@ pub(crate) async fn make_child(client: &Client, prefix: &str) -> String {
 pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so().await {
-        assert!(Instant::now() < end, "never came: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-pub(crate) async fn until_waiting(locks: &Leasehold, name: &str, count: usize) {
-    until("standing in the queue", async || {
-        locks.read(name).await.unwrap().is_some_and(|info| info.waiters().count() == count)
+pub(crate) async fn until_waiting(locks: &Client, name: &str, count: usize) {
+    until("the expected number of waiters in the queue", async || {
+        locks.inspect(name).await.unwrap().is_some_and(|info| info.waiters().count() == count)
     })
     .await;
 }
@@ -88,12 +88,12 @@ pub(crate) fn claim(name: &str) -> Claim {
     Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
 }
 
-/// A claim that needs no heartbeat in a test's time, in a session of 60 s.
+/// Returns a claim that needs no heartbeat during a test, in a session of 60 s.
 pub(crate) fn patient(name: &str) -> Claim {
     patiently(claim(name))
 }
 
-/// The same of some permits.
+/// Returns such a claim for some permits.
 pub(crate) fn permits(name: &str, weight: u32, capacity: u32) -> Claim {
     patiently(Claim::new(Name::new(name).unwrap(), Kind::Semaphore, weight, capacity).unwrap())
 }
@@ -118,18 +118,19 @@ pub(crate) async fn leaves(store: &Arc<dyn Store>, claim: &Claim) {
     assert!(store.leave(claim, None).await.unwrap());
 }
 
-pub(crate) async fn release(guard: Guard) {
-    guard.release().await.unwrap();
+pub(crate) async fn release(hold: impl Into<Hold>) {
+    hold.into().release().await.unwrap();
 }
 
 pub(crate) async fn is_pending<F: Future>(future: &mut Pin<&mut F>) -> bool {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
 }
 
-/// Somebody waits elsewhere while the holder's member is broken: the holder must know first.
+/// Breaks the holder's member while another client waits. Checks that the holder learns of its loss
+/// before the other client is granted.
 pub(crate) async fn lost_before_the_next_holds(
-    held: &Leasehold,
-    other: &Leasehold,
+    held: &Client,
+    other: &Client,
     name: &str,
     breaking: impl FnOnce(),
 ) {
@@ -139,22 +140,22 @@ pub(crate) async fn lost_before_the_next_holds(
             let lock = other.mutex(name);
             async move { lock.lock_timeout(PATIENCE).await }
         });
-        until("the other to wait", async || {
-            let info = other.read(name).await.unwrap();
+        until("the other client is in the queue", async || {
+            let info = other.inspect(name).await.unwrap();
             next.is_finished() || info.is_some_and(|info| info.waiters().count() == 1)
         })
         .await;
-        // So that what the leader knows is as old as it usually is.
+        // After this pause, the leader's knowledge is as old as it usually is.
         tokio::time::sleep(Duration::from_millis(700)).await;
         if guard.is_held() {
             break (guard, next);
         }
-        // On a machine that stood still, the lease is over before anything is broken.
+        // If the machine paused, the lease is over before anything is broken.
         release(next.await.unwrap().unwrap()).await;
     };
     breaking();
     let next = next.await.unwrap().unwrap();
-    assert!(!guard.is_held(), "two holders: {guard:?} and {next:?}");
+    assert!(!guard.is_held(), "two clients hold the lock: {guard:?} and {next:?}");
     assert_eq!(guard.state(), State::Lost(LostReason::Expired));
     assert!(next.token() > guard.token());
     release(next).await;
@@ -166,16 +167,16 @@ pub(crate) fn is_one_line(error: &leasehold::Error, kind: ErrorKind, says: &[&st
     assert_eq!(error.kind(), kind, "{shown}");
     assert_eq!(shown.lines().count(), 1, "{shown}");
     for word in says {
-        assert!(shown.contains(word), "{shown} does not say {word}");
+        assert!(shown.contains(word), "{shown} does not contain {word}");
     }
 }
 
-/// In front of one server.
+/// A proxy in front of one server, which records its replies.
 #[derive(Default)]
 pub(crate) struct Listener {
-    /// The first answer of each connection.
+    /// The first reply on each connection.
     pub(crate) first: Mutex<Vec<Vec<u8>>>,
-    /// How much the server has sent after it.
+    /// How many bytes the server has sent after it.
     pub(crate) bytes: AtomicUsize,
 }
 

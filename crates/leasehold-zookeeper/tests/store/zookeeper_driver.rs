@@ -1,5 +1,6 @@
-//! What the ZooKeeper driver does that the store must not rely on, and what it relies on. A test that
-//! fails here after an update of the driver says that a note in `store/zookeeper` is out of date.
+//! Behavior of the ZooKeeper driver that the store must not rely on, and behavior that it relies
+//! on. If a test fails after an update of the driver, a comment in `store/zookeeper` is out of
+//! date.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -17,9 +18,9 @@ async fn through(proxy: &Proxy, session: Duration) -> Client {
 
 const SESSION: Duration = Duration::from_secs(20);
 
-/// Why the store makes its children itself, in tasks that are never dropped.
+/// Shows why the store creates its children itself, in tasks that are never dropped.
 #[test]
-fn a_dropped_lock_of_the_drivers_leaves_its_child_behind() {
+fn dropped_driver_lock_leaves_its_child_behind() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
         let (client, raw) = (through(&proxy, SESSION).await, raw(zookeeper().port()).await);
@@ -28,27 +29,32 @@ fn a_dropped_lock_of_the_drivers_leaves_its_child_behind() {
         proxy.hold_replies();
         {
             let mut locking = pin!(client.lock(prefix, b"", Acls::anyone_all()));
-            until("the child", async || {
-                assert!(is_pending(&mut locking).await, "answered though replies are held");
+            until("the child exists", async || {
+                assert!(
+                    is_pending(&mut locking).await,
+                    "the call ended, although replies are held"
+                );
                 children(&raw, "/driver/lock").await.len() == 1
             })
             .await;
         }
         proxy.thaw();
-        // What the driver sends to clean up goes out before these, and is done before the last.
+        // The driver's cleanup would be sent before these requests, and be done before the last of
+        // them.
         for _ in 0..20 {
             client.list_children("/driver/lock").await.unwrap();
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let left = children(&raw, "/driver/lock").await.len();
-        assert_eq!(left, 1, "the driver cleans up by now: say so in the store's documentation");
+        assert_eq!(left, 1, "the driver now cleans up: update the store's documentation");
     });
 }
 
-/// Why deadlines are reckoned by the store, and not left to the driver.
+// S72
+/// Shows why the store calculates deadlines itself, and does not rely on the driver.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s72_the_drivers_word_that_a_session_expired_comes_too_late() {
+fn driver_reports_session_expiry_too_late() {
     run(async {
         let server = ZooKeeper::start();
         let proxy = Proxy::before(server.port());
@@ -58,21 +64,22 @@ fn s72_the_drivers_word_that_a_session_expired_comes_too_late() {
         client.create("/mine", b"", &options).await.unwrap();
         let mut watcher = client.state_watcher();
         proxy.refuse(true);
-        until("gone", async || raw.check_stat("/mine").await.unwrap().is_none()).await;
-        assert!(!client.state().is_terminated(), "the driver tells in time by now");
+        until("the node is deleted", async || raw.check_stat("/mine").await.unwrap().is_none())
+            .await;
+        assert!(!client.state().is_terminated(), "the driver now reports the expiry in time");
         let end = Instant::now() + PATIENCE;
         while watcher.changed().await != SessionState::Expired {
-            assert!(Instant::now() < end, "never told");
+            assert!(Instant::now() < end, "the driver never reported the expiry");
         }
         let late = client.check_stat("/").await.unwrap_err();
         assert_eq!(late, Error::SessionExpired);
     });
 }
 
-/// What the store counts on: a request under way when the connection breaks fails, and is not sent
-/// twice; the session goes on, watches included, with nothing but a state that says so.
+/// Checks what the store relies on. A request under way when the connection breaks fails and is not
+/// sent twice. The session continues with its watches, and only its state reports the break.
 #[test]
-fn a_broken_connection_fails_what_is_under_way_and_nothing_else() {
+fn broken_connection_fails_only_requests_in_flight() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
         let (client, raw) = (through(&proxy, SESSION).await, raw(zookeeper().port()).await);
@@ -84,8 +91,8 @@ fn a_broken_connection_fails_what_is_under_way_and_nothing_else() {
         let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
         {
             let mut create = pin!(client.create("/driver/broken/x-", b"", &options));
-            until("the child", async || {
-                assert!(is_pending(&mut create).await, "answered though replies are held");
+            until("the child exists", async || {
+                assert!(is_pending(&mut create).await, "the call ended, although replies are held");
                 children(&raw, "/driver/broken").await.len() == 1
             })
             .await;
@@ -93,21 +100,22 @@ fn a_broken_connection_fails_what_is_under_way_and_nothing_else() {
             proxy.thaw();
             create.await.unwrap_err();
         }
-        // While it was away, what it watched was deleted.
+        // The watched node is deleted while the connection is broken.
         raw.delete("/driver/watched", None).await.unwrap();
         let event: WatchedEvent = tokio::time::timeout(PATIENCE, watcher.changed()).await.unwrap();
         assert_eq!(event.event_type, EventType::NodeDeleted);
         assert_eq!(children(&raw, "/driver/broken").await.len(), 1);
         let child = format!("/driver/broken/{}", children(&raw, "/driver/broken").await[0]);
         let stat = client.check_stat(&child).await.unwrap().unwrap();
-        assert_eq!(stat.ephemeral_owner, session.0, "another session");
+        assert_eq!(stat.ephemeral_owner, session.0, "the node belongs to another session");
     });
 }
 
-/// What the store counts on: who stops waiting leaves no watch at the server.
+/// Checks that a waiter that stops waiting leaves no watch at the server, which the store relies
+/// on.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn watches_are_taken_back() {
+fn abandoned_watches_are_removed() {
     run(async {
         let server = ZooKeeper::start();
         let client = raw(server.port()).await;
@@ -117,16 +125,16 @@ fn watches_are_taken_back() {
             drop(watcher);
         }
         until("no watch is left", async || server.metric("zk_watch_count") == 0).await;
-        // Nor does asking for what is not there leave one.
+        // A read of a missing node leaves no watch either.
         client.get_and_watch_data("/nothing").await.unwrap_err();
         assert_eq!(server.metric("zk_watch_count"), 0);
-        // The store's own, when a caller gives up waiting.
+        // The same holds for the store's own watches, when a caller gives up waiting.
         let locks = connect(&server.url()).await;
         let guard = locks.mutex("a").lock().await.unwrap();
         for _ in 0..20 {
             locks.mutex("a").lock_timeout(Duration::from_millis(20)).await.unwrap_err();
         }
-        // But for the one by which it hears of evictions.
+        // Only the watch for evictions is left.
         until("one watch is left", async || server.metric("zk_watch_count") == 1).await;
         release(guard).await;
     });

@@ -1,5 +1,5 @@
-//! Nodes of others: the names and the data that are on the wire, other recipes and versions, and what is not
-//! ours to delete. (Real clients of others: `zookeeper_interop.rs`.)
+//! Nodes of other clients: the names and the data in ZooKeeper, other recipes and versions, and
+//! nodes that leasehold must not delete. (`zookeeper_interop.rs` uses real other clients.)
 
 use crate::zookeeper_common::*;
 use leasehold::store::Evict;
@@ -7,8 +7,9 @@ use leasehold::{ErrorKind, Token};
 use testbed::{Version, ZooKeeper, ZooKeeperSetup, zookeeper};
 use zookeeper_client::{Acls, CreateMode};
 
+// S76
 #[test]
-fn s76_what_is_on_the_wire() {
+fn nodes_have_the_documented_names_and_data() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         for (naming, pattern) in [("curator", "-lock-"), ("kazoo", "__lock__")] {
@@ -30,8 +31,9 @@ fn s76_what_is_on_the_wire() {
     });
 }
 
+// S76
 #[test]
-fn s76_children_of_others_are_a_mismatch() {
+fn foreign_children_are_reported_as_a_mismatch() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         let (curator, kazoo) = (
@@ -49,7 +51,7 @@ fn s76_children_of_others_are_a_mismatch() {
         make(&raw, "/mixed/c/leases").await;
         let error = curator.mutex("c").lock().await.unwrap_err();
         is_one_line(&error, ErrorKind::Mismatch, &["/mixed/c", "leases"]);
-        // Nothing of ours stayed, and a look at all of it is not stopped by what is foreign.
+        // The rejected claim left no node, and foreign nodes do not stop a listing of all locks.
         assert_eq!(children(&raw, "/mixed/c").await, ["leases"]);
         let listed = curator.list("").await.unwrap();
         assert!(listed.is_empty(), "{listed:?}");
@@ -69,15 +71,15 @@ fn a_name_under_an_ephemeral_node_is_refused() {
     });
 }
 
-/// A child of another client's that we may not read is waited for like any other.
+/// A child of another client that this user may not read is waited for like any other.
 #[test]
-fn a_child_that_is_closed_to_us_holds() {
+fn unreadable_child_of_another_client_is_waited_for() {
     run(async {
         let server = zookeeper();
         let url = format!("{}/closed?create=yes", server.url());
         let (locks, other) = (connect(&url).await, connect(&url).await);
         let theirs = raw(server.port()).await;
-        // A lock's own node would be gone again: the server deletes what is empty.
+        // A lock's own node would be deleted, because the server deletes empty containers.
         make(&theirs, "/closed/x").await;
         theirs.auth("digest", b"they:secret").await.unwrap();
         let options = CreateMode::EphemeralSequential.with_acls(Acls::creator_all());
@@ -85,7 +87,7 @@ fn a_child_that_is_closed_to_us_holds() {
         let (_, number) = theirs.create(path, b"secret", &options).await.unwrap();
         let error = locks.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-        // Since 3.9 the server tells nothing of it, but that it is there.
+        // Since 3.9, the server reports only that it exists.
         let known = usize::from(Version::of_this_run() == Version::Oldest);
         assert_eq!(error.holders().len(), known, "{error}");
         let lock = other.mutex("x");
@@ -96,9 +98,11 @@ fn a_child_that_is_closed_to_us_holds() {
     });
 }
 
-/// What ends as a lock's child does is waited for, but nobody deletes it who does not know what it is.
+// F01
+/// Claims wait for a child whose name ends like that of a lock, but leasehold does not delete it,
+/// because its purpose is unknown.
 #[test]
-fn f01_nodes_that_only_look_like_claims_are_not_deleted() {
+fn nodes_that_only_look_like_claims_are_not_deleted() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         let locks = connect(&format!("{}/theirs?create=yes", zookeeper().url())).await;
@@ -117,7 +121,8 @@ fn f01_nodes_that_only_look_like_claims_are_not_deleted() {
             let kept = raw.get_data(&format!("{path}{number}")).await.unwrap();
             assert_eq!(kept.0, b"precious");
         }
-        // Of another client, as lock clients make them, it is taken away when a person says so.
+        // A claim of another client, with a name as lock clients create it, is evicted on an
+        // operator's request.
         make(&raw, "/theirs/x").await;
         make_child(&raw, "/theirs/x/_c_01234567-89ab-cdef-0123-456789abcdef-lock-").await;
         assert_eq!(locks.evict("x", Evict::Holders).await.unwrap(), 1);
@@ -125,9 +130,11 @@ fn f01_nodes_that_only_look_like_claims_are_not_deleted() {
     });
 }
 
-/// A lock whose numbers end deletes its node; where that is somebody's who keeps something in it, it stays.
+// F01
+/// A lock whose numbers run out deletes its node. If another program stores data in the node, it
+/// stays.
 #[test]
-fn f01_a_node_with_something_in_it_is_never_deleted() {
+fn node_with_foreign_data_is_never_deleted() {
     run(async {
         let server = ZooKeeper::with(&ZooKeeperSetup::new().sequences_at("/late", 1 << 30));
         let raw = raw(server.port()).await;
@@ -138,9 +145,11 @@ fn f01_a_node_with_something_in_it_is_never_deleted() {
     });
 }
 
-/// Beside a newer version nobody is told to delete what it holds, or to go where it does not look.
+// F44
+/// With a newer version in use, no error suggests to delete that version's claims, or to use
+/// another name or path.
 #[test]
-fn f44_a_newer_versions_claim_is_left_alone() {
+fn claims_of_newer_versions_are_never_deleted() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         for naming in ["curator", "kazoo"] {
@@ -166,7 +175,7 @@ fn f44_a_newer_versions_claim_is_left_alone() {
             let there = newer.strip_prefix(&format!("{lock}/")).unwrap();
             assert_eq!(children(&raw, &lock).await, [there]);
             raw.delete(&newer, None).await.unwrap();
-            // What a newer version writes into a child, for people, is passed over.
+            // Unknown fields that a newer version writes into a child, for display, are ignored.
             let data = br#"{"host":"h","pid":7,"label":"l","since":"later"}"#;
             let child = format!(
                 "{lock}/{}",
@@ -185,9 +194,10 @@ fn f44_a_newer_versions_claim_is_left_alone() {
     });
 }
 
-/// One path is one kind of lock, for Curator too: of its read-write lock its own mutex sees nothing.
+// F65
+/// One path is one kind of lock, for Curator too. Its mutex ignores its read-write lock.
 #[test]
-fn f65_an_error_about_names_says_what_to_do_and_no_more() {
+fn naming_error_states_only_the_fix() {
     run(async {
         let raw = raw(zookeeper().port()).await;
         let locks = connect(&format!("{}/kinds?create=yes", zookeeper().url())).await;
@@ -205,7 +215,7 @@ fn f65_an_error_about_names_says_what_to_do_and_no_more() {
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         assert!(format!("{error:#}").contains("mutex"), "{error}");
         raw.delete(&child, None).await.unwrap();
-        // Of the other naming: that is all there is to say.
+        // The other naming is all that the error reports.
         make_child(&raw, "/kinds/x/0123456789abcdef0123456789abcdef__lock__").await;
         let error = locks.mutex("x").try_lock().await.unwrap_err().to_string();
         assert!(error.contains("naming=kazoo") && !error.contains("semaphore"), "{error}");

@@ -1,4 +1,5 @@
-//! Scenario 76: real kazoo and real Curator contend with ours on the same paths, each on its naming.
+//! Scenario 76: real kazoo and real Curator compete with leasehold on the same paths, each with its
+//! naming.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -6,17 +7,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::zookeeper_common::*;
-use leasehold::{ErrorKind, Guard, Leasehold};
+use leasehold::{Client, ErrorKind, Hold};
 use testbed::zookeeper;
 
-/// Another client's program.
+/// A program that uses another client.
 #[derive(Clone, Copy, Debug)]
 enum Peer {
     Kazoo,
     Curator,
 }
 
-/// Where Debian puts Curator and all that it needs.
+/// Debian's packages of Curator and all that it needs.
 const JARS: [&str; 8] = [
     "curator-recipes.jar",
     "curator-framework.jar",
@@ -28,7 +29,7 @@ const JARS: [&str; 8] = [
     "slf4j-nop.jar",
 ];
 
-/// The class path with our program on Curator, compiled once.
+/// Returns the class path with the test's Curator program, which is compiled once.
 fn classes() -> &'static str {
     static CLASSES: OnceLock<String> = OnceLock::new();
     CLASSES.get_or_init(|| {
@@ -75,7 +76,7 @@ impl Peer {
         command
     }
 
-    /// Holds the lock until it is told to let go.
+    /// Holds the lock until the returned value is released.
     fn hold(self, path: &str, kind: &str) -> Held {
         let mut child = self.command(path, &["hold", kind]).spawn().unwrap();
         let mut said = String::new();
@@ -93,13 +94,13 @@ impl Peer {
         }
     }
 
-    async fn locks(self, chroot: &str) -> Leasehold {
+    async fn locks(self, chroot: &str) -> Client {
         let naming = self.naming();
         connect(&format!("{}{chroot}?create=yes&naming={naming}", zookeeper().url())).await
     }
 }
 
-/// Another client that holds.
+/// Another client that holds the lock.
 struct Held(Child);
 
 impl Held {
@@ -111,21 +112,21 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Ended already, where it was released.
+        // If it was released, it has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-async fn take(locks: &Leasehold, kind: &str) -> Result<Guard, leasehold::Error> {
+async fn take(locks: &Client, kind: &str) -> Result<Hold, leasehold::Error> {
     match kind {
-        "mutex" => locks.mutex("x").try_lock().await,
-        "read" => locks.rwlock("x").try_read().await,
-        _ => locks.rwlock("x").try_write().await,
+        "mutex" => locks.mutex("x").try_lock().await.map(Hold::from),
+        "read" => locks.rwlock("x").try_read().await.map(Hold::from),
+        _ => locks.rwlock("x").try_write().await.map(Hold::from),
     }
 }
 
-/// Whoever comes second is refused or let in beside, in either order.
+/// Checks that the second client is refused or granted at the same time, in either order.
 async fn excludes(peer: Peer) {
     let chroot = format!("/excludes-{}", peer.naming());
     let (locks, path) = (peer.locks(&chroot).await, format!("{chroot}/x"));
@@ -139,29 +140,32 @@ async fn excludes(peer: Peer) {
         let theirs = peer.hold(&path, first);
         match take(&locks, second).await {
             Ok(guard) => {
-                assert!(beside, "{peer:?} holds {first}, and we got {second}");
+                assert!(beside, "{peer:?} holds {first}, but leasehold got {second}");
                 release(guard).await;
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-                assert!(!beside, "{peer:?} holds {first}, and refused {second}: {error}");
+                assert!(
+                    !beside,
+                    "{peer:?} holds {first}, and leasehold did not get {second}: {error}"
+                );
                 assert!(!error.holders().is_empty(), "{error}");
             }
         }
-        // Who waits for another's client gets the lock when that one lets go.
+        // A waiter gets the lock when the other client releases it.
         let waiting = tokio::spawn({
             let locks = locks.clone();
             let second = second.to_owned();
             async move {
                 match second.as_str() {
-                    "mutex" => locks.mutex("x").lock_timeout(PATIENCE).await,
-                    "read" => locks.rwlock("x").read_timeout(PATIENCE).await,
-                    _ => locks.rwlock("x").write_timeout(PATIENCE).await,
+                    "mutex" => locks.mutex("x").lock_timeout(PATIENCE).await.map(Hold::from),
+                    "read" => locks.rwlock("x").read_timeout(PATIENCE).await.map(Hold::from),
+                    _ => locks.rwlock("x").write_timeout(PATIENCE).await.map(Hold::from),
                 }
             }
         });
         until("asked", async || {
-            locks.read("x").await.unwrap().is_some_and(|info| info.claims.len() == 2)
+            locks.inspect("x").await.unwrap().is_some_and(|info| info.claims.len() == 2)
         })
         .await;
         theirs.release();
@@ -172,13 +176,17 @@ async fn excludes(peer: Peer) {
             let path = path.clone();
             move || peer.gets(&path, second)
         });
-        assert_eq!(got.await.unwrap(), beside, "we hold {first}, {peer:?} tried {second}");
+        assert_eq!(
+            got.await.unwrap(),
+            beside,
+            "leasehold holds {first}, and {peer:?} tried {second}"
+        );
         assert!(ours.is_held());
         release(ours).await;
     }
 }
 
-/// Their processes and our tasks count in one file.
+/// Has processes of the other client and leasehold's tasks count in one file.
 async fn counts(peer: Peer) {
     const PROCESSES: usize = 3;
     const TASKS: usize = 3;
@@ -191,8 +199,11 @@ async fn counts(peer: Peer) {
     let (shown, rounds) = (file.display().to_string(), ROUNDS.to_string());
     let start = |_| peer.command(&path, &["count", &shown, &rounds]).spawn().unwrap();
     let mut theirs: Vec<Child> = (0..PROCESSES).map(start).collect();
-    // Ours begin while theirs are at it.
-    until("theirs began", async || std::fs::read_to_string(&file).unwrap().trim() != "0").await;
+    // leasehold's tasks begin while the other processes are counting.
+    until("the other processes count", async || {
+        std::fs::read_to_string(&file).unwrap().trim() != "0"
+    })
+    .await;
     let mut ours = Vec::new();
     for _ in 0..TASKS {
         let (locks, file) = (locks.clone(), file.clone());
@@ -220,23 +231,27 @@ async fn counts(peer: Peer) {
     assert_eq!(counted.trim(), ((PROCESSES + TASKS) * ROUNDS).to_string());
 }
 
+// S76
 #[test]
-fn s76_kazoo_and_ours_exclude_each_other() {
+fn kazoo_and_leasehold_exclude_each_other() {
     run(excludes(Peer::Kazoo));
 }
 
+// S76
 #[test]
-fn s76_kazoo_and_ours_count_exactly() {
+fn kazoo_and_leasehold_count_exactly() {
     run(counts(Peer::Kazoo));
 }
 
+// S76
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s76_curator_and_ours_exclude_each_other() {
+fn curator_and_leasehold_exclude_each_other() {
     run(excludes(Peer::Curator));
 }
 
+// S76
 #[test]
-fn s76_curator_and_ours_count_exactly() {
+fn curator_and_leasehold_count_exactly() {
     run(counts(Peer::Curator));
 }

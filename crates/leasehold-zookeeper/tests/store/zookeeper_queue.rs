@@ -1,5 +1,5 @@
-//! Who waits in ZooKeeper's queue, who is told of a turn, and what becomes of the order when its numbers run
-//! out or begin anew.
+//! Waiting in ZooKeeper's queue: which waiters are notified, and the order when the sequence
+//! numbers run out or restart.
 
 use std::pin::pin;
 use std::sync::mpsc;
@@ -12,21 +12,24 @@ use leasehold::{Claim, ErrorKind};
 use leasehold_test_support::pushes_agree;
 use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, zookeeper};
 
-/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+// P1, P6
+/// Two clients make random calls. No claim may be reported as granted too early, and each grant
+/// must be pushed.
 #[test]
-fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+fn notifications_agree_with_the_queue() {
     run(async {
         let url = url("?session=60s");
         pushes_agree(&[connect(&url).await, connect(&url).await]).await;
     });
 }
 
-/// A waiter counted who has left in two places: a heartbeat saw a listing without the one before it,
-/// and then the news of that one's departure was taken off once more. So it held beside the holder.
-/// The two come in this order to tasks of one thread when the client's runtime runs what was woken
-/// last first.
+// P1
+/// A waiter used to count departures in two places. A heartbeat read a listing without the claim
+/// ahead, and then the event of that departure was subtracted once more. So there were two holders.
+/// The two happen in this order for tasks of one thread, because the client's runtime runs the last
+/// task that was woken first.
 #[test]
-fn p1_a_departure_is_counted_once() {
+fn a_departure_is_counted_once() {
     let ours = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let ours = ours.unwrap();
     run(async {
@@ -43,21 +46,23 @@ fn p1_a_departure_is_counted_once() {
         let joined = store.join(&waits, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
 
-        // A heartbeat: the check of the child is answered, and the listing is on its way when the one
-        // in the middle leaves.
+        // During a heartbeat, the check of the child is answered. The listing is on its way when
+        // the claim in the middle leaves.
         proxy.delay(Duration::from_millis(300));
         let before = proxy.requests();
         let beating = tokio::spawn({
             let (store, waits) = (store.clone(), waits.clone());
             async move { store.renew(&[Renew { lease: waits.lease, claim: waits }]).await }
         });
-        until("the listing", async || proxy.requests() >= before + 2).await;
+        until("the listing is requested", async || proxy.requests() >= before + 2).await;
         proxy.hold_replies();
         assert!(others.store().leave(&leaves, None).await.unwrap());
-        // The listing has been answered by then; should it not, nothing is shown, and nothing fails.
+        // The listing has usually been answered by then. Otherwise the test shows nothing, but does
+        // not fail.
         tokio::time::sleep(Duration::from_secs(1)).await;
         proxy.delay(Duration::ZERO);
-        // Both pieces of news come while the client's thread is busy with something else.
+        // Both the listing and the event arrive while the client's thread is busy with something
+        // else.
         let (busy, free) = mpsc::channel::<()>();
         let (began, begins) = mpsc::channel();
         ours.spawn(async move {
@@ -71,10 +76,11 @@ fn p1_a_departure_is_counted_once() {
 
         let beaten = beating.await.unwrap().unwrap();
         assert!(matches!(beaten[..], [Renewal::Waiting(_)]), "{beaten:?}");
-        // Asked again, it waits as before: whoever was told of a grant holds by then.
+        // The second renewal shows that it still waits. A claim that was notified of a grant would
+        // be a holder by then.
         let again = [Renew { claim: waits.clone(), lease: waits.lease }];
         let again = store.renew(&again).await.unwrap();
-        assert!(matches!(again[..], [Renewal::Waiting(_)]), "two hold: {again:?}");
+        assert!(matches!(again[..], [Renewal::Waiting(_)]), "two clients hold the lock: {again:?}");
         assert!(others.store().leave(&holds, None).await.unwrap());
         let told = tokio::time::timeout(PATIENCE, store.changed(&waits)).await.unwrap().unwrap();
         assert!(matches!(told, Signal::Granted(_)), "{told:?}");
@@ -82,8 +88,9 @@ fn p1_a_departure_is_counted_once() {
     ours.shutdown_background();
 }
 
+// P8
 #[test]
-fn p8_calls_about_one_claim_wait_for_each_other_though_it_expires_meanwhile() {
+fn calls_for_one_claim_are_serialized_even_if_it_expires() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
         let locks = connect(&through(&proxy, "?naming=kazoo&session=20s")).await;
@@ -101,13 +108,13 @@ fn p8_calls_about_one_claim_wait_for_each_other_though_it_expires_meanwhile() {
                 })
                 .collect();
             let made = async || !children(&raw, "/leasehold/expired").await.is_empty();
-            until("the child", made).await;
-            // Long enough for it to be given up while all three calls are under way.
+            until("the child exists", made).await;
+            // This is long enough for it to be given up while all three calls are under way.
             tokio::time::sleep(short * 2).await;
             proxy.thaw();
             let mut most = 0;
             for join in joins {
-                // Whatever each is told: there is never a second child of the claim.
+                // Whatever each call returns, the claim never has a second child.
                 let _ = join.await.unwrap();
                 most = most.max(children(&raw, "/leasehold/expired").await.len());
             }
@@ -143,32 +150,35 @@ fn a_release_wakes_one_of_a_thousand() {
             assert!(sent <= 100, "{sent} packets for one hand-over");
             least = least.min(sent);
         }
-        // The answers to both calls, one event, and perhaps a pulse and the mntr before: more of the pulses
-        // where a turn took long.
+        // These are the replies to both calls, one event, and perhaps a pulse and the first `mntr`.
+        // If a turn takes long, there are more pulses.
         assert!(least <= 8, "{least} packets for one hand-over");
         let mut next = pin!(store.changed(&all[6]));
-        assert!(is_pending(&mut next).await, "woken too early");
+        assert!(is_pending(&mut next).await, "the waiter was woken too early");
         assert!(server.metric("zk_watch_count") <= 2 * 1_001);
     });
 }
 
 #[test]
-fn permits_wake_who_fits_and_nobody_else() {
+fn released_permits_wake_only_waiters_that_fit() {
     run(async {
         let locks = connect(&url("?session=60s")).await;
         let store = locks.store();
-        // Three hold; of the waiting the first wants two, the others one.
+        // Three claims are holders. The first waiter wants two permits, the others one.
         let all = [1, 2, 1, 2, 1, 1].map(|weight| permits("permits", weight, 4));
         for claim in &all {
             store.join(claim, Mode::Wait).await.unwrap();
         }
-        // The one that waits for two has room only when two have left.
+        // The waiter that wants two permits has room only when two have been released.
         assert!(store.leave(&all[0], None).await.unwrap());
         {
             let mut others: Vec<_> = all[3..].iter().map(|c| Box::pin(store.changed(c))).collect();
             tokio::time::sleep(Duration::from_millis(200)).await;
             for other in &mut others {
-                assert!(is_pending(&mut other.as_mut()).await, "woken though nothing fits");
+                assert!(
+                    is_pending(&mut other.as_mut()).await,
+                    "a waiter was woken, although no claim fits"
+                );
             }
         }
         assert!(store.leave(&all[2], None).await.unwrap());
@@ -183,14 +193,14 @@ fn permits_wake_who_fits_and_nobody_else() {
 }
 
 #[test]
-fn who_is_evicted_while_waiting_does_not_take_a_departure_for_its_turn() {
+fn evicted_waiter_does_not_mistake_a_departure_for_its_grant() {
     run(async {
         let locks = connect(&url("?session=60s")).await;
         let store = locks.store();
         let [holder, evicted, behind] = [(); 3].map(|()| patient("evicted"));
         store.join(&holder, Mode::Wait).await.unwrap();
         let Joined::Waiting(place) = store.join(&evicted, Mode::Wait).await.unwrap() else {
-            panic!("beside a holder")
+            panic!("granted while another client holds the lock")
         };
         store.join(&behind, Mode::Wait).await.unwrap();
         let token = place.token.unwrap();
@@ -205,12 +215,13 @@ fn who_is_evicted_while_waiting_does_not_take_a_departure_for_its_turn() {
     });
 }
 
-/// Each of the waiters copied, read and sorted the listing of all of them at every heartbeat, and the
-/// renewals of what the same client held came too late. (As many as a debug build and a small server
-/// can take in: to join, each lists who is there.)
+// S92
+/// Each waiter used to copy, read and sort the listing of all of them at every heartbeat, so the
+/// renewals of the same client's holders came too late. (The number is limited by what a debug
+/// build and a small server can handle, because each join lists all claims.)
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s92_thousands_of_waiters_cost_no_renewal() {
+fn thousands_of_waiters_cost_no_renewal() {
     let many = testbed::sized(3_000, 600);
     run(async {
         let server = ZooKeeper::start();
@@ -224,29 +235,30 @@ fn s92_thousands_of_waiters_cost_no_renewal() {
             let lock = locks.mutex("crowded");
             waiting.spawn(async move { lock.lock().await.map(drop) });
             if n % 100 == 0 {
-                until("all to wait", async || standing().await == n).await;
+                until("all clients are in the queue", async || standing().await == n).await;
             }
         }
         let beside = locks.mutex("beside").lease(Duration::from_secs(12)).lock().await.unwrap();
-        // Some heartbeats of all of them.
+        // Each claim sends several heartbeats.
         let all_kept = async || {
             let before = children(&raw, "/leasehold/crowded").await;
             tokio::time::sleep(Duration::from_secs(16)).await;
             assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
             standing().await == many && children(&raw, "/leasehold/crowded").await == before
         };
-        // A machine that stood still costs a place or two, once.
+        // If the machine paused, a queue position or two may be lost, once.
         let kept = all_kept().await || all_kept().await || all_kept().await;
-        assert!(kept, "places were lost");
+        assert!(kept, "waiters lost their queue positions");
         assert!(waiting.try_join_next().is_none());
         waiting.shutdown().await;
-        // Giving them back would wait for all that leave.
+        // Releasing them would wait for all claims that leave.
         drop((beside, crowd));
     });
 }
 
+// S73
 #[test]
-fn s73_numbers_that_run_out_are_told_and_begin_anew_when_the_lock_is_free() {
+fn exhausted_numbers_are_reported_and_restart_once_the_lock_is_free() {
     run(async {
         let setup = ZooKeeperSetup::new()
             .sequences_at("/late", 1 << 30)
@@ -259,18 +271,18 @@ fn s73_numbers_that_run_out_are_told_and_begin_anew_when_the_lock_is_free() {
         assert!(children(&raw, "/late").await[0].ends_with("-lock-1073741824"));
         let before = guard.token();
         release(guard).await;
-        assert_eq!(raw.check_stat("/late").await.unwrap(), None, "nobody stood there");
+        assert_eq!(raw.check_stat("/late").await.unwrap(), None, "the empty queue was not deleted");
         let guard = locks.mutex("late").lock().await.unwrap();
         assert!(children(&raw, "/late").await[0].ends_with("-lock-0000000000"));
         assert!(guard.token() > before);
         for name in ["last", "over"] {
-            // As long as somebody stands there, nobody joins.
+            // As long as the queue has another claim, no claim can join.
             let foreign = make_child(&raw, &format!("/{name}/_c_x-lock-")).await;
             let refused = locks.store().join(&patient(name), Mode::Try).await;
             let refused = refused.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
             let alone = async || children(&raw, &format!("/{name}")).await.len() == 1;
-            until("nothing of ours", alone).await;
+            until("all nodes of leasehold are gone", alone).await;
             raw.delete(&foreign, None).await.unwrap();
             let guard = locks.mutex(name).lock_timeout(PATIENCE).await.unwrap();
             assert!(children(&raw, &format!("/{name}")).await[0].ends_with("-lock-0000000000"));
@@ -279,12 +291,14 @@ fn s73_numbers_that_run_out_are_told_and_begin_anew_when_the_lock_is_free() {
     });
 }
 
-/// A lock whose numbers have run out took the renewals of all other locks of the same client along.
+// S73
+/// A lock whose numbers had run out used to fail the renewals of all other locks of the same
+/// client.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn s73_a_lock_without_numbers_spoils_no_other() {
+fn lock_without_sequence_numbers_affects_no_other_lock() {
     run(async {
-        // The next two get the last numbers that are good.
+        // The next two claims get the last valid numbers.
         let last = i32::MAX - 1_000_000;
         let server = ZooKeeper::with(&ZooKeeperSetup::new().sequences_at("/spent", last - 2));
         let url = format!("{}/?session=60s", server.url());
@@ -308,17 +322,21 @@ fn s73_a_lock_without_numbers_spoils_no_other() {
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         tokio::time::sleep(lease + Duration::from_secs(1)).await;
         assert!(good.is_held() && held.is_held(), "{good:?} {held:?}");
-        assert_eq!(children(&raw, "/waited").await, places, "its place was lost");
+        assert_eq!(children(&raw, "/waited").await, places, "the waiter lost its queue position");
         release(free).await;
         release(waits.await.unwrap().unwrap()).await;
-        // It left its place, though nobody can order the queue.
-        until("nothing of ours", async || children(&raw, "/spent").await.len() == 2).await;
+        // It has deleted its child, although the queue cannot be ordered.
+        until("all nodes of leasehold are gone", async || {
+            children(&raw, "/spent").await.len() == 2
+        })
+        .await;
         release(good).await;
     });
 }
 
+// S74
 #[test]
-fn s74_a_reaped_container_costs_no_order() {
+fn tokens_rise_after_the_container_was_reaped() {
     run(async {
         let locks = connect(&url("")).await;
         let raw = raw(zookeeper().port()).await;

@@ -1,4 +1,5 @@
-//! What a pair, a turn, a failed try and a heartbeat cost: round trips, packets and bytes.
+//! The cost of an acquire and release, a hand-over, a failed try and a heartbeat: round trips,
+//! packets and bytes.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,13 +11,14 @@ use testbed::{Proxy, ZooKeeper, zookeeper};
 use tokio::task::JoinSet;
 
 #[test]
-fn a_free_lock_is_one_round_trip_to_take_and_one_to_release() {
+fn acquire_and_release_take_one_round_trip_each() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
         // Pulses are 6 s apart in such a session.
         let locks = connect(&through(&proxy, "?session=60s&naming=kazoo")).await;
         release(locks.mutex("round-trips").lock().await.unwrap()).await;
-        // What is sent without waiting for an answer then arrives before there is one.
+        // With this delay, requests that are sent without waiting for a reply arrive before there
+        // is one.
         proxy.delay(Duration::from_millis(20));
         let mut batches = Vec::new();
         // A pulse adds one, and so does a client that is paused between two requests. On a busy machine
@@ -29,8 +31,8 @@ fn a_free_lock_is_one_round_trip_to_take_and_one_to_release() {
             }
             batches.push(proxy.round_trips() - before);
         }
-        // A node of kazoo's naming is not reaped, so that nothing else is sent.
-        assert_eq!(batches.iter().min(), Some(&10), "{batches:?} round trips for 5 pairs each");
+        // With kazoo's naming, the server does not delete the node, so nothing else is sent.
+        assert_eq!(batches.iter().min(), Some(&10), "{batches:?} round trips, each for 5 pairs");
     });
 }
 
@@ -45,7 +47,7 @@ fn a_failed_try_writes_nothing() {
         for _ in 0..3 {
             let contended = tries.mutex("tried").try_lock().await.unwrap_err();
             assert_eq!(contended.kind(), ErrorKind::Contended, "{contended}");
-            assert!(contended.holders().iter().any(|h| h.token == guard.token()), "{contended}");
+            assert!(contended.holders().iter().any(|h| h.token == guard.grant()), "{contended}");
         }
         assert_eq!(made().await, before);
         release(guard).await;
@@ -53,16 +55,16 @@ fn a_failed_try_writes_nothing() {
     });
 }
 
-/// The first shows that the lock's node is not there; nothing else has to be heard before the child is
-/// there.
+/// The first round trip shows that the lock's node does not exist. No other reply is needed before
+/// the child exists.
 #[test]
-fn a_reaped_lock_is_two_round_trips() {
+fn acquiring_a_reaped_lock_takes_two_round_trips() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
         let locks = connect(&through(&proxy, "?session=60s")).await;
         let raw = raw(zookeeper().port()).await;
         let mut made = false;
-        // A pulse's answer may be one of those that pass, but not each time.
+        // A pulse's reply may be one of those that pass, but not each time.
         for round in 0..5 {
             let name = format!("reaped-{round}");
             proxy.drop_replies_after(2);
@@ -80,13 +82,14 @@ fn a_reaped_lock_is_two_round_trips() {
                 return;
             }
         }
-        panic!("the child is made only after its lock's node was answered");
+        panic!("the child is created only after the reply about the lock's node");
     });
 }
 
-/// The fewest packets that the server received and sent in one turn of so many clients. Each client
-/// has a connection of its own. In a turn the holder releases, the next client is notified, and the
-/// former holder queues again. Heartbeats add packets to some turns, so the fewest count.
+/// Returns the fewest packets that the server received and sent in one turn of this many clients.
+/// Each client has a separate connection. In a turn the holder releases, the next client is
+/// notified, and the former holder queues again. Heartbeats add packets to some turns, so the
+/// fewest count.
 async fn packets_of_a_turn(clients: usize) -> (i64, i64) {
     let server = ZooKeeper::start();
     let url = format!("{}?session=60s", server.url());
@@ -99,10 +102,10 @@ async fn packets_of_a_turn(clients: usize) -> (i64, i64) {
             n => waits(opened[n].store(), one, n).await,
         }
     }
-    // One answer has both numbers; asking for it counts too.
+    // One reply has both numbers. The query itself counts too.
     let packets = || {
         let answer = || Some(server.ask("mntr")).filter(|told| !told.is_empty());
-        let told = (0..100).find_map(|_| answer()).expect("an answer");
+        let told = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
         let number = |name: &str| -> i64 {
             told.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap()
         };
@@ -130,11 +133,12 @@ async fn packets_of_a_turn(clients: usize) -> (i64, i64) {
     fewest
 }
 
-/// Each client that waited was sent every change of the queue: 18 packets for 8 clients, 37 for 32.
+/// Each waiting client used to be sent every change of the queue, which took 18 packets for 8
+/// clients and 37 for 32.
 ///
 /// Now there are six requests: to delete a node, to create one, to list the queue, to watch two
-/// nodes, and the next in line lists the queue again. Six replies, and two notifications of the
-/// deleted node: to its owner and to the next in line.
+/// nodes, and the next in line lists the queue again. There are six replies, and two notifications
+/// of the deleted node, to its owner and to the next in line.
 #[test]
 fn a_hand_over_costs_the_same_for_4_and_32_and_200_clients() {
     run(async {
@@ -146,10 +150,11 @@ fn a_hand_over_costs_the_same_for_4_and_32_and_200_clients() {
     });
 }
 
-/// A release woke all who had the holder among the fifty before them, and each of those looked at the
-/// queue and watched all fifty anew.
+// F45
+/// A release used to wake all waiters that had the holder among the fifty claims ahead of them.
+/// Each of them read the queue and watched all fifty again.
 #[test]
-fn f45_a_release_of_fifty_permits_is_no_stampede() {
+fn release_among_fifty_permits_causes_no_stampede() {
     const PERMITS: u32 = 50;
     run(async {
         let server = ZooKeeper::start();
@@ -166,7 +171,7 @@ fn f45_a_release_of_fifty_permits_is_no_stampede() {
             until("quiet", async || {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 let now = packets();
-                // What asks for the number is counted too, and perhaps a pulse.
+                // The query for the number is counted too, and perhaps a pulse.
                 let quiet = now - before < 12;
                 before = now;
                 quiet
@@ -174,7 +179,7 @@ fn f45_a_release_of_fifty_permits_is_no_stampede() {
             .await;
             before
         };
-        // The nearest of those who hold to those who wait is in the way of all of them.
+        // The holder nearest to the waiters blocks all of them.
         let (holders, waiters) = all.split_at(usize::try_from(PERMITS).unwrap());
         for (holder, waiter) in holders.iter().rev().zip(waiters).take(3) {
             let before = settled().await;
@@ -187,10 +192,59 @@ fn f45_a_release_of_fifty_permits_is_no_stampede() {
     });
 }
 
-/// Each heartbeat of each waiter listed all of them.
+/// Counts the writes and the requests that waiting clients send to a server. The last value is the
+/// number of seconds.
+async fn load_of_waiters(clients: usize) -> (i64, i64, f64) {
+    let server = ZooKeeper::start();
+    let url = format!("{}?session=60s", server.url());
+    let holder = patient("idle");
+    let mut opened = vec![connect(&url).await];
+    holds(opened[0].store(), &holder).await;
+    let mut waiting = JoinSet::new();
+    for n in 0..clients {
+        let locks = connect(&url).await;
+        let lock = locks.mutex("idle");
+        waiting.spawn(async move { lock.lock().await.map(drop) });
+        until_waiting(&opened[0], "idle", n + 1).await;
+        opened.push(locks);
+    }
+    let number = |word: &str, name: &str, radix: u32| {
+        let answer = || Some(server.ask(word)).filter(|told| !told.is_empty());
+        let told = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
+        let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        i64::from_str_radix(line.trim().trim_start_matches("0x"), radix).unwrap()
+    };
+    let load = || (number("srvr", "Zxid:", 16), number("mntr", "zk_packets_received", 10));
+    let (before, begun) = (load(), Instant::now());
+    tokio::time::sleep(Duration::from_secs(16)).await;
+    let (after, seconds) = (load(), begun.elapsed().as_secs_f64());
+    assert!(waiting.try_join_next().is_none());
+    leaves(opened[0].store(), &holder).await;
+    while let Some(done) = waiting.join_next().await {
+        done.unwrap().unwrap();
+    }
+    (after.0 - before.0, after.1 - before.1, seconds)
+}
+
+/// Each waiter used to write every two seconds, which a majority had to store on disk.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn f45_idle_waiters_do_not_list_each_other() {
+fn waiters_write_nothing() {
+    run(async {
+        let all = tokio::join!(load_of_waiters(4), load_of_waiters(60));
+        for (clients, (writes, requests, seconds)) in [(4, all.0), (60, all.1)] {
+            println!("{clients} waiters: {writes} writes, {requests} requests in {seconds:.1} s");
+            // Each client opens and closes a session once, which shows the length of a tick.
+            assert!(writes <= 3 * clients, "{writes} writes of {clients} waiters");
+        }
+    });
+}
+
+// F45
+/// Each heartbeat of each waiter used to list all of them.
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn idle_waiters_do_not_list_each_other() {
     const WAITERS: usize = 40;
     run(async {
         let (port, heard) = listening_in(zookeeper().port()).await;
@@ -206,15 +260,21 @@ fn f45_idle_waiters_do_not_list_each_other() {
             until_waiting(&holder, "idle", n + 1).await;
             clients.push(locks);
         }
-        // Some heartbeats until each has seen all who came.
-        tokio::time::sleep(Duration::from_secs(12)).await;
-        let (before, begun) = (heard.bytes.load(Ordering::SeqCst), Instant::now());
-        tokio::time::sleep(Duration::from_secs(8)).await;
-        let spent = heard.bytes.load(Ordering::SeqCst) - before;
-        // A heartbeat comes every two seconds, and a listing has 40 names of 60 bytes.
-        let beats = begun.elapsed().as_secs_f64() / 2.0 + 1.0;
-        let each = spent as f64 / (beats * WAITERS as f64);
-        assert!(each < 800.0, "{each} bytes for each heartbeat of a waiter");
+        // Until a client has read all claims once, its heartbeats are larger. On a busy machine, that
+        // takes several of them.
+        let mut least = f64::INFINITY;
+        for _ in 0..8 {
+            let (before, begun) = (heard.bytes.load(Ordering::SeqCst), Instant::now());
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            let spent = heard.bytes.load(Ordering::SeqCst) - before;
+            // A heartbeat is sent every two seconds, and a listing has 40 names of 60 bytes.
+            let beats = begun.elapsed().as_secs_f64() / 2.0 + 1.0;
+            least = least.min(spent as f64 / (beats * WAITERS as f64));
+            if least < 800.0 {
+                break;
+            }
+        }
+        assert!(least < 800.0, "{least} bytes for each heartbeat of a waiter");
         assert!(waiting.try_join_next().is_none());
         drop(guard);
         while let Some(done) = waiting.join_next().await {

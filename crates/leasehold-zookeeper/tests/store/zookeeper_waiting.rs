@@ -1,18 +1,21 @@
-//! What a waiter must not miss, and must not take for its turn.
+//! Events that a waiter must not miss, and events that it must not mistake for its grant.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::zookeeper_common::*;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Became, Changes, Claim};
+use leasehold::{Claim, LockEventKind, LockEvents};
 use testbed::{Proxy, ZooKeeper, zookeeper};
-use zookeeper_client::{Acls, Client, CreateMode};
+use zookeeper_client::{Acls, Client as RawClient, CreateMode};
 
-/// It is told of its turn, whether at once or by asking.
+/// Waits until the claim is granted, either by a notification or by a poll.
 async fn gets_it(store: &Arc<dyn Store>, claim: &Claim) {
     loop {
-        match tokio::time::timeout(PATIENCE, store.changed(claim)).await.expect("its turn") {
+        match tokio::time::timeout(PATIENCE, store.changed(claim))
+            .await
+            .expect("the claim was never granted")
+        {
             Ok(Signal::Granted(_)) => return,
             Ok(Signal::Ask) => {
                 let renew = Renew { claim: claim.clone(), lease: claim.lease };
@@ -27,23 +30,23 @@ async fn gets_it(store: &Arc<dyn Store>, claim: &Claim) {
     }
 }
 
-/// It waits, and is told of nothing.
+/// Checks that the claim waits and is not notified of a grant.
 async fn waits_on(store: &Arc<dyn Store>, claim: &Claim) {
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
     loop {
         match store.renew(&renew).await.as_deref() {
             Ok([Renewal::Waiting(_)]) => break,
-            // As long as the connection is broken.
+            // This happens as long as the connection is broken.
             Ok([Renewal::Unknown { .. }]) | Err(_) => {}
             other => panic!("{other:?}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let told = tokio::time::timeout(Duration::from_millis(300), store.changed(claim)).await;
-    assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "it was let in");
+    assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "a grant was forged");
 }
 
-async fn closed_child(client: &Client, prefix: &str) -> String {
+async fn closed_child(client: &RawClient, prefix: &str) -> String {
     let options = CreateMode::EphemeralSequential.with_acls(Acls::creator_all());
     let (_, number) = client.create(prefix, b"secret", &options).await.unwrap();
     format!("{prefix}{number}")
@@ -51,10 +54,10 @@ async fn closed_child(client: &Client, prefix: &str) -> String {
 
 const GUID: &str = "_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
 
-/// Servers tell nobody of what he may not read.
+/// Servers do not notify a client of nodes that it may not read.
 #[test]
 #[ignore = "runs with ./test.sh --all"]
-fn who_came_unheard_is_not_overtaken() {
+fn unreadable_claim_is_not_overtaken() {
     run(async {
         let server = ZooKeeper::start();
         let url = format!("{}?session=60s", server.url());
@@ -77,7 +80,7 @@ fn who_came_unheard_is_not_overtaken() {
 }
 
 #[test]
-fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
+fn changes_during_a_broken_connection_are_known_afterwards() {
     run(async {
         let server = zookeeper();
         let proxy = Proxy::before(server.port());
@@ -92,7 +95,7 @@ fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
             waits(cut.store(), &ours, 2).await;
             waits(cut.store(), &evicted, 3).await;
             let Ok(Joined::Waiting(place)) = others.store().join(&last, Mode::Wait).await else {
-                panic!("beside a holder")
+                panic!("granted while another client holds the lock")
             };
             assert_eq!(place.ahead, 4);
             proxy.refuse(true);
@@ -117,8 +120,8 @@ fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
     });
 }
 
-/// After a break the server tells of deleted nodes in any order, perhaps of the holder's before the
-/// own one.
+/// After a break the server notifies of deleted nodes in any order. The holder's node may come
+/// before the waiter's own one.
 #[test]
 fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
     run(async {
@@ -139,29 +142,32 @@ fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
             gets_it(others.store(), &next).await;
             proxy.refuse(false);
             let told = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
-            assert!(matches!(told, Ok(Ok(Signal::Ask))), "{told:?} beside another holder");
+            assert!(
+                matches!(told, Ok(Ok(Signal::Ask))),
+                "notified with {told:?} while another client holds the lock"
+            );
             leaves(others.store(), &next).await;
         }
     });
 }
 
-/// What became of the next claim, be the connection broken for a while.
-async fn became(changes: &mut Changes) -> Became {
+/// Waits for the next event of the lock, even if the connection is broken for a while.
+async fn became(changes: &mut LockEvents) -> LockEventKind {
     let told = tokio::time::timeout(PATIENCE, async {
         loop {
-            // As long as it is broken.
+            // Errors are ignored while the connection is broken.
             if let Ok(change) = changes.next().await {
                 return change.became;
             }
         }
     });
-    told.await.expect("it is told")
+    told.await.expect("the watcher was not notified")
 }
 
-/// For people: of what came while nothing could be told, and of what comes after. No look comes by
-/// the clock.
+/// A follower is notified of changes while the connection was broken, and of later changes. The
+/// poll interval is too long to matter.
 #[test]
-fn who_follows_goes_on_after_the_connection_was_broken() {
+fn watcher_continues_after_a_broken_connection() {
     run(async {
         let server = zookeeper();
         let proxy = Proxy::before(server.port());
@@ -170,19 +176,19 @@ fn who_follows_goes_on_after_the_connection_was_broken() {
         let mut changes = cut.watch("stirs").every(PATIENCE * 20);
         for _ in 0..3 {
             let guard = others.mutex("stirs").lock().await.unwrap();
-            assert_eq!(became(&mut changes).await, Became::Holds);
+            assert_eq!(became(&mut changes).await, LockEventKind::Holds);
             proxy.refuse(true);
             release(guard).await;
             proxy.refuse(false);
-            assert_eq!(became(&mut changes).await, Became::Ended);
+            assert_eq!(became(&mut changes).await, LockEventKind::Ended);
         }
     });
 }
 
-/// The lock's node is made again between two uses: the numbers begin again, and what is remembered
-/// of the old ones lets no client in.
+/// The lock's node is created again between two uses. The sequence numbers restart, and the state
+/// of the old ones must not cause a grant.
 #[test]
-fn numbers_that_begin_anew_let_nobody_in() {
+fn restarted_sequence_numbers_cause_no_early_grant() {
     run(async {
         let server = zookeeper();
         let url = format!("{}?session=60s&naming=kazoo", server.url());
@@ -191,7 +197,7 @@ fn numbers_that_begin_anew_let_nobody_in() {
         for round in 0..4 {
             let name = format!("anew-{round}");
             let lock = format!("/leasehold/{name}");
-            // So many have come by when the node goes.
+            // This many claims have joined when the node is deleted.
             let first: Vec<Claim> = (0..=round).map(|_| patient(&name)).collect();
             holds(locks.store(), &first[0]).await;
             for (n, one) in first.iter().enumerate().skip(1) {
@@ -218,9 +224,10 @@ fn numbers_that_begin_anew_let_nobody_in() {
     });
 }
 
-/// A child that is no claim is a mismatch for a client that already waits there, as for any other.
+/// A child that is not a claim is a mismatch for a client that already waits there, as for any
+/// other.
 #[test]
-fn a_foreign_child_is_a_mismatch_where_others_wait() {
+fn foreign_child_is_a_mismatch_even_if_clients_wait() {
     run(async {
         let server = zookeeper();
         let locks = connect(&format!("{}?session=60s", server.url())).await;
@@ -236,7 +243,9 @@ fn a_foreign_child_is_a_mismatch_where_others_wait() {
         for left in [waiter, next] {
             let _ = locks.store().leave(&left, None).await;
         }
-        until("nothing of ours", async || children(&raw, "/leasehold/foreign").await.is_empty())
-            .await;
+        until("all nodes of leasehold are gone", async || {
+            children(&raw, "/leasehold/foreign").await.is_empty()
+        })
+        .await;
     });
 }

@@ -1,28 +1,29 @@
-//! What may go to another thread, as programs rely on it: it must not be lost by a field.
+//! The types that programs send to other threads. A new field must not take that away.
 
 use leasehold::{
-    Changes, Claim, Clock, Deadline, Election, Error, Guard, Guards, Leasehold, LockOptions, Mutex,
-    Name, Observer, Owner, Registry, RwLock, Semaphore, Sequencer, Token, Wanted, Watch, blocking,
+    Claim, Client, Clock, Deadline, Election, Error, LockEvents, LockOptions, LockRequest,
+    MultiGuard, Mutex, MutexGuard, Name, Observer, Owner, Registry, RwLock, Semaphore, Sequencer,
+    Token, Watch, blocking,
 };
 
 const fn everywhere<T: Send + Sync + Unpin + 'static>() {}
 
 const _: () = {
-    everywhere::<Leasehold>();
-    everywhere::<blocking::Leasehold>();
+    everywhere::<Client>();
+    everywhere::<blocking::Client>();
     everywhere::<leasehold::Builder>();
     everywhere::<Mutex>();
     everywhere::<RwLock>();
     everywhere::<Semaphore>();
-    everywhere::<Guard>();
-    everywhere::<Guards>();
-    everywhere::<blocking::Guard>();
+    everywhere::<MutexGuard>();
+    everywhere::<MultiGuard>();
+    everywhere::<blocking::MutexGuard>();
     everywhere::<blocking::Mutex>();
     everywhere::<Election>();
     everywhere::<Observer>();
-    everywhere::<Changes>();
+    everywhere::<LockEvents>();
     everywhere::<Watch>();
-    everywhere::<Wanted>();
+    everywhere::<LockRequest>();
     everywhere::<LockOptions>();
     everywhere::<Registry>();
     everywhere::<Deadline>();
@@ -39,7 +40,7 @@ const _: () = {
 fn sent<T: Send>(_: T) {}
 
 #[test]
-fn the_futures_of_a_lock_may_be_spawned() {
+fn lock_futures_are_send() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let locks = runtime.block_on(leasehold::connect("memory:")).unwrap();
     let (mutex, rwlock) = (locks.mutex("x"), locks.rwlock("y"));
@@ -48,7 +49,7 @@ fn the_futures_of_a_lock_may_be_spawned() {
     sent(rwlock.read());
     sent(rwlock.write());
     sent(locks.semaphore("z", 2).acquire());
-    sent(locks.read("x"));
+    sent(locks.inspect("x"));
     sent(leasehold::connect("memory:"));
     let guard = runtime.block_on(mutex.lock()).unwrap();
     sent(guard.lost());

@@ -1,4 +1,4 @@
-//! The end of a client: what closing ends, how long it may take, and what is still paid.
+//! The end of a client: what closing ends, how long it may take, and which releases are still sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,9 +8,9 @@ use crate::common::*;
 use leasehold::ErrorKind;
 use leasehold::store::MemoryStore;
 
-/// What waits has left the queue as well when `close` returns.
+/// When `close` returns, waiting claims have left the queue too.
 #[tokio::test]
-async fn close_takes_the_waiting_out_of_the_queue_itself() {
+async fn close_removes_waiting_claims_from_the_queue() {
     let memory = Arc::new(MemoryStore::new());
     let (first, second) = (client(memory.clone()), client(memory));
     let _blocker = first.mutex("a").lock().await.unwrap();
@@ -24,9 +24,9 @@ async fn close_takes_the_waiting_out_of_the_queue_itself() {
     assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
 }
 
-/// Who tries in vain to join is told of the close as well, and does not join afterwards.
+/// A task whose joins fail is also ended by `close`, and does not join afterwards.
 #[tokio::test]
-async fn close_ends_the_attempts_to_join() {
+async fn close_cancels_pending_acquire_attempts() {
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
     odd.joins_fail.store(true, Ordering::SeqCst);
     let locks = client(odd);
@@ -34,12 +34,20 @@ async fn close_ends_the_attempts_to_join() {
     tokio::time::sleep(Duration::from_millis(30)).await;
     locks.close().await.unwrap();
     let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await;
-    assert_eq!(ended.expect("still trying").unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(
+        ended
+            .expect("the client tries to acquire the lock after close")
+            .unwrap()
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Closed
+    );
 }
 
-/// A shutdown has only so much time.
+// F57
+/// A shutdown has limited time.
 #[tokio::test]
-async fn f57_close_ends_when_the_caller_says() {
+async fn close_timeout_is_respected_when_the_store_is_unreachable() {
     let remote = Arc::new(Remote::new(&Arc::new(MemoryStore::new())));
     let locks = client(remote.clone());
     let guard = locks.mutex("a").lease(Duration::from_secs(60)).lock().await.unwrap();
@@ -51,16 +59,18 @@ async fn f57_close_ends_when_the_caller_says() {
     assert!(!guard.is_held());
 }
 
-/// What a guard owes is paid before the last of its client is gone, if the store answers soon.
+// F32
+/// The release of a dropped guard is sent before the last handle of its client is gone, if the
+/// store answers soon.
 #[test]
-fn f32_the_last_client_waits_briefly_for_what_is_owed() {
+fn dropping_the_last_client_waits_briefly_for_pending_releases() {
     let memory = Arc::new(MemoryStore::new());
     let mut remote = Remote::new(&memory);
     remote.leaving = Duration::from_millis(100);
-    let here = leasehold::blocking::Leasehold::from(client(memory));
+    let here = leasehold::blocking::Client::from(client(memory));
     {
-        let there = leasehold::blocking::Leasehold::from(client(Arc::new(remote)));
+        let there = leasehold::blocking::Client::from(client(Arc::new(remote)));
         let _guard = there.mutex("a").lock().unwrap();
     }
-    assert!(here.read("a").unwrap().is_none(), "main would have returned with the lock held");
+    assert!(here.inspect("a").unwrap().is_none(), "the lock is still held when main would return");
 }

@@ -1,5 +1,5 @@
-//! Two stores in memory that the tests see through: one that answers oddly, and one at the other end of a
-//! network.
+//! Two stores in memory that tests can inspect: one with unusual answers, and one behind a
+//! simulated network.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,10 +9,10 @@ use async_trait::async_trait;
 use leasehold::store::{
     Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
-use leasehold::{Builder, Claim, Error, ErrorKind, Guard, Leasehold, Name, Result};
+use leasehold::{Builder, Claim, Client, Error, ErrorKind, MutexGuard, Name, Result};
 use tokio::sync::{Semaphore, watch};
 
-/// A memory store whose answers can be held back, falsified or refused.
+/// A memory store whose answers can be delayed, falsified or replaced by errors.
 #[derive(Debug)]
 pub(crate) struct Odd {
     pub(crate) inner: Arc<MemoryStore>,
@@ -21,7 +21,7 @@ pub(crate) struct Odd {
     pub(crate) renewals_sent: AtomicUsize,
     /// Leaves wait here before they reach the store.
     pub(crate) before_leave: Semaphore,
-    /// And here after.
+    /// Leaves wait here after they have reached the store.
     pub(crate) after_leave: Semaphore,
     pub(crate) leaves_done: AtomicUsize,
     pub(crate) changed_fails: AtomicBool,
@@ -29,11 +29,11 @@ pub(crate) struct Odd {
     pub(crate) joins_failed: AtomicUsize,
     pub(crate) leaves_fail: AtomicBool,
     pub(crate) remaining: std::sync::Mutex<Option<Duration>>,
-    /// Renewing this name fails for good, and so does the batch that it is in.
+    /// Every renewal of this name fails, and so does its batch.
     pub(crate) poisoned: Option<&'static str>,
-    /// Waiters are called to ask, and whatever they are granted is taken back and refused, once.
+    /// Waiters are notified to poll, and their grant is withdrawn and refused once.
     pub(crate) unconfirmed: AtomicBool,
-    /// Every join sleeps on whatever timer the caller has.
+    /// Every join sleeps, on the timer of the caller's runtime.
     pub(crate) joins_sleep: bool,
     pub(crate) info: StoreInfo,
 }
@@ -140,25 +140,26 @@ impl Store for Odd {
     }
 }
 
-/// What the network does to a kind of call.
+/// The effect of the network on a kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Network {
     #[default]
     Well,
     /// Nothing arrives.
     Silent,
-    /// What is asked is done, and the answer is lost.
+    /// The request is executed, and the answer is lost.
     Deaf,
 }
 
-/// A memory store at the other end of a network: renewals go one way, all else another.
+/// A memory store behind a simulated network, which treats renewals separately from all other
+/// calls.
 #[derive(Debug)]
 pub(crate) struct Remote {
     inner: Arc<MemoryStore>,
     info: StoreInfo,
     pub(crate) renewals: watch::Sender<Network>,
     pub(crate) others: watch::Sender<Network>,
-    /// How long a `leave` takes.
+    /// The duration of a `leave`.
     pub(crate) leaving: Duration,
     pub(crate) renewals_sent: AtomicUsize,
     joins_sent: AtomicUsize,
@@ -183,7 +184,7 @@ impl Remote {
     }
 }
 
-/// Does `work` over a network that may be silent or deaf.
+/// Runs `work` over a network that may be silent or deaf.
 async fn over<T>(network: &watch::Sender<Network>, work: impl Future<Output = T>) -> T {
     let mut seen = network.subscribe();
     let _ = seen.wait_for(|n| *n != Network::Silent).await;
@@ -234,7 +235,7 @@ impl Store for Remote {
     }
 }
 
-pub(crate) fn client(store: Arc<dyn Store>) -> Leasehold {
+pub(crate) fn client(store: Arc<dyn Store>) -> Client {
     Builder::default().store(store).unwrap()
 }
 
@@ -244,18 +245,20 @@ pub(crate) async fn until(mut what: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it never came to pass");
+    tokio::time::timeout(Duration::from_secs(60), wait)
+        .await
+        .expect("the condition never became true");
 }
 
-pub(crate) async fn waiters(locks: &Leasehold, name: &str) -> usize {
-    locks.read(name).await.unwrap().map_or(0, |info| info.waiters().count())
+pub(crate) async fn waiters(locks: &Client, name: &str) -> usize {
+    locks.inspect(name).await.unwrap().map_or(0, |info| info.waiters().count())
 }
 
 pub(crate) fn waiting_lock(
-    locks: &Leasehold,
+    locks: &Client,
     name: &'static str,
     lease: u64,
-) -> tokio::task::JoinHandle<Result<Guard>> {
+) -> tokio::task::JoinHandle<Result<MutexGuard>> {
     let lock = locks.mutex(name).lease(Duration::from_millis(lease));
     tokio::spawn(async move { lock.lock().await })
 }

@@ -1,14 +1,15 @@
-//! Elections, where time passes when we say so.
+//! Elections with a clock that the test controls.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::testing::{Fault, Op, TestStore};
-use leasehold::{ErrorKind, Guard, State, Token};
+use leasehold::{ErrorKind, FencingToken, MutexGuard, State};
 
-/// Leads where no renewal is answered until the hold is at risk: the terms, and why each ended from outside.
-async fn leads_at_risk(prudent: bool) -> (Vec<Token>, Vec<ErrorKind>) {
+/// Leads while no renewal is answered, until the hold is at risk. Returns the terms, and the
+/// reasons with which they were ended.
+async fn leads_at_risk(prudent: bool) -> (Vec<FencingToken>, Vec<ErrorKind>) {
     let store = TestStore::new().unwrap();
     let (terms, ends) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
     let (told, healed) = (ends.clone(), store.clone());
@@ -17,19 +18,20 @@ async fn leads_at_risk(prudent: bool) -> (Vec<Token>, Vec<ErrorKind>) {
         healed.faults().heal();
     });
     let election = if prudent { election.stop_at_risk() } else { election };
-    let work = |guard: Guard| {
+    let work = |guard: MutexGuard| {
         let (store, terms) = (store.clone(), terms.clone());
         async move {
             terms.lock().unwrap().push(guard.token());
             if terms.lock().unwrap().len() == 1 {
                 let mut watch = guard.watch();
                 store.faults().always(Op::Renew, Fault::ErrorBefore);
-                // Of a lease of 15 s.
+                // The lease is 15 s.
                 store.advance(Duration::from_secs(11));
                 while !matches!(watch.state(), State::AtRisk(_)) {
                     watch.changed().await;
                 }
-                // The clock says so at once: who is told by it stops at the next step.
+                // The state changes with the clock. Work that is ended because of it stops at its
+                // next await.
                 tokio::task::yield_now().await;
                 store.faults().heal();
                 while watch.state() != State::Held {
@@ -47,21 +49,21 @@ async fn leads_at_risk(prudent: bool) -> (Vec<Token>, Vec<ErrorKind>) {
 }
 
 #[tokio::test]
-async fn who_stops_at_risk_stands_again_and_who_does_not_leads_on() {
+async fn only_a_leader_that_stops_at_risk_starts_a_new_term() {
     let (terms, ends) = leads_at_risk(true).await;
     assert_eq!(ends, [ErrorKind::AtRisk]);
     assert!(terms.len() == 2 && terms[0] < terms[1], "{terms:?}");
     let (terms, ends) = leads_at_risk(false).await;
-    assert_eq!((terms.len(), ends), (1, Vec::new()), "a late renewal has saved the term");
+    assert_eq!((terms.len(), ends), (1, Vec::new()), "a late renewal must save the term");
 }
 
-/// Work that does not stop, for it awaits nothing: a page must not say that it leads.
+/// The work does not stop, because it awaits nothing. A status page must not report that it leads.
 #[tokio::test]
-async fn who_has_lost_its_hold_does_not_lead_though_its_work_goes_on() {
+async fn leader_that_lost_its_hold_is_not_reported_as_leading() {
     let store = TestStore::new().unwrap();
     let election = store.client().unwrap().election("leader");
     let (candidate, seen) = (election.clone(), Mutex::new(Vec::new()));
-    let work = |guard: Guard| {
+    let work = |guard: MutexGuard| {
         let (store, candidate, seen) = (&store, &candidate, &seen);
         async move {
             let began = candidate.leads();

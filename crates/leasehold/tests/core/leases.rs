@@ -1,4 +1,4 @@
-//! Renewals and leases: what a hold survives, and whom its loss concerns.
+//! Renewals and leases: which faults a hold survives, and which tasks its loss affects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use crate::common::*;
 use leasehold::store::MemoryStore;
-use leasehold::{Guard, LostReason};
+use leasehold::{LostReason, WriteGuard};
 
-/// A heartbeat of the waiter is under way when the grant is pushed; its answer, which is about the
-/// claim and not about the wait, must not end the renewals of the hold.
+// S14
+/// The waiter's heartbeat is under way when the grant is pushed. Its answer is about the claim and
+/// not about the wait, so it must not end the renewals of the hold.
 #[tokio::test]
-async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals() {
+async fn late_waiter_heartbeat_reply_does_not_stop_renewals() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     let (first, second) = (client(memory), client(odd.clone()));
@@ -30,7 +31,7 @@ async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals
     assert!(guard.is_held(), "{guard:?}");
 }
 
-/// One damaged lock must not take the client's other locks down with it.
+/// One damaged lock must not affect the client's other locks.
 #[tokio::test]
 async fn one_lock_that_cannot_be_renewed_does_not_lose_the_others() {
     let memory = Arc::new(MemoryStore::new());
@@ -44,11 +45,11 @@ async fn one_lock_that_cannot_be_renewed_does_not_lose_the_others() {
     }
     assert_eq!(bad.lost().await, LostReason::Expired);
     tokio::time::sleep(lease).await;
-    assert!(good.iter().all(Guard::is_held));
+    assert!(good.iter().all(|guard| guard.is_held()));
 }
 
 #[tokio::test]
-async fn a_store_that_answers_absurd_times_panics_nobody() {
+async fn absurd_lease_times_of_a_store_cause_no_panic() {
     for absurd in [Duration::MAX, Duration::MAX / 2 + Duration::from_nanos(1), Duration::ZERO] {
         let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
         *odd.remaining.lock().unwrap() = Some(absurd);
@@ -59,10 +60,10 @@ async fn a_store_that_answers_absurd_times_panics_nobody() {
     }
 }
 
-/// Who is woken by the loss of a lock may use the client from within its waker.
+/// A task that is woken by the loss of a lock may use the client from within its waker.
 #[test]
-fn the_keeper_tells_a_loss_without_holding_its_lock() {
-    struct UsesLocks(leasehold::blocking::Leasehold, AtomicBool);
+fn loss_is_reported_without_holding_the_keepers_mutex() {
+    struct UsesLocks(leasehold::blocking::Client, AtomicBool);
     impl std::task::Wake for UsesLocks {
         fn wake(self: Arc<Self>) {
             self.0.mutex("b").try_lock().unwrap().release().unwrap();
@@ -71,25 +72,26 @@ fn the_keeper_tells_a_loss_without_holding_its_lock() {
     }
     let locks = client(Arc::new(MemoryStore::new()));
     let waker = Arc::new(UsesLocks(locks.clone().into(), AtomicBool::new(false)));
-    let lock = leasehold::blocking::Leasehold::from(locks).mutex("a");
-    let guard = lock.with(|m| m.max_hold(Duration::from_secs(2))).lock().unwrap();
-    let mut lost = std::pin::pin!(leasehold::Guard::lost(&guard));
+    let lock = locks.mutex("a").max_hold(Duration::from_secs(2));
+    let guard = tokio::runtime::Runtime::new().unwrap().block_on(lock.lock()).unwrap();
+    let mut lost = std::pin::pin!(guard.lost());
     let task = std::task::Waker::from(waker.clone());
     let polled = lost.as_mut().poll(&mut std::task::Context::from_waker(&task));
     assert!(polled.is_pending());
     let started = std::time::Instant::now();
     while !waker.1.load(Ordering::SeqCst) {
-        assert!(started.elapsed() < Duration::from_secs(10), "the keeper waits for itself");
+        assert!(started.elapsed() < Duration::from_secs(10), "the renewer has a deadlock");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Nothing can stop a thread, so it is told when its work is done; and before an error of the work, which may
-/// come of it. Under a lock that is lost already no work begins.
+/// A thread cannot be stopped, so the loss is reported when its work is done. The loss takes
+/// precedence over an error of the work, which may be its consequence. No work begins if the lock
+/// is already lost.
 #[test]
-fn blocking_work_is_told_of_the_loss_of_its_lock() {
+fn blocking_run_returns_the_loss_of_its_lock() {
     type Failed = Box<dyn std::error::Error + Send + Sync>;
-    let locks = leasehold::blocking::Leasehold::from(client(Arc::new(MemoryStore::new())));
+    let locks = leasehold::blocking::Client::from(client(Arc::new(MemoryStore::new())));
     let lose =
         |name: &str| assert_eq!(locks.evict(name, leasehold::store::Evict::Holders).unwrap(), 1);
     let ran = locks.mutex("a").run(|guard| lose(guard.name().as_str()));
@@ -110,22 +112,22 @@ fn blocking_work_is_told_of_the_loss_of_its_lock() {
     assert!(ran.unwrap_err().to_string().contains("\"b\""));
     let guard = locks.mutex("a").with(|m| m.max_hold(Duration::from_millis(20))).lock().unwrap();
     assert_eq!(guard.lost(), LostReason::MaxHold);
-    let ran = guard.run(|_| panic!("it has begun"));
+    let ran = guard.run(|_| panic!("the work began after the loss"));
     assert_eq!(ran.unwrap_err().lost_reason(), Some(LostReason::MaxHold));
     assert!(locks.list("").unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn work_that_fails_gives_its_locks_back_and_keeps_its_error() {
+async fn failed_work_releases_its_locks_and_returns_its_error() {
     type Failed = Box<dyn std::error::Error + Send + Sync>;
     let locks = client(Arc::new(MemoryStore::new()));
-    let fails = |_| async { Err::<(), Failed>("its own".into()) };
+    let fails = || async { Err::<(), Failed>("its own".into()) };
     let guard = locks.mutex("a").lock().await.unwrap();
-    assert_eq!(guard.try_run(fails).await.unwrap_err().to_string(), "its own");
+    assert_eq!(guard.try_run(|_| fails()).await.unwrap_err().to_string(), "its own");
     let lock = locks.rwlock("a");
-    assert_eq!(lock.try_run_read(fails).await.unwrap_err().to_string(), "its own");
-    let writes = lock.try_run_write(async |guard: Guard| {
-        locks.evict("a", leasehold::store::Evict::Token(guard.token())).await?;
+    assert_eq!(lock.try_run_read(|_| fails()).await.unwrap_err().to_string(), "its own");
+    let writes = lock.try_run_write(async |guard: WriteGuard| {
+        locks.evict("a", leasehold::store::Evict::Token(guard.grant())).await?;
         Err::<(), Failed>("what the work says of it".into())
     });
     let told = writes.await.unwrap_err().downcast::<leasehold::Error>().unwrap();

@@ -1,4 +1,5 @@
-//! The client on stores in memory: what it does whatever the store. One program, so that its waits overlap.
+//! Tests of the client on stores in memory, for behavior that is the same with every store. They
+//! are one program, so that their waits overlap.
 
 mod common;
 

@@ -1,36 +1,36 @@
-//! The public face over the memory store.
+//! The public API with the memory store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold::store::MemoryStore;
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason, Owner, State};
+use leasehold::{Builder, Client, ErrorKind, LostReason, Owner, State};
 
-fn locks() -> Leasehold {
+fn locks() -> Client {
     Builder::default().store(Arc::new(MemoryStore::new())).unwrap()
 }
 
 #[tokio::test]
-async fn three_lines() {
+async fn lock_works_in_three_lines() {
     let locks = leasehold::connect("memory:three_lines").await.unwrap();
     let guard = locks.mutex("order:42").lock().await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
-    assert!(locks.read("order:42").await.unwrap().is_none());
+    assert!(locks.inspect("order:42").await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn a_contended_try_says_who_holds() {
+async fn contended_try_lock_names_the_holder() {
     let locks = locks();
     let guard = locks.mutex("a").label("first").lock().await.unwrap();
     let error = locks.mutex("a").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Contended);
-    assert_eq!(error.holders()[0].token, guard.token());
+    assert_eq!(error.holders()[0].token, guard.grant());
     assert_eq!(error.holders()[0].holder.label, "first");
     let error = locks.mutex("a").lock_timeout(Duration::from_millis(30)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert_eq!(error.holders()[0].token, guard.token());
+    assert_eq!(error.holders()[0].token, guard.grant());
     drop(guard);
     let _held = locks.mutex("a").try_lock().await.unwrap();
 }
@@ -61,14 +61,14 @@ async fn many_tasks_exclude_each_other() {
 
 #[test]
 fn works_without_a_runtime() {
-    let locks: leasehold::blocking::Leasehold = locks().into();
+    let locks: leasehold::blocking::Client = locks().into();
     let guard = locks.mutex("b").lock().unwrap();
     assert_eq!(locks.mutex("b").try_lock().unwrap_err().kind(), ErrorKind::Contended);
     let waiter = {
         let locks = locks.clone();
         std::thread::spawn(move || locks.mutex("b").lock().unwrap().token())
     };
-    while locks.read("b").unwrap().unwrap().waiters().count() == 0 {
+    while locks.inspect("b").unwrap().unwrap().waiters().count() == 0 {
         std::thread::yield_now();
     }
     let first = guard.token();
@@ -76,15 +76,17 @@ fn works_without_a_runtime() {
     assert!(waiter.join().unwrap() > first);
 }
 
-/// Work without a runtime stops at the pause button, too.
+// R06
+/// Work without a runtime also waits while its lock is at risk.
 #[test]
-fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
-    let locks: leasehold::blocking::Leasehold = locks().into();
+fn blocking_work_waits_while_its_lock_is_at_risk() {
+    let locks: leasehold::blocking::Client = locks().into();
     let lease = Duration::from_millis(600);
     let taken = std::time::Instant::now();
     let guard = locks.mutex("steady").with(|m| m.lease(lease).no_renewal()).lock().unwrap();
     let mut work = guard.watch();
-    // Held, at risk from two thirds on, and then lost, since nobody renews it.
+    // The lock is held, at risk after two thirds of the lease, and then lost, because it is not
+    // renewed.
     let error = loop {
         match work.wait_until_held() {
             Ok(()) => std::thread::sleep(Duration::from_millis(5)),
@@ -92,7 +94,11 @@ fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-    assert!(taken.elapsed() >= lease / 2, "told {:?} after it was taken", taken.elapsed());
+    assert!(
+        taken.elapsed() >= lease / 2,
+        "the loss was reported {:?} after the grant",
+        taken.elapsed()
+    );
     assert!(matches!(work.state(), State::Lost(_)));
     let guard_of_another = locks.mutex("released").lock().unwrap();
     let mut work = guard_of_another.watch();
@@ -101,8 +107,9 @@ fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
     assert_eq!(work.wait_until_held().unwrap_err().kind(), ErrorKind::Closed);
 }
 
+// R03
 #[tokio::test]
-async fn r03_an_owner_reenters_without_the_store() {
+async fn owner_reenters_without_contacting_the_store() {
     let locks = locks();
     let me = Owner::new();
     let outer = locks.mutex("r").owner(&me).lock().await.unwrap();
@@ -120,7 +127,7 @@ async fn r03_an_owner_reenters_without_the_store() {
 }
 
 #[tokio::test]
-async fn max_hold_takes_the_lock_away() {
+async fn hold_is_lost_after_max_hold() {
     let locks = locks();
     let guard = locks.mutex("h").max_hold(Duration::from_millis(60)).lock().await.unwrap();
     let next = locks.mutex("h").lock().await.unwrap();
@@ -140,7 +147,7 @@ async fn run_stops_when_the_lock_is_lost() {
 }
 
 #[tokio::test]
-async fn closing_releases_everything_and_fails_those_who_wait() {
+async fn close_releases_all_locks_and_fails_all_waiters() {
     let store = Arc::new(MemoryStore::new());
     let connect = || Builder::default().store(store.clone()).unwrap();
     let (closing, other) = (connect(), connect());
@@ -150,7 +157,7 @@ async fn closing_releases_everything_and_fails_those_who_wait() {
         let closing = closing.clone();
         tokio::spawn(async move { closing.mutex("wanted").lock().await.map(drop) })
     };
-    while other.read("wanted").await.unwrap().unwrap().waiters().count() == 0 {
+    while other.inspect("wanted").await.unwrap().unwrap().waiters().count() == 0 {
         tokio::task::yield_now().await;
     }
     closing.clone().close().await.unwrap();
@@ -162,7 +169,7 @@ async fn closing_releases_everything_and_fails_those_who_wait() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_in_one_line() {
+async fn invalid_input_is_reported_in_one_line() {
     let locks = locks();
     let kinds = [
         locks.mutex("").lock().await.unwrap_err(),
@@ -179,8 +186,9 @@ async fn bad_input_is_told_in_one_line() {
     }
 }
 
+// S92
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s92_ten_thousand_waiters_do_not_starve_the_holder() {
+async fn ten_thousand_waiters_do_not_starve_the_holder() {
     const WAITERS: usize = 10_000;
     let store = Arc::new(MemoryStore::new());
     let connect = || Builder::default().store(store.clone()).unwrap();
@@ -194,22 +202,22 @@ async fn s92_ten_thousand_waiters_do_not_starve_the_holder() {
             tokio::spawn(async move { lock.lock().await.map(drop) })
         })
         .collect();
-    let queued = async || other.read("crowd").await.unwrap().unwrap().waiters().count();
+    let queued = async || other.inspect("crowd").await.unwrap().unwrap().waiters().count();
     while queued().await < WAITERS {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     tokio::time::sleep(lease * 2).await;
     assert!(guard.is_held(), "the holder missed its renewals");
-    assert_eq!(queued().await, WAITERS, "live waiters lost their places");
+    assert_eq!(queued().await, WAITERS, "live waiters lost their queue positions");
     drop(guard);
     for task in waiting {
         task.await.unwrap().unwrap();
     }
-    assert!(other.read("crowd").await.unwrap().is_none());
+    assert!(other.inspect("crowd").await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn memory_says_who_sees_it() {
+async fn doctor_reports_that_memory_is_for_one_process() {
     assert_eq!(
         leasehold_test_support::doctor::findings("memory:").await.first().unwrap().id,
         "one-process"

@@ -1,5 +1,6 @@
-//! The conformance suite against wrong stores: each is wrong in one small way, and the case that is
-//! named beside it must find it out. The same case passes on the same store without that mistake.
+//! The conformance suite against faulty stores. Each store has one small mistake, and the case that
+//! is listed beside the mistake must detect it. The same case passes on the same store without that
+//! mistake.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,170 +20,170 @@ use tokio::sync::Notify;
 
 macro_rules! mutants {
     ($($(#[doc = $doc:literal])+ $wrong:ident => $case:ident,)+) => {
-        /// What is wrong with a store.
+        /// The mistake of a store.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(clippy::enum_variant_names, reason = "all are wrong; some are `Wrong…` besides")]
+        #[allow(clippy::enum_variant_names, reason = "some names of mistakes begin with `Wrong`")]
         enum Wrong {
             $($(#[doc = $doc])+ $wrong,)+
         }
 
-        /// Each mistake, and the case that finds it out.
+        /// Each mistake, and the case that detects it.
         const MUTANTS: &[(Wrong, &str, fn(Arc<Mutant>))] =
             &[$((Wrong::$wrong, stringify!($case), |store| passes(store, cases::$case)),)+];
     };
 }
 
 mutants! {
-    // Who holds.
-    /// Now and then two hold a mutex.
-    TwoHold => p1_one_holder_at_a_time,
-    /// A writer comes in beside readers, if they are the only ones.
-    WriterBesideReaders => p1_readers_share_and_writers_do_not,
-    /// Readers do not wait for readers, even if a writer stands between them.
-    ReadersOvertake => s17_a_writer_is_not_starved,
-    /// There is one permit more than there should be.
-    OnePermitMore => p1_permits_never_exceed_the_capacity,
-    /// Who wants little is let in before who wants much.
-    SmallOvertakes => the_queue_is_the_reference_queue,
-    /// The last who came is the first who is served.
-    LastComeFirstServed => p4_first_come_first_served,
-    /// One more is said to be ahead.
-    OneMoreAhead => the_queue_is_the_reference_queue,
-    /// Who only tries is left standing in the queue.
-    TryStands => the_queue_is_the_reference_queue,
-    /// Who holds already, and tries, is told that it is taken.
-    TryRefusesItsOwn => the_queue_is_the_reference_queue,
-    /// Who asks again is put at the end of the queue.
-    AskingAgainIsNew => p8_one_claim_one_grant,
-    /// A reader and a mutex may have the same name.
-    AnyKind => s16_two_kinds_of_one_name_are_a_mismatch,
-    /// Two may believe in different numbers of permits.
-    AnyCapacity => s16_two_kinds_of_one_name_are_a_mismatch,
+    // Holders.
+    /// Occasionally, two claims hold a mutex.
+    TwoHold => one_holder_at_a_time,
+    /// A writer is granted while readers hold the lock, if there are no other waiters.
+    WriterBesideReaders => readers_share_and_writers_do_not,
+    /// A reader does not wait for readers, even if a writer is ahead of it in the queue.
+    ReadersOvertake => a_writer_is_not_starved,
+    /// There is one permit too many.
+    OnePermitMore => permits_never_exceed_the_capacity,
+    /// A claim for few permits is granted before an earlier claim for many.
+    SmallOvertakes => store_behaves_like_the_reference_queue,
+    /// The last waiter is granted first.
+    LastComeFirstServed => first_come_first_served,
+    /// The reported number of claims ahead is one too large.
+    OneMoreAhead => store_behaves_like_the_reference_queue,
+    /// A claim that only tries stays in the queue.
+    TryStands => store_behaves_like_the_reference_queue,
+    /// A holder that tries again gets the result that the lock is busy.
+    TryRefusesItsOwn => store_behaves_like_the_reference_queue,
+    /// A waiter that polls is moved to the end of the queue.
+    AskingAgainIsNew => repeated_acquires_of_one_claim_get_one_grant,
+    /// A reader and a mutex can use the same name.
+    AnyKind => using_one_name_for_two_kinds_is_a_mismatch,
+    /// Two claims can use different numbers of permits.
+    AnyCapacity => using_one_name_for_two_kinds_is_a_mismatch,
 
     // Tokens.
-    /// They begin anew once nobody is left.
-    TokensBeginAnew => p3_tokens_rise,
-    /// They begin anew after the last one's lease ended.
-    TokensBeginAnewAfterExpiry => p3_tokens_rise,
-    /// They begin anew after an eviction.
-    TokensBeginAnewAfterEviction => p3_tokens_rise,
+    /// Tokens begin again when the queue becomes empty.
+    TokensBeginAnew => each_grant_has_a_higher_token,
+    /// Tokens begin again after the last lease has expired.
+    TokensBeginAnewAfterExpiry => each_grant_has_a_higher_token,
+    /// Tokens begin again after an eviction.
+    TokensBeginAnewAfterEviction => each_grant_has_a_higher_token,
 
     // Leases.
-    /// Dead holders stay.
-    HoldersStay => p5_a_dead_holder_is_replaced,
-    /// Dead readers stay.
-    ReadersStay => p5_every_kind_is_freed_by_its_lease,
-    /// Permits of the dead come back early.
-    PermitsEndEarly => p5_every_kind_is_freed_by_its_lease,
-    /// Leases are shorter than is told.
-    LeasesEndEarly => p5_a_dead_holder_is_replaced,
-    /// By very little.
-    LeasesEndALittleEarly => s01_a_late_grant_counts_from_before_sending,
-    /// The first renewal of a call counts, and all are told that theirs does.
-    OnlyTheFirstIsRenewed => s92_many_held_locks_are_renewed_in_batches,
-    /// Dead waiters stay.
-    WaitersStay => s18_five_dead_waiters_cost_one_bound,
-    /// A dead waiter is found out when its turn comes, and not before.
-    WaitersDieOneByOne => s18_five_dead_waiters_cost_one_bound,
-    /// What is unknown is renewed, as if it held.
-    UnknownIsRenewed => p7_only_the_owner_releases_or_renews,
-    /// What is gone comes back by a renewal.
-    RenewalJoins => p7_only_the_owner_releases_or_renews,
-    /// What has ended goes on by a renewal if nobody has asked for anything in between.
-    RenewalRevives => s02_a_late_renewal_takes_nothing_from_who_waits,
+    /// Dead holders are not removed.
+    HoldersStay => crashed_holder_is_replaced_when_its_lease_expires,
+    /// Dead readers are not removed.
+    ReadersStay => expired_lease_frees_every_kind_of_lock,
+    /// Dead holders of permits are removed too early.
+    PermitsEndEarly => expired_lease_frees_every_kind_of_lock,
+    /// Leases are shorter than reported.
+    LeasesEndEarly => crashed_holder_is_replaced_when_its_lease_expires,
+    /// Leases are very slightly shorter than reported.
+    LeasesEndALittleEarly => lease_of_a_late_grant_counts_from_before_the_request,
+    /// Only the first renewal of a call has an effect, but all of them report success.
+    OnlyTheFirstIsRenewed => many_held_locks_are_renewed_in_batches,
+    /// Dead waiters are not removed.
+    WaitersStay => crashed_waiters_cost_one_lease_in_total,
+    /// A dead waiter is removed only when the lock is passed to it.
+    WaitersDieOneByOne => crashed_waiters_cost_one_lease_in_total,
+    /// The renewal of an unknown claim succeeds as if it held the lock.
+    UnknownIsRenewed => only_the_owner_releases_or_renews,
+    /// A renewal adds a claim that is gone to the queue again.
+    RenewalJoins => only_the_owner_releases_or_renews,
+    /// A renewal revives an expired claim if there was no other call in between.
+    RenewalRevives => late_renewal_does_not_take_the_lock_from_a_waiter,
 
     // Leaving.
-    /// Who is not in the queue ends the hold of who is in front.
-    AnybodyReleases => p7_only_the_owner_releases_or_renews,
-    /// Who leaves for the second time lets one more in.
-    SecondLeaveHandsOver => s07_a_second_leave_hands_over_nothing,
-    /// Leaving is always said to have worked.
-    LeavingAlwaysWorks => the_queue_is_the_reference_queue,
-    /// Leaving is never said to have worked.
-    LeavingNeverWorks => p8_one_claim_one_grant,
-    /// Waiters cannot leave.
-    WaitersCannotLeave => the_queue_is_the_reference_queue,
+    /// The release of a claim that is not in the queue ends the hold of the first holder.
+    AnybodyReleases => only_the_owner_releases_or_renews,
+    /// A second release of the same claim grants one more claim.
+    SecondLeaveHandsOver => repeated_release_does_not_free_the_next_hold,
+    /// A release always reports success.
+    LeavingAlwaysWorks => store_behaves_like_the_reference_queue,
+    /// A release never reports success.
+    LeavingNeverWorks => repeated_acquires_of_one_claim_get_one_grant,
+    /// Waiters cannot leave the queue.
+    WaitersCannotLeave => store_behaves_like_the_reference_queue,
 
-    // Lighter and heavier.
-    /// A writer is told that it is a reader, and goes on as a writer.
-    DowngradeIsForgotten => a_lost_reply_of_a_downgrade_is_recognised,
-    /// What was done already is not found done.
-    SecondDowngradeIsLost => a_lost_reply_of_a_downgrade_is_recognised,
-    /// Any reader becomes a writer.
-    UpgradeAlwaysWorks => a_reader_becomes_a_writer_only_if_nobody_else_holds,
-    /// A reader becomes a writer only if nobody waits.
-    UpgradeMindsWhoWaits => a_reader_becomes_a_writer_only_if_nobody_else_holds,
+    // Changes of the weight.
+    /// A downgrade reports success, but the claim stays a writer.
+    DowngradeIsForgotten => downgrade_with_a_lost_reply_takes_effect_once,
+    /// A repeated downgrade does not find that the claim already is a reader.
+    SecondDowngradeIsLost => downgrade_with_a_lost_reply_takes_effect_once,
+    /// Any reader can become a writer.
+    UpgradeAlwaysWorks => upgrade_succeeds_only_without_other_holders,
+    /// A reader can become a writer only if there are no waiters.
+    UpgradeMindsWhoWaits => upgrade_succeeds_only_without_other_holders,
 
-    // What is kept closed.
-    /// A mutex is not, after a release.
-    MutexIsNotKept => at_least_keeps_the_lock_taken,
-    /// Permits are not, after a release.
-    PermitsAreNotKept => at_least_keeps_every_kind_taken,
-    /// Readers' places are not, after a release.
-    ReadersAreNotKept => at_least_keeps_every_kind_taken,
-    /// A second release opens it.
-    SecondLeaveOpens => at_least_keeps_every_kind_taken,
-    /// A person cannot open it.
-    EvictionLeavesTheKept => at_least_keeps_every_kind_taken,
-    /// A mutex is not, after a lease has ended.
-    MutexHasNoDelay => s15_lock_delay_after_an_unclean_end_only,
-    /// Permits are not, after a lease has ended.
-    PermitsHaveNoDelay => s15_every_kind_stays_closed_for_the_delay,
-    /// Readers' places are not, after a lease has ended.
-    ReadersHaveNoDelay => s15_every_kind_stays_closed_for_the_delay,
-    /// The whole lock is closed, where one permit is to be kept.
-    DelayClosesAll => s15_every_kind_stays_closed_for_the_delay,
-    /// A late release opens it.
-    LateLeaveOpens => s15_a_late_leave_does_not_shorten_the_delay,
-    /// It is, after a clean end as well.
-    DelayAfterRelease => s15_lock_delay_after_an_unclean_end_only,
+    // Cooldowns.
+    /// A mutex has no cooldown after a release.
+    MutexIsNotKept => min_hold_keeps_a_released_lock_unavailable,
+    /// Permits have no cooldown after a release.
+    PermitsAreNotKept => min_hold_keeps_every_kind_of_lock_unavailable,
+    /// Readers have no cooldown after a release.
+    ReadersAreNotKept => min_hold_keeps_every_kind_of_lock_unavailable,
+    /// A second release ends the cooldown.
+    SecondLeaveOpens => min_hold_keeps_every_kind_of_lock_unavailable,
+    /// An eviction does not end the cooldown.
+    EvictionLeavesTheKept => min_hold_keeps_every_kind_of_lock_unavailable,
+    /// A mutex has no cooldown after a lease has expired.
+    MutexHasNoDelay => lock_delay_follows_only_an_unclean_end,
+    /// Permits have no cooldown after a lease has expired.
+    PermitsHaveNoDelay => lock_delay_blocks_every_kind_of_lock,
+    /// Readers have no cooldown after a lease has expired.
+    ReadersHaveNoDelay => lock_delay_blocks_every_kind_of_lock,
+    /// The cooldown of one permit makes the whole lock unavailable.
+    DelayClosesAll => lock_delay_blocks_every_kind_of_lock,
+    /// A late release ends the cooldown.
+    LateLeaveOpens => late_release_does_not_shorten_the_lock_delay,
+    /// There is a cooldown after a clean end too.
+    DelayAfterRelease => lock_delay_follows_only_an_unclean_end,
 
-    // News.
-    /// The first who is to be woken sleeps on.
-    FirstWakeUpIsLost => p6_who_waits_is_told_without_a_heartbeat,
-    /// What comes before somebody listens is lost.
-    EarlyNewsIsLost => p6_who_waits_is_told_without_a_heartbeat,
-    /// Who stopped listening is not told any more.
-    DroppedNewsIsLost => p6_who_waits_is_told_without_a_heartbeat,
-    /// Whoever waits is told that it holds.
-    AllAreTold => p6_who_waits_is_told_without_a_heartbeat,
-    /// One is told of another's token.
-    WrongTokenIsTold => p6_who_waits_is_told_without_a_heartbeat,
+    // Notifications.
+    /// The first waiter to be notified is not notified.
+    FirstWakeUpIsLost => waiter_is_notified_without_a_heartbeat,
+    /// A notification is lost if it is sent before the waiter listens.
+    EarlyNewsIsLost => waiter_is_notified_without_a_heartbeat,
+    /// A waiter that stopped listening is not notified any more.
+    DroppedNewsIsLost => waiter_is_notified_without_a_heartbeat,
+    /// Every waiter is notified that it holds the lock.
+    AllAreTold => waiter_is_notified_without_a_heartbeat,
+    /// A waiter is notified with the token of another claim.
+    WrongTokenIsTold => waiter_is_notified_without_a_heartbeat,
 
-    // What people ask.
-    /// Nobody can remove a waiter.
-    WaitersAreNotEvicted => people_evict_a_waiter_by_its_token,
-    /// Instead of a waiter its holder is removed.
-    HolderIsEvictedInstead => people_evict_a_waiter_by_its_token,
-    /// Whoever stands behind the one with the token is removed too.
-    AllBehindAreEvicted => people_evict_a_waiter_by_its_token,
-    /// Nobody is told what a holder says of itself.
-    LabelsAreForgotten => people_see_and_evict,
-    /// Of several holders one is shown.
-    OneHolderIsShown => holders_are_those_that_the_whole_queue_shows,
-    /// `%` and `_` in a prefix stand for others.
-    ListTakesPatterns => list_is_by_prefix_and_in_order,
-    /// `*` and `?` in a prefix stand for others.
-    ListTakesStars => list_is_by_prefix_and_in_order,
-    /// What is asked for may stand anywhere in the name.
-    ListTakesParts => list_is_by_prefix_and_in_order,
-    /// Capitals are taken for small letters.
-    ListIgnoresCase => list_is_by_prefix_and_in_order,
-    /// The first that was made is the first in the list.
-    ListIsByAge => list_is_by_prefix_and_in_order,
-    /// What is not in use any more stays in the list.
-    ListShowsTheFree => list_is_by_prefix_and_in_order,
-    /// Two names that differ in their case are one lock.
-    NamesIgnoreCase => s90_hostile_names_are_only_names,
-    /// Blanks at the end of a name do not count.
-    NamesAreTrimmed => s90_hostile_names_are_only_names,
+    // Calls for operators.
+    /// A waiter cannot be evicted.
+    WaitersAreNotEvicted => operator_evicts_a_waiter_by_its_token,
+    /// A holder is evicted instead of a waiter.
+    HolderIsEvictedInstead => operator_evicts_a_waiter_by_its_token,
+    /// The claims after the one with the token are evicted too.
+    AllBehindAreEvicted => operator_evicts_a_waiter_by_its_token,
+    /// The label of a holder is lost.
+    LabelsAreForgotten => operator_sees_holders_and_waiters_and_evicts,
+    /// Only one of several holders is shown.
+    OneHolderIsShown => holders_query_matches_the_full_queue,
+    /// `%` and `_` in a prefix are treated as wildcards.
+    ListTakesPatterns => list_filters_by_prefix_and_is_sorted,
+    /// `*` and `?` in a prefix are treated as wildcards.
+    ListTakesStars => list_filters_by_prefix_and_is_sorted,
+    /// The list contains names that have the prefix anywhere.
+    ListTakesParts => list_filters_by_prefix_and_is_sorted,
+    /// The list ignores the case of letters.
+    ListIgnoresCase => list_filters_by_prefix_and_is_sorted,
+    /// The list is sorted by age instead of by name.
+    ListIsByAge => list_filters_by_prefix_and_is_sorted,
+    /// The list contains locks that are not in use any more.
+    ListShowsTheFree => list_filters_by_prefix_and_is_sorted,
+    /// Two names that differ only in case are one lock.
+    NamesIgnoreCase => hostile_names_are_distinct_ordinary_locks,
+    /// Blanks at the end of a name are ignored.
+    NamesAreTrimmed => hostile_names_are_distinct_ordinary_locks,
 }
 
 /// A store that makes one mistake, or none.
 #[derive(Debug)]
 struct Mutant {
     wrong: Option<Wrong>,
-    /// What it claims: everything.
+    /// The information about the store, which claims all guarantees.
     info: StoreInfo,
     began: Instant,
     state: Mutex<State>,
@@ -193,7 +194,7 @@ struct State {
     locks: BTreeMap<Name, Lock>,
     last_token: u64,
     joined: usize,
-    /// In the order in which they were used first.
+    /// The names, in the order in which they were first used.
     names: Vec<Name>,
 }
 
@@ -223,7 +224,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Mutant {
     fn new(wrong: Option<Wrong>) -> Arc<Self> {
         let mut everything = MemoryStore::new().info().guarantees.clone();
-        // It gives no hints.
+        // It sends no hints.
         (everything.evicted, everything.followed) = (Wakeup::Poll, Wakeup::Poll);
         let info = StoreInfo::new("mutant:", everything).local();
         let began = Instant::now() - Duration::from_secs(1);
@@ -238,7 +239,7 @@ impl Mutant {
         u64::try_from(self.began.elapsed().as_micros()).unwrap()
     }
 
-    /// Where tokens are drawn from. Those who rely on a counter are found out without a clock.
+    /// Returns the stamp for tokens. Mistakes in a counter are detected without a clock.
     fn stamp(&self) -> u64 {
         use Wrong::{TokensBeginAnew, TokensBeginAnewAfterEviction, TokensBeginAnewAfterExpiry};
         match self.wrong {
@@ -250,7 +251,7 @@ impl Mutant {
         }
     }
 
-    /// Under which name the lock is kept.
+    /// Returns the name under which the lock is kept.
     fn key(&self, name: &Name) -> Name {
         let kept = match self.wrong {
             Some(Wrong::NamesIgnoreCase) => name.as_str().to_lowercase(),
@@ -260,7 +261,7 @@ impl Mutant {
         Name::new(kept).unwrap()
     }
 
-    /// Works on the lock of `name` if it is in use.
+    /// Runs `work` on the lock of `name` if it is in use.
     fn with<T>(
         &self,
         state: &mut State,
@@ -278,7 +279,7 @@ impl Mutant {
             }
         }
         let done = work(lock);
-        self.tell(lock);
+        self.notify(lock);
         if lock.queue.is_empty() {
             state.last_token = match self.is(Wrong::TokensBeginAnew) {
                 true => 0,
@@ -289,8 +290,8 @@ impl Mutant {
         Some(done)
     }
 
-    /// Tells those that were granted something.
-    fn tell(&self, lock: &mut Lock) {
+    /// Notifies the claims that were granted.
+    fn notify(&self, lock: &mut Lock) {
         let fresh = lock.queue.take_fresh_grants();
         for id in &fresh {
             let (Some(token), Some(waiter)) = (token_of(&lock.queue, *id), lock.waiters.get(id))
@@ -322,7 +323,7 @@ impl Mutant {
         }
     }
 
-    /// What the store takes the claim for.
+    /// Returns the claim as the store misinterprets it.
     fn misread(&self, claim: &Claim, queue: &Queue) -> Claim {
         let mut claim = claim.clone();
         let (semaphore, reader) = (claim.kind == Kind::Semaphore, is_reader(&claim));
@@ -397,7 +398,7 @@ impl Mutant {
                 place.ahead += 1;
                 Joined::Waiting(place)
             }
-            // Told as it was asked for.
+            // Reports the requested lease, although the mistake may have changed it.
             Joined::Holding { token, remaining: Some(_) } if !is_here => {
                 Joined::Holding { token, remaining: Some(asked.lease) }
             }
@@ -405,7 +406,7 @@ impl Mutant {
         })
     }
 
-    /// Changes the order, or lets one more in. Tells whether it did.
+    /// Changes the order, or grants one claim too many. Returns whether it did.
     fn lets_in(&self, queue: &mut Queue, claim: &Claim, now: u64, again: bool, nth: usize) -> bool {
         let (kind, capacity) = (queue.kind(), queue.capacity());
         let held: Vec<Entry> =
@@ -712,14 +713,14 @@ fn token_of(queue: &Queue, id: ClaimId) -> Option<Token> {
     queue.entries().find(|e| e.id == id).map(|e| e.token)
 }
 
-/// Changes what no call would change: the queue as it is written down.
+/// Makes a change that no call can make, in the serialized form of the queue.
 fn edit(queue: &mut Queue, change: impl FnOnce(&mut Vec<Value>)) {
     let mut written = serde_json::to_value(&*queue).unwrap();
     change(written["entries"].as_array_mut().unwrap());
     *queue = serde_json::from_value(written).unwrap();
 }
 
-/// Whether a name begins with what the pattern matches.
+/// Returns whether the beginning of `name` matches the pattern.
 fn begins_like(name: &str, pattern: &str, many: char, one: char) -> bool {
     let Some(first) = pattern.chars().next() else { return true };
     let rest = &pattern[first.len_utf8()..];
@@ -735,7 +736,7 @@ fn begins_like(name: &str, pattern: &str, many: char, one: char) -> bool {
     }
 }
 
-/// Runs a case on a store; panics as the case does.
+/// Runs a case on a store, and panics if the case does.
 fn passes(store: Arc<Mutant>, case: impl AsyncFnOnce(&leasehold::conformance::Subject)) {
     let connect = move || {
         let store = store.clone();
@@ -744,13 +745,13 @@ fn passes(store: Arc<Mutant>, case: impl AsyncFnOnce(&leasehold::conformance::Su
     run(false, connect, case);
 }
 
-/// How many cases run at once: they wait most of the time.
+/// The number of cases that run at the same time. They wait most of the time.
 const AT_ONCE: usize = 12;
 
-/// A store with this mistake, or with none, and what is done with it.
+/// A mistake, or none, and the case to run on a store with it.
 type Job = (Option<Wrong>, fn(Arc<Mutant>));
 
-/// Runs each job and tells which of them panicked, and with which words.
+/// Runs each job, and returns the panic messages of those that panicked.
 fn panics(jobs: &[Job]) -> Vec<Option<String>> {
     let next = AtomicUsize::new(0);
     let said = Mutex::new(vec![None; jobs.len()]);
@@ -772,27 +773,27 @@ fn panics(jobs: &[Job]) -> Vec<Option<String>> {
 fn words(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    text.unwrap_or_else(|| "no words".to_owned())
+    text.unwrap_or_else(|| "a panic without a text".to_owned())
 }
 
 #[test]
-fn each_wrong_store_fails_the_case_that_is_named_beside_it() {
+fn each_faulty_store_fails_its_conformance_case() {
     let jobs: Vec<_> = MUTANTS.iter().map(|&(wrong, _, case)| (Some(wrong), case)).collect();
     let mut missed = Vec::new();
     for (said, (wrong, case, _)) in panics(&jobs).into_iter().zip(MUTANTS) {
         match said {
-            // That a case does not end is no finding of its own.
+            // A case that does not end has not detected the mistake.
             Some(said) if !said.contains("the case was not done") => {
                 println!("{wrong:?} fails {case}: {said}");
             }
             other => missed.push((wrong, case, other)),
         }
     }
-    assert!(missed.is_empty(), "not found out: {missed:#?}");
+    assert!(missed.is_empty(), "no case failed for these mistakes: {missed:#?}");
 }
 
 #[test]
-fn the_same_cases_pass_on_the_store_without_a_mistake() {
+fn same_cases_pass_on_the_correct_store() {
     let mut cases: Vec<_> = MUTANTS.iter().map(|&(_, case, run)| (case, run)).collect();
     cases.sort_by_key(|(case, _)| *case);
     cases.dedup_by_key(|(case, _)| *case);
@@ -802,5 +803,5 @@ fn the_same_cases_pass_on_the_store_without_a_mistake() {
         .zip(&cases)
         .filter_map(|(said, (case, _))| Some((case, said?)))
         .collect();
-    assert!(failed.is_empty(), "not for their mistakes: {failed:#?}");
+    assert!(failed.is_empty(), "these cases fail without the mistake: {failed:#?}");
 }

@@ -1,4 +1,4 @@
-//! Options together: `max_hold`, `at_least`, `lock_delay`, `min_validity` and owners.
+//! Combinations of options: `max_hold`, `min_hold`, `lock_delay`, `min_validity` and owners.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use crate::common::*;
 use leasehold::store::MemoryStore;
 use leasehold::{ErrorKind, LostReason, Owner, State};
 
-/// A cron job with a limit: `max_hold` ends the hold, `at_least` keeps the lock closed all the same.
+/// A cron job with a limit: `max_hold` ends the hold, but `min_hold` keeps the lock unavailable.
 #[tokio::test]
-async fn at_least_outlasts_max_hold() {
+async fn min_hold_outlasts_max_hold() {
     let locks = client(Arc::new(MemoryStore::new()));
     let lock = locks.mutex("a").max_hold(Duration::from_millis(60));
-    let guard = lock.clone().at_least(Duration::from_secs(60)).lock().await.unwrap();
+    let guard = lock.clone().min_hold(Duration::from_secs(60)).lock().await.unwrap();
     assert_eq!(guard.lost().await, LostReason::MaxHold);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
@@ -20,21 +20,22 @@ async fn at_least_outlasts_max_hold() {
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
 }
 
-/// Dropped before the keeper has noticed that `max_hold` is over.
+/// The guard is dropped before the renewal thread has noticed that `max_hold` is over.
 #[tokio::test]
-async fn at_least_outlasts_max_hold_when_the_guard_is_dropped_at_once() {
+async fn min_hold_outlasts_max_hold_when_the_guard_is_dropped_at_once() {
     let clock = leasehold::Clock::stepped();
     let locks = leasehold::builder().clock(clock.clone()).store(Arc::new(MemoryStore::new()));
     let locks = locks.unwrap();
     let lock = locks.mutex("a").max_hold(Duration::from_secs(5));
-    let guard = lock.clone().at_least(Duration::from_secs(60)).lock().await.unwrap();
+    let guard = lock.clone().min_hold(Duration::from_secs(60)).lock().await.unwrap();
     clock.advance(Duration::from_secs(6));
     drop(guard);
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
 }
 
+// S15
 #[tokio::test]
-async fn s15_a_hold_ended_by_max_hold_is_an_unclean_end() {
+async fn a_hold_ended_by_max_hold_is_an_unclean_end() {
     let locks = client(Arc::new(MemoryStore::new()));
     let lock = locks.mutex("a").max_hold(Duration::from_millis(60));
     let guard = lock.clone().lock_delay(Duration::from_secs(60)).lock().await.unwrap();
@@ -44,16 +45,16 @@ async fn s15_a_hold_ended_by_max_hold_is_an_unclean_end() {
 }
 
 #[tokio::test]
-async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
+async fn short_max_hold_is_not_at_risk_from_the_start() {
     let locks = client(Arc::new(MemoryStore::new()));
-    // Shorter than a third of the lease.
+    // This is less than a third of the lease.
     let lock = locks.mutex("a").lease(Duration::from_secs(60)).max_hold(Duration::from_secs(16));
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.state(), State::Held);
 }
 
 #[tokio::test]
-async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
+async fn reentry_respects_the_requested_min_validity() {
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
     let clock = leasehold::Clock::stepped();
     let locks = leasehold::builder().clock(clock.clone()).store(odd).unwrap();

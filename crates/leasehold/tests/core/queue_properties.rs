@@ -1,15 +1,15 @@
-//! Random histories of one queue, judged twice.
+//! Random histories of one queue, judged in two ways.
 //!
-//! - *Against a reference*: [`Reference`] keeps a plain list, remembers nothing that it can work
-//!   out, and recomputes the grant rule from its definition at every step. It shares no code with
+//! - *Against a reference*: [`Reference`] keeps a plain list, stores nothing that it can derive,
+//!   and recomputes the grant rule from its definition at every step. It shares no code with
 //!   `queue.rs`. Every answer and the whole queue must be equal after every step.
-//! - *Against the promises*: [`Watch`] knows no rule at all. It sees only who stood in the queue
-//!   before and after each step, and judges exclusion, order, tokens and wake-ups from that; what
-//!   both implementations got wrong in the same way would show here.
+//! - *Against the promises*: [`Watch`] knows no rule at all. It only sees which claims were in the
+//!   queue before and after each step. From that it judges exclusion, order, tokens and wake-ups.
+//!   It would detect a mistake that both implementations share.
 //!
-//! Time goes forwards, stands still or steps back; stamps jump at will; half of the histories are
-//! those of a store without leases. A claim that has left may come back under its old id, as when
-//! a duplicate of its join was delayed: it is a new place with a new token.
+//! Time moves forward, does not move, or moves backward, and stamps jump arbitrarily. Half of the
+//! histories are those of a store without leases. A claim that has left may come back with its old
+//! ID, as when a duplicate of its join was delayed. It gets a new position with a new token.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,8 @@ use proptest::prelude::*;
 
 const CLAIMS: usize = 6;
 
-/// A failing history is printed whole; keeping it in a file would only dirty the tree.
+/// Returns a configuration that prints a failing history, but does not keep it in a file, which
+/// would only clutter the working tree.
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -30,7 +31,7 @@ fn us(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
 
-/// What a client asks for, before it is a [`Claim`].
+/// What a client requests, before it is a [`Claim`].
 #[derive(Clone, Debug)]
 struct Wish {
     weight: u32,
@@ -78,11 +79,11 @@ enum Step {
         who: usize,
     },
     EvictHolders,
-    /// Those of this set of claims are dead.
+    /// The claims of this set are dead.
     Retain {
         dead: u8,
     },
-    /// The store writes the queue down and reads it back.
+    /// The store serializes the queue and reads it back.
     #[cfg(feature = "serde")]
     Persist,
 }
@@ -145,7 +146,7 @@ fn wishes(kind: Kind, capacity: u32) -> impl Strategy<Value = Vec<Wish>> {
 fn step(resizes: bool) -> impl Strategy<Value = Step> {
     let who = 0..CLAIMS;
     let mode = || prop_oneof![1 => Just(Mode::Try), 4 => Just(Mode::Wait)];
-    // Stamps rise, stand and fall; now and then one is from another age.
+    // Stamps increase, stay equal and decrease. Occasionally, one is far off.
     let stamp = prop_oneof![9 => 0..300_u64, 1 => Just(0), 1 => 1_000..2_000_u64];
     let wrong =
         prop::sample::select(vec![Wrong::Kind, Wrong::Capacity, Wrong::NoWeight, Wrong::TooHeavy]);
@@ -202,7 +203,7 @@ fn history(resizes: bool) -> impl Strategy<Value = History> {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The reference: the rule, word by word, on a plain list.
+// The reference: the rule exactly as it is defined, on a plain list.
 
 #[derive(Clone, Debug)]
 struct Item {
@@ -211,9 +212,9 @@ struct Item {
     weight: u32,
     ends: Option<u64>,
     delay: u64,
-    /// Its holder is gone; the place is kept.
+    /// Its holder is gone, but the position is in a cooldown.
     departed: bool,
-    /// It was granted once. Follows from the rule unless the capacity was lowered since.
+    /// It was granted. This follows from the rule, unless the capacity was lowered since.
     granted: bool,
 }
 
@@ -226,7 +227,7 @@ struct Reference {
     list: Vec<Item>,
 }
 
-/// What either side answers, in one form.
+/// The answer of either side, in one form.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Holding(u64, Option<Duration>),
@@ -241,7 +242,7 @@ enum Answer {
 }
 
 impl Reference {
-    /// "The weights up to and including its own add up to at most the capacity."
+    /// Returns whether "the weights up to and including its own add up to at most the capacity".
     fn fits(&self, i: usize) -> bool {
         self.list[..=i].iter().map(|item| item.weight).sum::<u32>() <= self.capacity
     }
@@ -257,7 +258,8 @@ impl Reference {
         for mut item in self.list.drain(..) {
             let expired = item.ends.is_some_and(|end| end <= now);
             if expired && item.granted && !item.departed {
-                // It ended uncleanly: its place lasts for the lock-delay from that moment.
+                // It ended uncleanly, so its position stays in a cooldown of the lock delay from
+                // that moment.
                 item.departed = true;
                 item.ends = item.ends.map(|end| end + item.delay);
             }
@@ -365,7 +367,8 @@ impl Reference {
         Answer::Left(true)
     }
 
-    /// Lighter whenever it holds; heavier only alone, and if it is not too much for the lock.
+    /// Decreases the weight of any holder. Increases it only for the only holder, and up to the
+    /// capacity.
     fn reweigh(&mut self, id: ClaimId, weight: u32, now: u64) -> Answer {
         self.settle(now);
         let holds = |item: &Item| item.granted && !item.departed;
@@ -404,14 +407,14 @@ impl Reference {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The promises, judged by what can be seen from outside.
+// The promises, judged by what is visible from outside.
 
-/// What one step may do to grants that are there.
+/// The effects on existing grants that one step may have.
 #[derive(Default)]
 struct Excuse {
-    /// These were told to go.
+    /// The claims that were released or evicted.
     gone: BTreeSet<ClaimId>,
-    /// It was told to weigh something else.
+    /// The claim whose weight was to be changed.
     reweighed: Option<ClaimId>,
     now: u64,
 }
@@ -421,9 +424,9 @@ struct Watch {
     before: Vec<Entry>,
     /// The token of the newest grant so far.
     last_granted: u64,
-    /// The greatest token of anybody who ever joined.
+    /// The largest token of any claim that has joined.
     last_joined: u64,
-    /// Whether the capacity was changed: then holders may be more than it.
+    /// Whether the capacity was changed. Holders may exceed the capacity then.
     resized: bool,
     capacity: u32,
 }
@@ -433,32 +436,34 @@ fn holding(e: &Entry) -> bool {
 }
 
 impl Watch {
-    /// `settled`: this step ended with settling, so nobody who fits may still wait.
+    /// Checks the promises after a step that has settled the queue, so that no claim that fits
+    /// still waits.
     fn judge(&mut self, q: &mut Queue, excuse: &Excuse) -> Result<(), TestCaseError> {
         let after: Vec<Entry> = q.entries().cloned().collect();
         let was: BTreeMap<_, _> = self.before.iter().map(|e| (e.id, e.clone())).collect();
         let is: BTreeMap<_, _> = after.iter().map(|e| (e.id, e.clone())).collect();
-        prop_assert_eq!(is.len(), after.len(), "one place for each claim");
+        prop_assert_eq!(is.len(), after.len(), "a claim is twice in the queue");
 
-        // Order in the queue is order of tokens; those who were there keep token and order.
+        // The order in the queue is the order of tokens. Earlier claims keep their token and their
+        // order.
         prop_assert!(after.is_sorted_by(|a, b| a.token < b.token));
         for e in &after {
             match was.get(&e.id).filter(|old| old.token == e.token) {
                 Some(_) if excuse.reweighed == Some(e.id) => prop_assert!(holding(e)),
                 Some(old) => prop_assert_eq!(old.weight, e.weight),
                 None => {
-                    prop_assert!(e.token.get() > self.last_joined, "a token came back");
+                    prop_assert!(e.token.get() > self.last_joined, "a token was assigned twice");
                     if let Some(old) = was.get(&e.id) {
                         let expired = old.expires.is_some_and(|t| t <= excuse.now);
-                        prop_assert!(expired, "a second token for a claim that was there");
+                        prop_assert!(expired, "a second token for a claim in the queue");
                     }
                     self.last_joined = e.token.get();
                 }
             }
         }
 
-        // Exclusion, at the moment of each grant; and for good where nothing was resized.
-        // A change of capacity settles before it changes anything.
+        // Checks exclusion at the moment of each grant, and permanently if the capacity was not
+        // changed. A change of the capacity settles the queue before it changes anything.
         let most = q.capacity().max(std::mem::replace(&mut self.capacity, q.capacity()));
         let mut sum = 0_u64;
         let mut fit = 0;
@@ -470,7 +475,11 @@ impl Watch {
             if e.standing != Standing::Waiting && !stood {
                 prop_assert!(sum <= u64::from(most), "granted beyond the capacity");
             }
-            prop_assert!(!fits || e.standing != Standing::Waiting, "a lost wake-up at {}", i);
+            prop_assert!(
+                !fits || e.standing != Standing::Waiting,
+                "a claim that fits still waits at {}",
+                i
+            );
         }
         if !self.resized {
             let granted_now = after.iter().take_while(|e| e.standing != Standing::Waiting).count();
@@ -479,22 +488,25 @@ impl Watch {
             prop_assert_eq!(granted(after.iter().map(|e| e.weight), q.capacity()), fit);
         }
 
-        // A grant ends by its own end only.
+        // A grant ends only by its own end.
         for old in self.before.iter().filter(|e| holding(e)) {
             let still = is.get(&old.id).is_some_and(|e| e.token == old.token && holding(e));
             let expired = old.expires.is_some_and(|t| t <= excuse.now);
-            prop_assert!(still || expired || excuse.gone.contains(&old.id), "a grant was taken");
+            prop_assert!(
+                still || expired || excuse.gone.contains(&old.id),
+                "a grant ended without a cause"
+            );
         }
 
-        // Grants in order of tokens: first come, first served. And each is told once, to those
-        // who waited; who holds at once knows it from the answer.
+        // Grants are made in the order of tokens, first come, first served. Each waiter is notified
+        // once of its grant. A claim that is granted immediately learns it from the answer.
         let mut woken = Vec::new();
         for e in after.iter().filter(|e| holding(e)) {
             let old = was.get(&e.id).filter(|old| old.token == e.token);
             if old.is_some_and(holding) {
                 continue;
             }
-            prop_assert!(e.token.get() > self.last_granted, "overtaken");
+            prop_assert!(e.token.get() > self.last_granted, "a claim overtook another one");
             self.last_granted = e.token.get();
             if old.is_some() {
                 woken.push(e.id);
@@ -525,7 +537,7 @@ fn heard_renewal(renewal: Renewal) -> Answer {
         Renewal::Holding { token, remaining } => Answer::Holding(token.get(), remaining),
         Renewal::Waiting(place) => Answer::Waiting(place),
         Renewal::Lost => Answer::Lost,
-        Renewal::Unknown { .. } => unreachable!("a queue knows of all its claims"),
+        Renewal::Unknown { .. } => unreachable!("a queue knows all its claims"),
     }
 }
 
@@ -570,8 +582,8 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                     Wrong::NoWeight => claim.weight = 0,
                     Wrong::TooHeavy => claim.weight = claim.capacity + 1,
                 }
-                // On an empty queue another kind is no mistake, and would change what the rest of
-                // the history is about.
+                // On an empty queue, another kind is not a mistake. It would change the kind of
+                // queue for the rest of the history.
                 q.settle(now);
                 r.settle(now);
                 if q.is_empty() {
@@ -647,7 +659,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 continue;
             }
         };
-        prop_assert_eq!(heard, expected, "at {:?}", step);
+        prop_assert_eq!(heard, expected, "in step {:?}", step);
         let shown: Vec<_> =
             q.entries().map(|e| (e.id, e.token.get(), e.weight, e.standing, e.expires)).collect();
         let expected: Vec<_> = r
@@ -662,7 +674,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 (i.id, i.token, i.weight, standing, i.ends)
             })
             .collect();
-        prop_assert_eq!(shown, expected, "after {:?}", step);
+        prop_assert_eq!(shown, expected, "after step {:?}", step);
         prop_assert_eq!(q.last_token(), r.last);
         watch.judge(&mut q, &excuse)?;
     }
@@ -672,13 +684,15 @@ fn play(h: &History) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(config(1_500))]
 
+    // P1, P3, P4, P6, P8
     #[test]
-    fn p1_p3_p4_p6_p8_any_history_keeps_the_promises_and_equals_the_reference(h in history(false)) {
+    fn any_history_keeps_the_guarantees_and_matches_the_reference(h in history(false)) {
         play(&h)?;
     }
 
+    // S16
     #[test]
-    fn s16_resizing_takes_no_grant_and_grants_only_what_fits(h in history(true)) {
+    fn resizing_revokes_no_grant_and_grants_only_what_fits(h in history(true)) {
         play(&h)?;
     }
 }
@@ -686,9 +700,11 @@ proptest! {
 proptest! {
     #![proptest_config(config(500))]
 
-    /// Closed exactly as long as was said, whoever asks meanwhile and however often.
+    // S15
+    /// The cooldown lasts exactly as long as requested, whichever clients poll in the meantime, and
+    /// however often.
     #[test]
-    fn s15_the_lock_delay_is_exact(
+    fn the_lock_delay_is_exact(
         lease in 1..1_000_u64,
         delay in 1..1_000_u64,
         asks in prop::collection::vec(0..2_000_u64, 0..8),
@@ -701,9 +717,9 @@ proptest! {
         closed_until(&mut q, &a, &b, lease + delay, lease, asks, leases_again)?;
     }
 
-    /// The same for a place that its holder keeps as it leaves; with leases and without.
+    /// The same for the cooldown that a holder requests when it leaves, with and without leases.
     #[test]
-    fn a_kept_place_is_closed_exactly_so_long(
+    fn cooldown_lasts_exactly_as_long_as_requested(
         lease in 1..1_000_u64,
         left in 0..1_000_u64,
         keep in 1..1_000_u64,
@@ -720,10 +736,12 @@ proptest! {
         closed_until(&mut q, &a, &b, left + keep, left, asks, again)?;
     }
 
-    /// However many waiters died in the queue: whoever waits behind them holds one waiter's lease
-    /// after the last sign of life of any of them, in total; lock-delays add up to one more.
+    // S18
+    /// However many waiters died in the queue, a waiter after them holds the lock at most one
+    /// waiter lease after the last heartbeat of any of them. Lock delays add at most one delay in
+    /// total.
     #[test]
-    fn s18_dead_waiters_cost_one_waiter_lease_in_total(
+    fn crashed_waiters_cost_one_waiter_lease_in_total(
         capacity in 1..5_u32,
         dead in prop::collection::vec((0..5_u32, 0..20_u64), 1..8),
         waiter_lease in 20..60_u64,
@@ -751,7 +769,7 @@ proptest! {
         let live = permit(100, capacity);
         q.join(&live, Mode::Wait, StoreTime { now: last_sign, stamp: 0 }, "").unwrap();
         let free = last_sign + left.max(waiter_lease + delay);
-        // It asks as a live waiter does, and for the last time when the bound is reached.
+        // The live waiter sends heartbeats as usual, and the last one when the bound is reached.
         for now in last_sign..free {
             if now == last_sign + left {
                 q.leave(holder.id, None, now);
@@ -765,9 +783,10 @@ proptest! {
         prop_assert!(matches!(answer, Renewal::Holding { .. }), "at {}: {:?}", free, answer);
     }
 
-    /// Tokens rise for good, also when a clock or a client's `seen` is absurd.
+    // P3
+    /// Tokens always increase, even if a clock or a client's `seen` is absurd.
     #[test]
-    fn p3_absurd_stamps_and_seen_tokens_never_stop_the_tokens_from_rising(
+    fn tokens_increase_despite_absurd_stamps_and_seen_tokens(
         draws in prop::collection::vec((extreme(), extreme()), 1..40),
     ) {
         let mut q = Queue::new(Kind::Mutex, 1, true);
@@ -805,8 +824,8 @@ fn mutex(who: usize) -> Claim {
     claim(who, Kind::Mutex, 1, 1)
 }
 
-/// `a` ended at `ended`; `b` gets in at `open` and not a microsecond earlier, though `a` leaves
-/// and renews (`again`) and `b` asks at any time.
+/// Checks that after `a` has ended at `ended`, `b` is granted at `open` and not a microsecond
+/// earlier. Meanwhile `a` leaves and renews (if `again` is set), and `b` tries at any time.
 fn closed_until(
     q: &mut Queue,
     a: &Claim,
@@ -828,8 +847,8 @@ fn closed_until(
             let renewed = q.renew(a, Duration::from_secs(60), now);
             prop_assert!(matches!(renewed, Renewal::Lost), "a departed claim was renewed");
         }
-        prop_assert!(!tries(q, now), "open at {} instead of {}", now, open);
+        prop_assert!(!tries(q, now), "free at {} instead of {}", now, open);
     }
-    prop_assert!(tries(q, open), "still closed at {}", open);
+    prop_assert!(tries(q, open), "not free at {}", open);
     Ok(())
 }

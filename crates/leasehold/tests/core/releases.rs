@@ -1,4 +1,4 @@
-//! Releases that come too late, fail, or stay owed.
+//! Releases that are too late, fail, or stay pending.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,9 +8,10 @@ use crate::common::*;
 use leasehold::store::MemoryStore;
 use leasehold::{LostReason, Released, State};
 
-/// A renewal that the store handles after our leave finds nothing: that is no loss.
+// S07
+/// A renewal that the store executes after the release finds no claim. That is not a loss.
 #[tokio::test]
-async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
+async fn renewal_after_a_release_is_not_a_loss() {
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
     let locks = client(odd.clone());
     let guard = locks.mutex("a").lease(Duration::from_secs(6)).lock().await.unwrap();
@@ -28,9 +29,9 @@ async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
     assert_eq!(watch.state(), State::Released);
 }
 
-/// A lease that runs out while its release is on its way has run out: nobody took it away.
+/// A lease that expires while its release is under way has expired. It was not evicted.
 #[tokio::test]
-async fn a_release_that_comes_too_late_says_why() {
+async fn late_release_reports_that_the_lease_expired() {
     let clock = leasehold::Clock::stepped();
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::with_clock(clock.clone()))));
     let locks = leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
@@ -46,7 +47,7 @@ async fn a_release_that_comes_too_late_says_why() {
     assert_eq!(error.lost_reason(), Some(LostReason::Expired), "{error}");
 }
 
-/// The work is done; that the release was not heard does not undo it.
+/// The work is done. A release that was not answered does not change that.
 #[tokio::test]
 async fn run_keeps_the_result_when_the_release_fails() {
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
@@ -59,9 +60,10 @@ async fn run_keeps_the_result_when_the_release_fails() {
     assert_eq!(done.await.unwrap(), 7);
 }
 
-/// The work is done. That the store is away is no reason to end the loop that it was done in.
+// F56
+/// The work is done. An unreachable store is not a reason to end the caller's loop.
 #[tokio::test]
-async fn f56_a_release_that_is_owed_is_no_error() {
+async fn pending_release_is_not_an_error() {
     let memory = Arc::new(MemoryStore::new());
     let remote = Arc::new(Remote::new(&memory));
     let (here, there) = (client(memory), client(remote.clone()));
@@ -71,13 +73,31 @@ async fn f56_a_release_that_is_owed_is_no_error() {
     let mut watch = guard.watch();
     remote.others.send_replace(Network::Silent);
     let started = std::time::Instant::now();
-    assert_eq!(guard.release().await.unwrap(), Released::Owed);
-    // A long lease is no reason to be held up for as long.
+    assert_eq!(guard.release().await.unwrap(), Released::Pending);
+    // With a long lease, the call does not wait for the whole lease.
     assert!(started.elapsed() < Duration::from_secs(27), "{:?}", started.elapsed());
     assert_eq!(watch.changed().await, leasehold::State::Released);
-    assert!(here.read("a").await.unwrap().is_some());
-    // It is paid as soon as it can be, and not when the lease is over.
+    assert!(here.inspect("a").await.unwrap().is_some());
+    // The pending release is completed as soon as possible, not when the lease expires.
     remote.others.send_replace(Network::Well);
     let next = tokio::time::timeout(Duration::from_secs(10), here.mutex("a").lock()).await;
-    drop(next.expect("still held").unwrap());
+    drop(next.expect("the lock is still held").unwrap());
+}
+
+/// Dropping a guard does not wait for its release. Closing the client does, for up to a lease.
+#[tokio::test]
+async fn close_waits_for_the_releases_of_dropped_guards() {
+    let memory = Arc::new(MemoryStore::new());
+    let remote = Arc::new(Remote::new(&memory));
+    let (here, there) = (client(memory), client(remote.clone()));
+    let guard = there.mutex("a").lease(Duration::from_secs(60)).lock().await.unwrap();
+    remote.all(Network::Silent);
+    drop(guard);
+    let closing = tokio::spawn(there.close());
+    // This is longer than the wait of a client that has no release pending.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!closing.is_finished(), "{:?}", closing.await);
+    remote.all(Network::Well);
+    closing.await.unwrap().unwrap();
+    assert!(here.inspect("a").await.unwrap().is_none());
 }

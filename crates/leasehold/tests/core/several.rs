@@ -1,4 +1,5 @@
-//! Several locks at once: how many messages go out before any is answered, and what goes back.
+//! Several locks at once: how many requests are sent before any is answered, and which locks are
+//! released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,18 +7,19 @@ use std::time::Duration;
 use crate::common::*;
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Faults, Faulty, Op};
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{Client, ErrorKind};
 
-/// One client behind a network, and one beside the store.
-fn far_and_near() -> (Leasehold, Arc<Faults>, Leasehold) {
+/// Returns one client behind a simulated network, and one that calls the store directly.
+fn far_and_near() -> (Client, Arc<Faults>, Client) {
     let memory = Arc::new(MemoryStore::new());
     let store = Faulty::around(client(memory.clone()));
     let faults = store.faults();
     (client(Arc::new(store)), faults, client(memory))
 }
 
+// R13
 #[tokio::test]
-async fn r13_locks_that_are_free_are_asked_for_before_any_is_answered() {
+async fn lock_all_requests_free_locks_concurrently() {
     let (far, faults, near) = far_and_near();
     faults.freeze();
     let taking = tokio::spawn({
@@ -29,33 +31,34 @@ async fn r13_locks_that_are_free_are_asked_for_before_any_is_answered() {
     faults.heal();
     let all = taking.await.unwrap().unwrap();
     assert_eq!(all.iter().filter(|guard| guard.is_held()).count(), 4);
-    assert_eq!(faults.count(Op::Join), 4, "one request each");
+    assert_eq!(faults.count(Op::Join), 4, "expected one request for each lock");
     all.release().await.unwrap();
     assert!(near.list("").await.unwrap().is_empty());
 }
 
-/// One that tries is answered once, and one that waits for so long no later than that, whatever is silent.
+/// A try sends each request once, and a wait with a limit ends in time, even if the store does not
+/// answer.
 #[tokio::test]
-async fn a_silent_store_is_asked_once_by_who_tries_and_no_longer_than_was_said() {
+async fn lock_all_on_an_unreachable_store_fails_in_time() {
     let (far, faults, _) = far_and_near();
     faults.freeze();
     let started = std::time::Instant::now();
     let limit = Duration::from_millis(50);
     let error = far.lock_all_timeout(["a", "b"], limit).await.unwrap_err();
-    assert_eq!((error.kind(), error.store_answered()), (ErrorKind::Timeout, false));
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     let asked = faults.count(Op::Join);
     let error = far.try_lock_all(["c", "d"]).await.unwrap_err();
-    assert!(!error.store_answered());
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     assert_eq!(error.name().unwrap().as_str(), "c");
-    assert_eq!(faults.count(Op::Join) - asked, 2, "one request each");
+    assert_eq!(faults.count(Op::Join) - asked, 2, "expected one request for each lock");
     faults.heal();
 }
 
-/// With an earlier one in hand anybody may wait for a later one; the other way round two would wait for each
-/// other.
+/// A client may wait for a later lock while it holds an earlier one. In the opposite order, two
+/// clients could wait for each other.
 #[tokio::test]
-async fn what_is_behind_one_that_is_taken_goes_back_before_that_is_waited_for() {
+async fn lock_all_releases_later_locks_before_it_waits() {
     let (far, _, near) = far_and_near();
     let held = near.mutex("b").lock().await.unwrap();
     let taking = tokio::spawn({
@@ -82,12 +85,13 @@ async fn what_is_behind_one_that_is_taken_goes_back_before_that_is_waited_for() 
     all.release().await.unwrap();
 }
 
-/// What is given back with `at_least` stays closed, so it is taken in its turn only.
+/// A lock that is released with `min_hold` stays in a cooldown, so it is only acquired in its
+/// order.
 #[tokio::test]
-async fn what_would_stay_closed_is_not_taken_before_its_turn() {
+async fn lock_all_acquires_min_hold_locks_only_in_order() {
     let (far, _, near) = far_and_near();
     let _held = near.mutex("b").lock().await.unwrap();
-    let c = far.mutex("c").at_least(Duration::from_secs(60));
+    let c = far.mutex("c").min_hold(Duration::from_secs(60));
     assert!(far.try_lock_all([far.mutex("b"), c]).await.is_err());
     drop(near.mutex("c").try_lock().await.unwrap());
 }

@@ -1,4 +1,5 @@
-//! Tokens with an offset, and the marks of fences when a lock moves or its resource has several nodes.
+//! Tokens with an offset, and the tokens that fences store, when a lock moves or its resource has
+//! several nodes.
 
 use std::sync::Arc;
 
@@ -6,9 +7,11 @@ use crate::common::*;
 use leasehold::store::{Evict, MemoryStore};
 use leasehold::{Builder, ErrorKind};
 
-/// Tokens of a store with an offset are as good as any: raised everywhere, and known again.
+// F24
+/// Tokens with an offset work like any others. They are raised everywhere, and recognized when they
+/// are passed back.
 #[tokio::test]
-async fn f24_a_token_offset_raises_every_token() {
+async fn a_token_offset_raises_every_token() {
     const OFFSET: u64 = 4_000_000_000_000_000_000;
     let memory = Arc::new(MemoryStore::new());
     let plain = client(memory.clone());
@@ -28,27 +31,28 @@ async fn f24_a_token_offset_raises_every_token() {
     raised.check(&guard.sequencer()).await.unwrap();
     let error = plain.check(&guard.sequencer()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-    let shown = raised.read("a").await.unwrap().unwrap();
-    assert_eq!(shown.claims[0].token, Some(guard.token()));
-    assert_eq!(raised.list("").await.unwrap()[0].claims[0].token, Some(guard.token()));
-    // What the store draws next is above what this client has seen, without the offset.
-    assert!(plain.read("a").await.unwrap().unwrap().claims[0].token.unwrap().get() < OFFSET);
-    assert_eq!(plain.evict("a", Evict::Token(guard.token())).await.unwrap(), 0);
-    assert_eq!(raised.evict("a", Evict::Token(guard.token())).await.unwrap(), 1);
+    let shown = raised.inspect("a").await.unwrap().unwrap();
+    assert_eq!(shown.claims[0].token, Some(guard.grant()));
+    assert_eq!(raised.list("").await.unwrap()[0].claims[0].token, Some(guard.grant()));
+    // The store's next token is larger than what this client has seen, without the offset.
+    assert!(plain.inspect("a").await.unwrap().unwrap().claims[0].token.unwrap().get() < OFFSET);
+    assert_eq!(plain.evict("a", Evict::Token(guard.grant())).await.unwrap(), 0);
+    assert_eq!(raised.evict("a", Evict::Token(guard.grant())).await.unwrap(), 1);
     let error = Builder::default().token_offset(u64::MAX).store(memory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-/// A lock that moves to a store with small tokens: the fence has seen greater ones.
+// F24
+/// A lock moves to a store with small tokens, and its fence has seen larger ones.
 #[cfg(all(feature = "etcd", feature = "sqlite"))]
 #[tokio::test]
-async fn f24_a_fence_outlives_the_move_of_its_lock() {
+async fn token_offset_keeps_a_fence_usable_after_its_lock_moves() {
     use leasehold::database::sqlx;
     use leasehold::fence::sql::check_guard;
     let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     let pool = options.connect("sqlite::memory:").await.unwrap();
     leasehold::database::install(&pool).await.unwrap();
-    let show = async |guard: &leasehold::Guard| {
+    let show = async |guard: &leasehold::MutexGuard| {
         let mut tx = pool.begin().await.unwrap();
         let checked = check_guard(&mut tx, guard).await;
         tx.commit().await.unwrap();
@@ -65,12 +69,13 @@ async fn f24_a_fence_outlives_the_move_of_its_lock() {
     let seen = refused.stale_token().unwrap().seen;
     guard.release().await.unwrap();
 
-    // The step: what the fence has seen is where the new tokens begin.
+    // The fix is an offset: the new tokens begin above the highest token that the fence has seen.
     let url = format!("{url}?token_offset={seen}");
     let told = leasehold::connect(&url).await.unwrap();
     let guard = told.mutex("order").lock().await.unwrap();
     show(&guard).await.unwrap();
-    // And a holder from before the move stays out, which it would not with a lowered mark.
+    // A holder from before the move is still rejected. If the fence's stored token had been
+    // lowered, the holder would be accepted.
     assert_eq!(show(&old).await.unwrap_err().kind(), ErrorKind::StaleToken);
     let next = told.mutex("order");
     let waiting = tokio::spawn(async move { next.lock().await });
@@ -84,10 +89,12 @@ async fn f24_a_fence_outlives_the_move_of_its_lock() {
     show(&guard).await.unwrap();
 }
 
-/// A resource of two nodes has a mark on each: a holder shows its token to both before it reads.
+// F82, R51
+/// A resource of two nodes stores a token on each. A holder shows its token to both before it
+/// reads.
 #[cfg(feature = "sqlite")]
 #[tokio::test]
-async fn f82_r51_a_resource_of_several_nodes_has_a_mark_on_each() {
+async fn resource_of_several_nodes_stores_a_token_on_each() {
     use leasehold::database::sqlx;
     use leasehold::fence::sql::check;
     let node = async || {
@@ -97,7 +104,7 @@ async fn f82_r51_a_resource_of_several_nodes_has_a_mark_on_each() {
         pool
     };
     let nodes = [node().await, node().await];
-    let show = async |node: &sqlx::SqlitePool, token: leasehold::Token| {
+    let show = async |node: &sqlx::SqlitePool, token: leasehold::FencingToken| {
         let mut tx = node.begin().await.unwrap();
         let checked = check(&mut tx, "order", token).await.map_err(|e| e.kind());
         tx.commit().await.unwrap();
@@ -106,11 +113,12 @@ async fn f82_r51_a_resource_of_several_nodes_has_a_mark_on_each() {
     let locks = client(Arc::new(MemoryStore::new()));
     let late = locks.mutex("order").lock().await.unwrap().token();
     let next = locks.mutex("order").lock().await.unwrap().token();
-    // The next holder has been to one node only: the other lets the late one in.
+    // The next holder has shown its token to one node only, so the other node accepts the late
+    // holder.
     show(&nodes[0], next).await.unwrap();
     assert_eq!(show(&nodes[0], late).await, Err(ErrorKind::StaleToken));
     assert_eq!(show(&nodes[1], late).await, Ok(()));
-    // So it shows its token to all, first thing.
+    // So the next holder shows its token to all nodes first.
     show(&nodes[1], next).await.unwrap();
     assert_eq!(show(&nodes[1], late).await, Err(ErrorKind::StaleToken));
 }

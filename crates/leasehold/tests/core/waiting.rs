@@ -1,4 +1,4 @@
-//! Who waits: told of its place and its turn, over whatever the store does meanwhile.
+//! Waiters are notified of their position and their grant, whatever the store does in the meantime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use crate::common::*;
 use leasehold::store::{Evict, MemoryStore, Place};
-use leasehold::{Builder, ErrorKind, Leasehold};
+use leasehold::{Builder, Client, ErrorKind};
 
-/// Listening that failed once begins anew, so the next hand-over is pushed again.
+// P06
+/// A waiter listens again after a failure, so the next hand-over is pushed again.
 #[tokio::test]
-async fn p06_listening_begins_anew_after_it_failed() {
+async fn waiter_listens_again_after_a_failure() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     odd.changed_fails.store(true, Ordering::SeqCst);
@@ -19,15 +20,16 @@ async fn p06_listening_begins_anew_after_it_failed() {
     let waiting = waiting_lock(&second, "a", 12_000);
     until(|| odd.renewals_sent.load(Ordering::SeqCst) > 1).await;
     assert!(!odd.changed_fails.load(Ordering::SeqCst));
-    // From here on no heartbeat is answered: only a push can bring the grant, until the lease is over.
+    // From here on, no heartbeat is answered. Until the lease expires, only a push can bring the
+    // grant.
     odd.before_renew.forget_permits(OPEN);
     blocker.release().await.unwrap();
     let pushed = tokio::time::timeout(Duration::from_secs(4), waiting).await;
-    let _guard = pushed.expect("the push was not heard").unwrap().unwrap();
+    let _guard = pushed.expect("the push did not wake the waiter").unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_place_is_told_once_and_again_only_when_it_changes() {
+async fn queue_position_is_reported_only_when_it_changes() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     odd.changed_fails.store(true, Ordering::SeqCst);
@@ -44,9 +46,9 @@ async fn a_place_is_told_once_and_again_only_when_it_changes() {
     assert_eq!(told.lock().unwrap().len(), 1);
 }
 
-/// A waiter that loses its place after a long wait has a full patience for joining again.
+/// A waiter that loses its position after a long wait has the full time limit for joining again.
 #[tokio::test]
-async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
+async fn long_wait_does_not_shorten_the_time_limit_for_rejoining() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     let clock = leasehold::Clock::stepped();
@@ -59,7 +61,7 @@ async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
     }
     clock.advance(Duration::from_secs(3_600));
     odd.joins_fail.store(true, Ordering::SeqCst);
-    let info = first.read("a").await.unwrap().unwrap();
+    let info = first.inspect("a").await.unwrap().unwrap();
     let token = info.waiters().next().unwrap().token.unwrap();
     assert_eq!(first.evict("a", Evict::Token(token)).await.unwrap(), 1);
     until(|| odd.joins_failed.load(Ordering::SeqCst) > 0).await;
@@ -72,9 +74,10 @@ async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
     let _guard = waiting.await.unwrap().unwrap();
 }
 
-/// A grant that comes while the store's answers are lost is waited with, not given up.
+// F58
+/// A grant that arrives while the store's answers are lost is waited for, not given up.
 #[tokio::test]
-async fn f58_a_grant_that_comes_in_an_outage_is_waited_with() {
+async fn grant_during_an_outage_is_not_given_up() {
     let memory = Arc::new(MemoryStore::new());
     let remote = Arc::new(Remote::new(&memory));
     let (here, there) = (client(memory), client(remote.clone()));
@@ -84,39 +87,42 @@ async fn f58_a_grant_that_comes_in_an_outage_is_waited_with() {
     while waiters(&here, "a").await == 0 {
         tokio::task::yield_now().await;
     }
-    // Its heartbeats arrive, and no answer to them: a grant pushed now is nearly over.
+    // The heartbeats arrive, but their answers are lost. A grant that is pushed now has nearly
+    // expired.
     remote.renewals.send_replace(Network::Deaf);
     tokio::time::sleep(Duration::from_millis(2_300)).await;
     blocker.release().await.unwrap();
     let sent = remote.renewals_sent.load(Ordering::SeqCst);
-    // More than three in vain.
+    // More than three heartbeats without an answer.
     until(|| remote.renewals_sent.load(Ordering::SeqCst) > sent + 5 || waiting.is_finished()).await;
     remote.renewals.send_replace(Network::Well);
     let guard = waiting.await.unwrap().unwrap();
     assert!(guard.is_held());
 }
 
-/// Nobody would hear of it again: the store has given the grant back, and knows the claim no more.
+/// The error must be returned, because no later answer would report it. The store has withdrawn the
+/// grant and does not know the claim any more.
 #[tokio::test]
-async fn what_the_store_refuses_to_one_who_asks_is_told() {
+async fn waiter_gets_the_error_of_an_unconfirmed_grant() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     odd.unconfirmed.store(true, Ordering::SeqCst);
     let (holding, waiting) = (client(memory), client(odd));
     let guard = holding.mutex("m").lock().await.unwrap();
     let waiter = tokio::spawn(async move { waiting.mutex("m").lock().await });
-    while holding.read("m").await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
+    while holding.inspect("m").await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     guard.release().await.unwrap();
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Unconfirmed);
 }
 
+// R13
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r13_a_hand_over_costs_no_renewal() {
+async fn a_hand_over_costs_no_renewal() {
     let store = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
     let locks = Builder::default().store(store.clone()).unwrap();
-    let contend = async |locks: Leasehold| {
+    let contend = async |locks: Client| {
         for _ in 0..250 {
             let guard = locks.mutex("m").lock().await.unwrap();
             tokio::task::yield_now().await;
@@ -127,14 +133,14 @@ async fn r13_a_hand_over_costs_no_renewal() {
     for task in tasks {
         task.await.unwrap();
     }
-    // Of a thousand turns, nearly all were pushed. A machine that stops for a while may well see
-    // a hold or two that lasted until it was renewed.
+    // Of a thousand hand-overs, nearly all were pushed. On a machine that pauses for a while, a
+    // hold or two may last until its renewal.
     let renewals = store.renewals_sent.load(Ordering::SeqCst);
     assert!(renewals < 100, "{renewals} renewals");
 }
 
 #[tokio::test]
-async fn a_task_that_locks_in_a_loop_lets_others_have_their_turn() {
+async fn task_locking_in_a_loop_yields_to_other_tasks() {
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let other = tokio::spawn({

@@ -1,8 +1,9 @@
-"""The XML API of Google Cloud Storage before fake-gcs-server, which knows conditions only in its JSON API.
+"""A proxy that adds the XML API of Google Cloud Storage to fake-gcs-server, whose JSON API alone supports conditions.
 
-Arguments: the port of this, the port of the server, the server's program, the bucket.
-Starts the server, which keeps all in memory (in files, a look may show half of what is being written), makes the bucket, and translates: a PUT becomes an upload of several parts, a DELETE
-that of the JSON API; looks and lists go through as they are.
+Arguments: the port of this proxy, the port of the server, the server's program, the bucket.
+It starts the server and creates the bucket. The server keeps all data in memory, because with files a read may return
+a partially written object. A PUT is translated into a multipart upload, and a DELETE into that of the JSON API. Reads
+and lists are forwarded unchanged.
 """
 
 import http.client
@@ -20,7 +21,7 @@ local = threading.local()
 
 
 def ask(method, path, body=None, headers=None):
-    """One request to the server. It is said again only where the connection was gone before it was read."""
+    """Sends a request to the server. Repeats a read once on a new connection if the connection was closed."""
     for is_last in (False, True):
         if getattr(local, "link", None) is None:
             local.link = http.client.HTTPConnection("127.0.0.1", int(behind), timeout=20)
@@ -96,7 +97,7 @@ class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 256
 
 
-# The package does not say that it is a program.
+# The package installs the program without the permission to execute it.
 os.chmod(program, 0o755)
 subprocess.Popen(
     [program, "-scheme", "http", "-host", "127.0.0.1", "-port", behind, "-public-host", "127.0.0.1",

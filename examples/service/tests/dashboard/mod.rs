@@ -1,10 +1,15 @@
-//! What the dashboard in `contrib/grafana` and the alerts in `docs/guide/operations.md` ask for, held against what the service
-//! shows: no panel stays empty because a metric or a label has another name.
+//! Compares the queries of the dashboard in `contrib/grafana` and the alerts in
+//! `docs/guide/operations.md` with the service's metrics. No panel stays empty because a metric or
+//! a label has another name.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
-/// What Prometheus adds to what it scrapes.
+use leasehold_server::{Access, Limits, Listener, Service, serve};
+use tokio::net::TcpListener;
+
+/// Labels that Prometheus adds.
 const ADDED: [&str; 2] = ["job", "instance"];
 
 /// Reads a file of the workspace.
@@ -13,14 +18,14 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(workspace.join(path)).unwrap()
 }
 
-/// All queries of all panels, and of the variables.
+/// Returns all queries of all panels and variables.
 fn queries() -> Vec<String> {
     let dashboard: serde_json::Value =
         serde_json::from_str(&read("contrib/grafana/leasehold.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     assert!(panels.len() >= 9, "{} panels", panels.len());
     let mut all = Vec::new();
-    for panel in panels {
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let targets = panel["targets"].as_array().unwrap();
         assert!(!targets.is_empty(), "{panel}");
         all.extend(targets.iter().map(|target| target["expr"].as_str().unwrap().to_owned()));
@@ -36,7 +41,7 @@ fn alerts() -> Vec<String> {
     page.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).map(str::to_owned).collect()
 }
 
-/// The metrics of a query, each with the conditions on it.
+/// Returns the metrics of a query, each with its label conditions.
 fn selected(query: &str) -> Vec<(&str, &str)> {
     let mut all = Vec::new();
     for (at, _) in query.match_indices("leasehold_") {
@@ -49,10 +54,26 @@ fn selected(query: &str) -> Vec<(&str, &str)> {
     all
 }
 
-/// The labels by which a query sums up.
+/// Returns the labels by which a query aggregates.
 fn summed_by(query: &str) -> BTreeSet<&str> {
     let lists = query.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
     lists.flat_map(|list| list.split(',')).map(str::trim).collect()
+}
+
+/// Returns the metrics of a lock service after one request.
+pub(crate) fn metrics_of_a_lock_service() -> String {
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let locks = leasehold::connect("memory:").await.unwrap();
+        let service = Service::new(locks, Access::open(), Limits::default()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(service, vec![Listener::Tcp(listener)], std::future::pending()));
+        let pages = ["healthz", "metrics"].map(|page| format!("http://{address}/{page}"));
+        let curl = move || Command::new("curl").args(["-sSf"]).args(pages).output().unwrap();
+        let output = tokio::task::spawn_blocking(curl).await.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    })
 }
 
 pub(crate) fn asks_for_what_is_there(scraped: &str) {

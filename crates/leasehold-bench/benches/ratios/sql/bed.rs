@@ -1,8 +1,8 @@
-//! Clients that contend, and what their server counts.
+//! Contending clients, and the counters of their server.
 
 use std::time::Duration;
 
-use leasehold::Leasehold;
+use leasehold::Client;
 use sqlx::{Connection, MySqlConnection, PgConnection};
 use tokio::runtime::{Builder, Runtime};
 
@@ -12,14 +12,14 @@ use crate::queued;
 
 const CLIENTS: usize = 8;
 
-/// Where a server counts the statements that it is sent.
+/// Where a server counts the statements that it receives.
 pub(crate) enum Counter {
     Postgres(String),
-    /// And in which schema.
+    /// The URL, and the schema of the counters.
     MariaDb(String, &'static str),
 }
 
-/// A connection to ask for the count on.
+/// A connection for reading the counter.
 enum Counting {
     Postgres(PgConnection),
     MariaDb(MySqlConnection, &'static str),
@@ -55,10 +55,10 @@ impl Counting {
     }
 }
 
-/// Clients that contend.
+/// Contending clients.
 pub(crate) struct Bed {
     pub(crate) runtime: Runtime,
-    clients: Vec<Leasehold>,
+    clients: Vec<Client>,
     counter: Option<Counter>,
 }
 
@@ -66,7 +66,7 @@ impl Bed {
     pub(crate) fn new(url: &str, n: usize, counter: impl Fn() -> Option<Counter>) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let connect = || runtime.block_on(leasehold::connect(url));
-        // One more, that holds until all wait.
+        // One more client holds the lock until all contenders wait.
         let clients: Result<Vec<_>, _> = (0..=CLIENTS.min(n)).map(|_| connect()).collect();
         Ok(Self { runtime, clients: clients?, counter: counter() })
     }

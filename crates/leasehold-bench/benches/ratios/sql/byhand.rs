@@ -1,4 +1,4 @@
-//! What people do by hand: a row that is inserted and deleted, and the session locks of servers.
+//! The usual handmade locks: a row that is inserted and deleted, and the session locks of servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::CONNECTIONS;
 use crate::contention::Turn;
 use crate::measure::{Result, now};
 
-/// A row for each task, on a connection of the pool.
+/// Inserts and deletes a row for each task, on a connection of the pool.
 macro_rules! row_pair {
     ($pair:ident, $pool:ty, $insert:literal, $delete:literal) => {
         pub(crate) async fn $pair((pool, name): ($pool, String)) -> Result<()> {
@@ -34,7 +34,7 @@ row_pair!(
 
 pub(crate) type Shared<C> = Arc<tokio::sync::Mutex<C>>;
 
-/// A connection for each contender; none if there would be too many.
+/// Opens a connection for each contender. Empty if there would be too many.
 pub(crate) async fn sessions<C, F: Future<Output = Result<C>>>(
     n: usize,
     connect: impl Fn() -> F,
@@ -70,10 +70,10 @@ pub(crate) async fn mysql_turn(c: Shared<MySqlConnection>) -> Result<u64> {
     Ok(note)
 }
 
-/// How often people look who have a row and nobody to tell them.
+/// Usual poll interval of handmade locks without notifications.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Inserts a row, when it is not there, and deletes it again.
+/// Inserts a row when it does not exist, and deletes it again.
 macro_rules! row_turn {
     ($turn:ident, $connection:ty, $insert:literal, $delete:literal) => {
         pub(crate) async fn $turn(c: Shared<$connection>) -> Result<u64> {
@@ -87,7 +87,8 @@ macro_rules! row_turn {
                 }
             }
             let note = now();
-            // A deadlock with somebody who inserts; the row is ours, and stays until it is deleted.
+            // This is a deadlock with an insert of another contender. The row belongs to this one
+            // and stays until it is deleted.
             loop {
                 let delete = sqlx::query($delete).bind("contention").bind("me");
                 match delete.execute(&mut *c).await {
@@ -118,7 +119,7 @@ row_turn!(
     "DELETE FROM byhand WHERE name = ? AND owner = ?"
 );
 
-/// The row is there, or others were in the way (a deadlock, SQLite's busy).
+/// Returns whether the row exists, or another contender was in the way (a deadlock, SQLite's busy).
 fn is_taken(error: &sqlx::Error) -> bool {
     let others = ["40001", "40P01", "5", "261", "517"];
     error.as_database_error().is_some_and(|error| {

@@ -1,4 +1,4 @@
-//! MariaDB and MySQL: beside a row, and their GET_LOCK.
+//! MariaDB and MySQL, compared with a row and with their GET_LOCK.
 
 use std::ops::Deref;
 
@@ -22,7 +22,7 @@ pub(crate) fn mysql(effort: Effort) -> Result<()> {
     mysqls(effort, "MySQL", "performance_schema", MySql::with)
 }
 
-/// One of the two, which has its counters in this schema.
+/// Measures one of the two, which has its counters in this schema.
 fn mysqls<S: Deref<Target = MariaDb>>(
     effort: Effort,
     name: &str,

@@ -1,4 +1,5 @@
-//! PostgreSQL: beside a row and its advisory lock; while others listen, for a minute, and from afar.
+//! PostgreSQL, compared with a row and with its advisory lock. It is also measured while other
+//! clients listen, for a minute, and with latency.
 
 use std::time::Duration;
 
@@ -41,13 +42,13 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// A server that counts statements.
+/// Returns the setup of a server that counts statements.
 fn counting() -> Setup {
     let setup = Setup::new().arg("-c").arg("shared_preload_libraries=pg_stat_statements");
-    // Those that a procedure runs, too.
+    // Statements of procedures count, too.
     let setup = setup.arg("-c").arg("pg_stat_statements.track=all");
     let setup = setup.arg("-c").arg("pg_stat_statements.track_utility=off");
-    // A hundred listen.
+    // This allows for a hundred listeners.
     setup.arg("-c").arg("max_connections=300")
 }
 
@@ -94,7 +95,7 @@ fn pairs(effort: Effort, server: &Postgres, disk: &str) -> Result<()> {
     })
 }
 
-/// So many, on eight clients.
+/// Measures `n` contenders on eight clients.
 fn contended(
     effort: Effort,
     title: &str,
@@ -125,13 +126,14 @@ fn contended(
     Ok(())
 }
 
-/// The server wakes every client that listens to anything, for each message.
+/// Measures with other listeners. The server wakes every client that listens to anything, for each
+/// message.
 fn while_others_listen(effort: Effort, url: &str) -> Result<()> {
     let bed = Bed::new(url, 8, || None)?;
     let runtime = &bed.runtime;
     let alone = || bed.contend(8, effort);
     let beside = || {
-        // Which they need in order to end.
+        // The listeners need the runtime's context in order to end.
         let _within = runtime.enter();
         let _others = runtime.block_on(listeners(url))?;
         bed.contend(8, effort)
@@ -152,7 +154,8 @@ async fn listeners(url: &str) -> Result<Vec<PgListener>> {
     Ok(all)
 }
 
-/// What each turn leaves behind must not slow the later ones: the first and the last second of a minute.
+/// Checks that the leftovers of each turn do not slow later turns, by comparing the first and the
+/// last second of a minute.
 fn for_a_minute(effort: Effort, url: &str) -> Result<()> {
     let bed = Bed::new(url, 8, || None)?;
     let minute = Effort { rounds: 1, time: effort.time * 120, ..effort };

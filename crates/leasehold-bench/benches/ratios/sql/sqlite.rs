@@ -1,4 +1,4 @@
-//! SQLite: beside a row, with a disk that is waited for and one that is not.
+//! SQLite, compared with a row, with and without durable writes.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// With a disk that is not waited for, and one that is.
+/// Returns the cases without durable writes and with them.
 fn sqlite_crowds(effort: Effort) -> Vec<(SqliteSynchronous, usize)> {
     let few = [8, 32].map(|n| (SqliteSynchronous::Off, n));
     few.into_iter().chain(contenders(effort).map(|n| (SqliteSynchronous::Full, n))).collect()

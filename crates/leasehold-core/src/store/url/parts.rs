@@ -2,18 +2,20 @@
 //! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`.
 //!
 //! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the
-//! password, which may contain an unencoded one. Parameters are taken by name, and unknown ones are
+//! password, which may contain an unencoded `@`. Parameters are taken by name, and unknown ones are
 //! rejected, because a misspelled prefix or certificate file would silently have no effect. Errors
 //! do not show text that may be a misplaced password.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::path::PathBuf;
 
 use super::{redacted, shows_no_password, split_query};
-use crate::base::percent::decoded;
-use crate::base::similar::did_you_mean;
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::store::secrets::{PASSWORD_FILE, Password};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::util::percent::{ENCODING_HINT, decoded};
+use crate::util::similar::did_you_mean;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,14 +36,16 @@ impl fmt::Display for Host {
 /// The parts of a URL. It contains the password, so do not print it.
 #[derive(Clone)]
 pub struct UrlParts {
-    /// The text before the `@`, up to a colon. May be empty.
+    /// The user: the text before the `@`, up to the first colon. May be empty.
     pub user: Option<String>,
-    /// The text between that colon and the `@`.
+    /// The password: the text between the first colon of the credentials and the `@`.
     pub password: Option<String>,
     /// The hosts, in the order of the URL.
     pub hosts: Vec<Host>,
     /// The path, from its first slash on, or an empty string.
     pub path: String,
+    /// The file that contained the password.
+    password_file: Option<PathBuf>,
     parameters: BTreeMap<String, String>,
 }
 
@@ -67,9 +71,7 @@ impl UrlParts {
     pub fn parse(url: &str, form: &str, port: u16) -> Result<Self> {
         let Some((_, rest)) = url.split_once("://") else {
             let what = format!("invalid store URL {:?}: missing \"//\"", redacted(url));
-            return Err(
-                Error::new(ErrorKind::Config, what).with_hint(format!("write it as {form}"))
-            );
+            return Err(Error::new(ErrorKind::Config, what).with_hint(format!("use {form}")));
         };
         let (rest, query) = split_query(rest)?;
         let (credentials, rest) = match rest.rsplit_once('@') {
@@ -89,8 +91,8 @@ impl UrlParts {
                     false => "invalid host in the store URL".to_owned(),
                 };
                 let hint = format!(
-                    "write it as {form}, with hosts as host, host:port or [IPv6]:port, commas between \
-                     them, and user:password@ before the first"
+                    "use {form}; separate several hosts (host, host:port or [IPv6]:port) by commas, and put \
+                     user:password@ before the first"
                 );
                 Error::new(ErrorKind::Config, what).with_hint(hint)
             })
@@ -99,14 +101,26 @@ impl UrlParts {
             "" => Vec::new(),
             hosts => hosts.split(',').map(host).collect::<Result<_>>()?,
         };
-        let parameters = parameters(query)?;
-        Ok(Self { user, password, hosts, path: unescaped(path)?, parameters })
+        let mut parameters = parameters(query)?;
+        // When the store was opened, the password was inserted into the URL, and the parameter was
+        // kept.
+        let is_read = user.is_some() || parameters.contains_key("password");
+        let password_file =
+            if is_read { parameters.remove(PASSWORD_FILE).map(PathBuf::from) } else { None };
+        let path = unescaped(path)?;
+        Ok(Self { user, password, hosts, path, password_file, parameters })
     }
 
     /// Returns the first host that is listed twice.
     pub fn twice(&self) -> Option<&Host> {
         let mut hosts = self.hosts.iter().enumerate();
         hosts.find(|(n, host)| self.hosts[..*n].contains(host)).map(|(_, host)| host)
+    }
+
+    /// Returns a [`Password`] for connections. `text` is the password in this URL. If it came from
+    /// a file, connections read that file again.
+    pub fn secret(&self, text: String) -> Password {
+        Password::new(text, self.password_file.clone())
     }
 
     /// Takes the parameter with this name out of the URL and returns it.
@@ -154,7 +168,8 @@ impl UrlParts {
     }
 }
 
-/// Whether this can be shown as a name or value of a parameter. Other text may be part of a password.
+/// Returns whether `key` can be shown as the name or value of a parameter. Other text may be part
+/// of a password.
 pub(crate) fn is_word(key: &str) -> bool {
     key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
@@ -177,7 +192,7 @@ fn parameters(query: &str) -> Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// Parses `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn host(text: &str, default_port: u16) -> Option<Host> {
     let (name, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -201,12 +216,12 @@ fn host(text: &str, default_port: u16) -> Option<Host> {
     Some(Host { name: name.to_owned(), port })
 }
 
-/// Percent-decodes. The error does not show the text, which may be a password.
+/// Decodes the percent-encoding of `text`. The error does not show the text, which may be a
+/// password.
 fn unescaped(text: &str) -> Result<String> {
     decoded(text, |_| true).ok_or_else(|| {
         let what = "invalid percent-encoding in the store URL";
-        Error::new(ErrorKind::Config, what)
-            .with_hint("write a literal % as %25, and other text as UTF-8")
+        Error::new(ErrorKind::Config, what).with_hint(ENCODING_HINT)
     })
 }
 
@@ -219,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_taken_apart() {
+    fn url_is_split_into_its_parts() {
         let url = "x://u%40x:p@ss:w%25@h1,h-2.a:1,[::1]:2,[fe80::1%eth0]/a%20b/?n=5&s=%26&e=";
         let mut parts = parse(url).unwrap();
         assert_eq!(parts.user.as_deref(), Some("u@x"));
@@ -238,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_nothing() {
+    fn missing_url_parts_are_none_or_empty() {
         let parts = parse("x://").unwrap();
         assert_eq!(
             (parts.user, parts.password, parts.hosts, parts.path.as_str()),
@@ -250,11 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_quoted_with_a_suggestion() {
+    fn errors_quote_the_wrong_part_with_a_suggestion() {
         let shown = |error: Error| (error.reason(), error.hint().unwrap_or_default().to_owned());
         let (cause, hint) = shown(parse("x:h").unwrap_err());
         assert_eq!(cause, r#"invalid store URL "x:h": missing "//""#);
-        assert_eq!(hint, "write it as x://host1,host2");
+        assert_eq!(hint, "use x://host1,host2");
         assert_eq!(
             shown(parse("x://h:0").unwrap_err()).0,
             r#"invalid host "h:0" in the store URL"#
@@ -271,13 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_stands_there_twice_is_found() {
+    fn duplicate_host_is_detected() {
         assert_eq!(parse("x://a,b,a:7,b").unwrap().twice().unwrap().name, "a");
         assert_eq!(parse("x://a,b,a:8").unwrap().twice(), None);
     }
 
+    // S94
     #[test]
-    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+    fn invalid_urls_are_rejected_in_one_line_without_secrets() {
         for bad in [
             "x:h",
             "x://a,,b",
@@ -317,7 +333,7 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn a_url_from_outside_is_taken_apart_or_refused_in_one_line(url in testbed::texts(&[
+        fn any_url_is_parsed_or_rejected_in_one_line(url in testbed::texts(&[
             "x://u%40x:sekret@h1,h-2.a:1,[::1]:2,[fe80::1%eth0]/a%20b/?n=5&s=%26&e=", "x://h",
         ])) {
             match parse(&url) {

@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::parts::UrlParts;
 use crate::store::features::feature_hint;
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::types::error::{Error, ErrorKind, Result};
 
-/// How the URLs of a store express TLS.
+/// The scheme and parameters with which a store's URLs configure TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct TlsWords {
     /// The scheme for TLS, such as `rediss:`.
@@ -42,7 +42,7 @@ pub struct Pem {
 }
 
 impl UrlParts {
-    /// Takes the TLS parameters out of the URL. Returns `Some` if connections are to be encrypted.
+    /// Takes the TLS parameters out of the URL. Returns `Some` if connections must be encrypted.
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): a parameter needs TLS or is incomplete, or the store was
@@ -77,12 +77,12 @@ impl UrlParts {
 
 /// Returns the error for a URL that needs TLS in a build without it.
 pub fn no_tls() -> Error {
-    Error::new(ErrorKind::Config, "support for TLS is not compiled in")
-        .with_hint(feature_hint("tls"))
+    Error::new(ErrorKind::Config, "leasehold was built without TLS").with_hint(feature_hint("tls"))
 }
 
 impl Tls {
-    /// Reads the only trusted authorities, or `None` to trust those of the machine.
+    /// Reads the file of trusted authorities. Returns `None` if the machine's authorities are
+    /// trusted.
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): the file cannot be read.
@@ -90,7 +90,7 @@ impl Tls {
         self.ca.as_ref().map(File::read).transpose()
     }
 
-    /// Reads the client certificate and its key.
+    /// Reads the client certificate and its key, if the URL names them.
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): a file cannot be read.
@@ -110,7 +110,7 @@ impl File {
         let Self { parameter, path } = self;
         let what = format!("cannot use {parameter}={path:?}");
         let hint = format!("{parameter} must name a readable PEM file");
-        Error::new(ErrorKind::Config, what).with_hint(hint).because(why.to_string())
+        Error::new(ErrorKind::Config, what).with_hint(hint).with_source(why.to_string())
     }
 }
 
@@ -121,6 +121,11 @@ impl fmt::Display for Pem {
 }
 
 impl Pem {
+    /// Returns the path of the file.
+    pub fn path(&self) -> &str {
+        &self.file.path
+    }
+
     /// Creates the error for a file whose contents are not usable.
     pub fn unusable(&self, why: impl fmt::Display) -> Error {
         self.file.unusable(why)
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_and_read() {
+    fn tls_files_are_read_and_named_in_errors() {
         assert_eq!(tls("", false, &WORDS).unwrap(), None);
         assert_eq!(tls("", true, &WORDS).unwrap(), Some(Tls::default()));
         let found = tls("ca=/no%20file&cert=/c&key=/k", true, &WORDS).unwrap().unwrap();
@@ -153,8 +158,9 @@ mod tests {
         assert!(whole.identity().unwrap().is_none());
     }
 
+    // F76
     #[test]
-    fn f76_what_does_not_belong_together_is_refused_and_so_is_tls_that_was_not_built() {
+    fn conflicting_or_unsupported_tls_parameters_are_rejected() {
         let told = |query, encrypted, words: &TlsWords| {
             let error = tls(query, encrypted, words).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);

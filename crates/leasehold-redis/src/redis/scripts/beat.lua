@@ -1,5 +1,6 @@
--- Asks "and now?" for many claims on many locks. KEYS: six for each lock. ARGV, for each claim: the
--- lock's number, `m` or `s`, id, member, lease ms, waiter's lease us; claims of one lock together.
+-- Renews many claims on many locks. KEYS: six for each lock. ARGV, for each claim: the lock's
+-- number, `m` (mutex) or `s` (other kinds), id, member, lease ms, waiter's lease us. Claims of one
+-- lock are next to each other.
 local answers = {}
 local at, sort, h, longest = 0, nil, nil, 0
 
@@ -15,7 +16,7 @@ local function turn_to(n, s)
   if s == 's' then
     settle_all('')
   elseif redis.call('EXISTS', M) == 1 then
-    -- The name is used as something else by now: who believed in a mutex is not here.
+    -- The name is now used for another kind of lock, so a claim on a mutex does not exist here.
     sort = 'none'
   else
     h = settle('')

@@ -1,14 +1,15 @@
--- Tokens are doubles here, exact to 2^53; no clock and no client lifts them above half of that.
+-- Lua's numbers are doubles, exact up to 2^53. Neither the server's time nor a client's `seen` can
+-- raise a token above half of that.
 local MOST = 4503599627370496
 
--- The server's time in us, as text: to write a number out costs as much as a command.
+-- Returns the server's time in us as text, because formatting a number costs as much as a command.
 local function stamp()
   local time = redis.call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)
 end
 
--- Draws a token, as text, from the slot's hybrid clock: above the server's time, what was drawn before
--- and what was seen.
+-- Draws a token, as text, from the slot's hybrid clock. It is at least the server's time, and above
+-- the last token drawn and above `seen`.
 local function draw(clock, at, seen)
   local token, now = at, tonumber(at)
   if seen >= now or now > MOST then

@@ -1,4 +1,5 @@
--- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them.
+-- Functions that the scripts share. KEYS has six keys for each lock, and `use` selects the n-th
+-- lock.
 local main, clock, W, X, M, H
 
 local function use(n)
@@ -9,12 +10,13 @@ end
 local at = stamp()
 local now = tonumber(at)
 
--- How many of those who died one call takes out of a queue: the server serves nobody else meanwhile.
+-- Maximum number of expired claims that one call removes. The server serves no other client
+-- meanwhile.
 local MANY = 1000
--- Where what is free cannot be granted yet, for there may be more dead ones before the first that
--- lives, or the server has just started: in how many us to ask again.
+-- After how many us to poll again, if the lock is free but cannot be granted yet. Either expired
+-- claims may remain ahead of the first live one, or the server has just started.
 local again = nil
--- It is the dead: then whoever asks goes on with them at once.
+-- The value of `again` if expired claims may remain. The next poll continues to remove them.
 local SOON = 10000
 
 local function text(n)
@@ -29,9 +31,9 @@ local function score(key, id)
   return tonumber(redis.call('ZSCORE', key, id) or 0)
 end
 
--- A server whose memory is full refuses the first write of a script if it may need memory, and none
--- after one that cannot. Whoever is here already is kept and moved on, so that comes first; whoever
--- is new is refused by what is drawn for it.
+-- A server whose memory is full rejects a script's first write if that write may need memory. It
+-- accepts all writes after one that needs none. So existing claims are renewed and granted after
+-- this ZREM. A new claim does not use it, and is rejected when its token is drawn.
 local touched = false
 local function touch()
   if touched then return end
@@ -39,12 +41,14 @@ local function touch()
   redis.call('ZREM', X, '')
 end
 
--- A mutex. Its holder is the value of the main key: `id token since delay who`, with a `!` in
--- place of the first blank once the holder is gone and the place is kept. Its waiters are members
--- `id delay inbox who` of W, by token, and of X, by the time at which they expire.
+-- A mutex. Its holder is the value of the main key: `id token since delay who`. During a cooldown
+-- (the holder is gone but the lock is not free yet), a `!` replaces the first blank. Its waiters
+-- are members `id delay inbox who` of W, sorted by token, and of X, sorted by the time at which
+-- they expire.
 
--- Whether the main key is a hash as Redisson's locks are: in it is who holds, as
--- `client's-uuid:thread`, and how often; in a read-write lock also its `mode`.
+-- Returns whether the main key is a hash like Redisson's locks. Its fields are the holders, as
+-- `client's-uuid:thread`, and its values count their holds. A read-write lock also has a field
+-- `mode`.
 local function is_redissons()
   local mode = redis.pcall('HGET', main, 'mode')
   if type(mode) == 'table' then return false end
@@ -58,19 +62,20 @@ local function is_redissons()
   return true
 end
 
--- What is there that is none of ours: `redisson`, `number` (a counter, or a semaphore of
--- Redisson's), or `text`.
+-- Returns the kind of a value that leasehold did not write: `redisson`, `number` (a counter or a
+-- Redisson semaphore), or `text`.
 local function foreign(value, left)
   if type(value) == 'table' then return 'redisson' end
   if left == -1 and string.find(value, '^%d+$') then return 'number' end
   return 'text'
 end
 
--- The holder: whether it is one of ours, and what is left of its lease and of the key.
+-- Returns the holder, or nil. `foreign` is the kind of a value that leasehold did not write. `left`
+-- is the key's remaining time in ms, `lease` that of the hold. `gone`: the lock is in its cooldown.
 local function holder()
   local value = redis.pcall('GET', main)
   if not value then return nil end
-  -- What is no lock at all is an error of the server's.
+  -- If the key is not a lock, this returns the server's error to the client.
   if type(value) == 'table' and not is_redissons() then redis.call('GET', main) end
   local h = {left = redis.call('PTTL', main)}
   if h.left == -2 then return nil end
@@ -87,12 +92,12 @@ local function holder()
   return h
 end
 
--- Those whose time is over, as many as one call removes.
+-- Returns the claims that have expired, at most as many as one call removes.
 local function expired()
   return redis.call('ZRANGEBYSCORE', X, '-inf', at, 'LIMIT', 0, MANY)
 end
 
--- Removes waiters of a mutex that died.
+-- Removes expired waiters of a mutex.
 local function bury()
   local dead = expired()
   for i = 1, #dead, 100 do
@@ -102,8 +107,8 @@ local function bury()
   end
 end
 
--- Whether a server that has just started lets nobody in yet. It tells its age in whole seconds, which
--- may be one too many.
+-- Returns whether the server has just started and grants no lock yet. It reports its age in whole
+-- seconds, which may be one too many.
 local function is_closed()
   if RESTART == 0 then return false end
   local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)') or 0)
@@ -112,7 +117,7 @@ local function is_closed()
   return left > 0
 end
 
--- Grants a mutex that is free to the first that lives and waits.
+-- Grants a free mutex to the first live waiter. Returns whether there was one.
 local function hand_over(asking)
   if is_closed() then return false end
   for _ = 1, MANY do
@@ -123,7 +128,7 @@ local function hand_over(asking)
   return false
 end
 
--- Settles a mutex, and tells its holder.
+-- Settles a mutex: removes expired waiters and grants the lock if it is free. Returns the holder.
 local function settle(asking)
   bury()
   local h = holder()
@@ -137,8 +142,8 @@ local function keep_companions(waiter_lease)
   redis.call('PEXPIRE', X, ms)
 end
 
--- When the first that waits is to ask again: at the holder's end. A client of another library may
--- delete its key without a word to us: then soon.
+-- Returns after how many us the first waiter should poll again: when the holder's time ends. A
+-- client of another library deletes its key without a notification, so then after at most 100 ms.
 local function head_remaining(h)
   local left = h.left
   if h.id and not h.gone and h.delay > 0 then left = h.lease end
@@ -146,17 +151,17 @@ local function head_remaining(h)
   return math.max(left, 1) * 1000
 end
 
--- When a waiter is to ask again, or -1: the first one at the holder's end, and all while there are
--- dead ones to be removed.
+-- Returns after how many us a waiter should poll again, or -1. The first waiter polls when the
+-- holder's time ends. All waiters poll while expired claims may remain.
 local function ask_again(rank, h)
   if again and (rank == 0 or again == SOON) then return again end
   if rank == 0 and h then return head_remaining(h) end
   return -1
 end
 
--- The member of W that begins with this id, where the client does not know the rest: it has
--- believed that it waits no more, so this is a place that a request made which came late. Of long
--- queues only the ends are looked at; what is not found expires by itself.
+-- Returns the member of W that begins with this id, if the client does not know the rest. Such a
+-- client had stopped waiting, and a late request put it back in the queue. Only both ends of a long
+-- queue are searched. A member that is not found expires.
 local function find(id)
   for _, ends in ipairs({{0, 99}, {-100, -1}}) do
     for _, member in ipairs(redis.call('ZRANGE', W, ends[1], ends[2])) do
@@ -165,7 +170,7 @@ local function find(id)
   end
 end
 
--- Lengthens the holder's lease, never shortens it.
+-- Extends the holder's lease, and never shortens it.
 local function lengthen(h, lease)
   if h.lease < lease then
     redis.call('PEXPIRE', main, lease + h.delay)
@@ -174,7 +179,7 @@ local function lengthen(h, lease)
   return {0, h.token, h.lease * 1000}
 end
 
--- "And now?" for a claim on a mutex whose holder is `h`: an answer, or nil if it is not here.
+-- Renews a claim on a mutex whose holder is `h`. Returns the answer, or nil if the claim is gone.
 local function beat(h, id, member, lease, waiter_lease)
   if h and h.id == id then
     if h.gone then return nil end
@@ -192,10 +197,11 @@ local function beat(h, id, member, lease, waiter_lease)
   return {1, rank + 1, ask_again(rank, h), tonumber(token)}
 end
 
--- Read-write locks and semaphores. M has what the lock is (`k`, `c`), the weight that is held
--- (`h`), the longest lock-delay of all that joined (`d`), and for each claim's id `state weight delay inbox since who`, the state being h(olding),
--- w(aiting) or d(eparted). H has the ids of those that hold or departed, W of those that wait, both
--- by token; X has all, by the time at which they expire.
+-- Read-write locks and semaphores. M has the lock's kind (`k`) and capacity (`c`), the weight that
+-- is held (`h`), and the longest lock delay of all claims that joined (`d`). For each claim's id it
+-- has `state weight delay inbox since who`. The state is h (holds), w (waits) or d (cooldown). H
+-- has the ids of claims that hold or are in their cooldown, W those of waiters, both sorted by
+-- token. X has all ids, sorted by the time at which they expire.
 
 local function entry(id)
   local found = redis.call('HGET', M, id)
@@ -221,8 +227,8 @@ local function remove(id, e)
   if e.state ~= 'w' then redis.call('HINCRBY', M, 'h', -e.weight) end
 end
 
--- Keeps the companions for as long as anything is in them, or may be kept closed after it, and not
--- for ever.
+-- Sets the expiry of the lock's keys: after the last entry has expired and its cooldown is over.
+-- Without entries, deletes them.
 local function keep_all()
   local last = redis.call('ZREVRANGE', X, 0, 0, 'WITHSCORES')
   if not last[1] then
@@ -244,7 +250,8 @@ local function grant_all(asking)
   while first[1] do
     local id, e = first[1], entry(first[1])
     if not e or score(X, id) <= now then
-      -- It died, and there were so many that nobody has come to it; or somebody took its entry.
+      -- It has expired and was not removed yet, because there were too many, or its entry is
+      -- missing.
       if dead == MANY then
         again = SOON
         return
@@ -269,7 +276,8 @@ local function grant_all(asking)
   end
 end
 
--- Settles a read-write lock or semaphore; tells whether anything is left of it.
+-- Settles a read-write lock or semaphore: removes expired claims and grants it to the waiters that
+-- fit. Returns whether any claim is left.
 local function settle_all(asking)
   if redis.call('EXISTS', M) == 0 then return false end
   local dead = expired()
@@ -295,8 +303,8 @@ local function settle_all(asking)
   return false
 end
 
--- "And now?" for a claim on a read-write lock or semaphore. One that somebody took out of the
--- order has no place any more.
+-- Renews a claim on a read-write lock or semaphore. Returns the answer, or nil if the claim is
+-- gone. A claim that is missing in H or W has lost its place, and is removed.
 local function beat_all(id, lease, waiter_lease)
   local e = entry(id)
   if not e or e.state == 'd' then return nil end
@@ -318,7 +326,7 @@ local function beat_all(id, lease, waiter_lease)
   return {1, redis.call('ZCARD', H) + rank, head, score(W, id)}
 end
 
--- Who holds, for people: `token age who` each.
+-- Appends the first 100 holders to the answer, each as `token age who`, for messages.
 local function holders_all(answer)
   for _, id in ipairs(redis.call('ZRANGE', H, 0, 99)) do
     local e = entry(id)

@@ -1,10 +1,11 @@
--- ARGV: a token, or 0 for every holder. Answers how many were removed; or what is there that is
--- somebody else's and not to be deleted.
+-- ARGV: a token, or 0 for every holder. Returns how many claims were removed. If another program's
+-- key is not deleted, returns its kind and its remaining time in ms.
 use(1)
 local token = tonumber(ARGV[1])
 local removed = 0
 
--- A hint to whoever it was. A right that is missing must not stop what has begun.
+-- Notifies the evicted client. If the permission to publish is missing, the script must still
+-- finish.
 local function told(id)
   redis.pcall('PUBLISH', 'leasehold:inbox:all', id .. ' evicted')
 end
@@ -14,8 +15,9 @@ local function chosen(key)
   return redis.call('ZRANGE', key, 0, -1)
 end
 
--- Whether a string of somebody else's is a lock by the recipe, as far as can be told: it expires, and
--- is a random word or random bytes. A number, a sentence, JSON or an address is somebody's data.
+-- Returns whether another program's string looks like a lock that was set by SET NX PX. Such a
+-- string expires, and is a random word or random bytes. Numbers, sentences, JSON and addresses are
+-- data.
 local function is_recipe(h)
   if h.foreign ~= 'text' or h.left == -1 then return false end
   local value = h.value

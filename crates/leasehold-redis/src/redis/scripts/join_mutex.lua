@@ -1,8 +1,10 @@
--- What nearly every claim on a mutex meets, before what all scripts share: it is free and nobody waits,
--- or one of ours has it. Looked at before a token is drawn, so that who finds it held and does not wait
--- writes nothing. Whatever is less usual has changed nothing when it leaves this block.
--- ARGV: id, for how many ms the main key is set (the lease and the lock-delay), seen, `delay who`, and
--- what few need, `mode lease ms waiter's-lease us inbox`.
+-- The common cases of a claim on a mutex, ahead of the shared functions: it is free without
+-- waiters, or a leasehold claim holds it. The lock is checked before a token is drawn, so a claim
+-- that finds it held and does not wait writes nothing. In all other cases, this block changes
+-- nothing.
+-- ARGV: id, expiry of the main key in ms (lease plus lock delay), seen, `delay who`, and the values
+-- that are rarely needed: `mode lease waiter's-lease inbox` (the lease in ms, the waiter's lease in
+-- us).
 do
   local main, clock, W, M = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
   local there = redis.call('EXISTS', main, W, M)
@@ -35,7 +37,7 @@ do
       redis.call('PEXPIRE', W, kept)
       redis.call('PEXPIRE', X, kept)
       if alone then return '1 ' .. math.max(redis.call('PTTL', main), 1) .. '000 ' .. token end
-      -- Behind another waiter nobody asks.
+      -- A waiter that is not the first does not poll.
       return redis.call('ZCARD', W) .. ' -1 ' .. token
     end
   end

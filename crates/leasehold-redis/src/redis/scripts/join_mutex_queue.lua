@@ -1,10 +1,14 @@
+-- All other cases of a claim on a mutex. The arguments are those of join_mutex.lua. The reply begins
+-- with a code: 0 the claim holds the lock, 1 it waits, 2 the lock is busy, 3 the name is used for
+-- another kind of lock, 4 another library's key never expires, 6 another library holds the lock,
+-- 7 the server has just restarted.
 use(1)
 local id, seen = ARGV[1], tonumber(ARGV[3])
 local delay, who = string.match(ARGV[4], '^(%d+) (.*)$')
 local mode, lease, waiter_lease, inbox = string.match(ARGV[5], '^(%a) (%d+) (%d+) (%S*)$')
 lease, waiter_lease = tonumber(lease), tonumber(waiter_lease)
 if settle_all('') then
-  -- The name is used as something else.
+  -- The name is used for another kind of lock.
   return {3, redis.call('HGET', M, 'k'), tonumber(redis.call('HGET', M, 'c'))}
 end
 local h = settle(id)

@@ -30,7 +30,7 @@ end
 if not fits and mode == 't' then return holders_all({2}) end
 local delay = tonumber(ARGV[6])
 if not there then
-  -- Nothing of what somebody left without its hash counts.
+  -- Entries without their hash do not count.
   redis.call('DEL', H, W, X)
   redis.call('HSET', M, 'k', kind, 'c', capacity)
 end

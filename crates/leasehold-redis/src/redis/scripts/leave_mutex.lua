@@ -1,7 +1,7 @@
--- What nearly every release of a mutex is, before what all scripts share: by a holder whose lease
--- stands, without a lock-delay; and whoever waits first lives. Otherwise nobody has it when it leaves
--- this block but this holder, and nobody was granted anything.
--- ARGV: id; keep ms or 0, and member, where either is needed.
+-- The common cases of a release, ahead of the shared functions: the claim holds the mutex and has
+-- no lock delay, and the first waiter, if any, is live. In all other cases, this block grants
+-- nothing and leaves the holder as it is. It may remove an expired first waiter.
+-- ARGV: id, then only if either is needed: keep ms or 0, and member.
 if not ARGV[2] then
   local main, W = KEYS[1], KEYS[3]
   local value = redis.call('GET', main)

@@ -1,9 +1,9 @@
--- Answers 1 if the claim was there; and 2 more if the lock is free and nobody has it, since there may
--- be more dead ones before the next that lives: then this is to be called again.
+-- Returns 1 if the claim existed, otherwise 0. Adds 2 if the lock is free but was not granted,
+-- because expired claims may remain ahead of the next live one. The client then repeats the call.
 use(1)
 local id, keep, member = ARGV[1], tonumber(ARGV[2] or 0), ARGV[3] or ''
 
--- Ends the holder's hold.
+-- Ends the hold.
 local function finish(h)
   if h.gone then return 1 end
   if keep > 0 then

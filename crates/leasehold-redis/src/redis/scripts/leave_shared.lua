@@ -1,4 +1,4 @@
--- ARGV: id, keep ms or 0. Answers as for a mutex.
+-- ARGV: id, keep ms or 0. Returns the same numbers as for a mutex.
 use(1)
 local id, keep = ARGV[1], tonumber(ARGV[2])
 if not settle_all(id) then return 0 end

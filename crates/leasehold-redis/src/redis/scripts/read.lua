@@ -1,9 +1,11 @@
--- ARGV: what is asked for, and a token.
--- `a`: all, if that is a page or two. `w`: a page of those that wait, after that token; `h`: of those
--- that hold. `1`: the holders that come first, and no waiters; with a token, the one that has it.
--- Answers kind, capacity, the token after which there is more or '' (0 where `a` was too much), and for
--- each claim: standing, token, weight, us since, us left (-1: no end), who. A foreign holder has the
--- token 0, and as `who` what it is.
+-- ARGV: the part to read, and a token.
+-- `a`: all claims, unless there is more than a page of holders or of waiters. `w`: a page of
+-- waiters after that token. `h`: a page of holders after that token. `1`: the first 100 holders,
+-- from that token on if it is not 0, and no waiters.
+-- Returns kind, capacity, the token after which the next page begins or '' (0 if `a` was too much),
+-- and for each claim: state (`h` holds, `w` waits, `d` cooldown), token, weight, age in us, us left
+-- (-1: no expiry), who. The holder of a key of another program has the token 0, and its kind as
+-- `who`.
 use(1)
 local PAGE = 500
 local part, after = ARGV[1], tonumber(ARGV[2])
@@ -15,7 +17,8 @@ local function add(standing, token, weight, since, left, who)
   answer[n + 4], answer[n + 5], answer[n + 6] = text(math.max(now - since, 0)), text(left), who
 end
 
--- Calls `each` with what is in a set after that token, a page at most; notes where the next begins.
+-- Calls `each` for at most a page of a set's entries after that token. Notes where the next page
+-- begins.
 local function page(key, each)
   local from, most = '(' .. text(after), part == '1' and 100 or PAGE
   if part == '1' and after > 0 then from = text(after) end
@@ -35,7 +38,7 @@ local function add_entry(id, token)
   if e then add(e.state, token, e.weight, e.since, ends(id), e.who) end
 end
 
--- A waiter's token is the time at which it joined.
+-- A waiter's token serves as the time at which it joined.
 local function add_waiter(member, token)
   local who = string.match(member, '^%x+ %d+ %S+ (.*)$')
   add('w', token, 1, token, ends(member), who or '')

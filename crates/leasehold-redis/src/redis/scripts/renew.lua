@@ -1,6 +1,6 @@
--- Renews holders of mutexes, by their main keys alone: a slot of a cluster that is being moved then
--- costs no lease. ARGV: id and lease ms for each key. Answers token and us left for each, 0 and 0
--- for what is not held.
+-- Renews holders of mutexes. KEYS: only their main keys, so that no lease ends while a cluster
+-- moves their slot. ARGV: id and lease ms for each key. Returns token and us left for each, or 0
+-- and 0 if the claim does not hold the lock.
 local answers = {}
 for i, key in ipairs(KEYS) do
   local id, lease = ARGV[2 * i - 1], tonumber(ARGV[2 * i])

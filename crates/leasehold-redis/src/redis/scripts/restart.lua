@@ -1,2 +1,3 @@
--- For how long after its start the server lets nobody in: 0 ms but for the URL's restart_delay_ms.
+-- For how many ms after its start the server grants no lock. It is 0 without restart_delay_ms in
+-- the URL.
 local RESTART = 0

@@ -1,5 +1,7 @@
--- ARGV: id, weight. Answers 0 and the token, and whether to call again (2: there may be dead ones before who fits
--- now); 1: it is not the only one that holds; 2: it does not hold.
+-- ARGV: id, weight. Returns 0, the token, and 2 if the client must repeat the call, because expired
+-- claims may remain ahead of one that fits now (otherwise 0). Returns 1 if the weight cannot be
+-- raised, because other claims hold the lock or it exceeds the capacity. Returns 2 if the claim
+-- does not hold it.
 use(1)
 local id, weight = ARGV[1], tonumber(ARGV[2])
 if not settle_all('') then return {2} end

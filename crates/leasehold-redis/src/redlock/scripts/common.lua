@@ -1,4 +1,4 @@
--- What several scripts begin with.
+-- Functions that the scripts share.
 local function now()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -10,14 +10,16 @@ end
 local function run()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
--- What the node remembers of the name's tokens, and of all names'.
+-- Returns the name's last token, and the highest token stored for any name. A name without a record
+-- is treated as if the latter were its own.
 local function last(memory, record)
   local m = redis.call('HMGET', memory, 'cur', 'told')
   local cur, told = tonumber(m[1] or 0), tonumber(m[2] or 0)
   local own = redis.call('HGET', record, 'last')
   return math.max(own and tonumber(own) or cur, told), cur
 end
--- Since when this run of the server is known to have forgotten, in µs; from now on if nobody knew.
+-- Returns since when this run of the server is known to have lost its memory, in µs. If that was
+-- not known, stores the current time.
 local function lapsed(memory, current, at)
   local m = redis.call('HMGET', memory, 'lapsed', 'since')
   local since = tonumber(m[2] or 0)
@@ -27,8 +29,8 @@ local function lapsed(memory, current, at)
   end
   return since
 end
--- Tells the one who has waited longest, of those who seem to be alive, that the node is free, and keeps
--- it for that one.
+-- Notifies the claim that has waited longest, among those that count as alive, that the node is
+-- free. Reserves the node for it.
 local function wake(main, waiting, alive, at)
   local ms = math.floor(at / 1000)
   local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', ms, 'LIMIT', 0, 100)
@@ -46,7 +48,7 @@ local function wake(main, waiting, alive, at)
     redis.call('PUBLISH', channel, id)
   end
 end
--- Whether the node is only kept for somebody.
+-- Returns whether the node is not held but reserved for a waiter.
 local function is_kept(value)
   local _, number = owner(value)
   return number == '0'

@@ -1,4 +1,5 @@
--- KEYS: main, record. ARGV: value, lease ms. 1: extended, 0: free, -1: another's.
+-- KEYS: main, record. ARGV: value, lease ms. Returns 1: extended, 0: free, -1: another
+-- claim has it.
 local value = redis.call('GET', KEYS[1])
 if not value then return 0 end
 if value ~= ARGV[1] then return -1 end

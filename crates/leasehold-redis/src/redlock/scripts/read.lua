@@ -1,6 +1,8 @@
--- KEYS: main, record, waiting, alive. ARGV: how many of those who wait to leave out, and how many to look at:
--- the server serves nobody else meanwhile. Who holds, how many were looked at, then who waits: entry and for how
--- many ms. A key of another type is no error here: it must not hide the other locks from who lists them.
+-- KEYS: main, record, waiting, alive. ARGV: how many waiters to skip, and how many to read at most
+-- (the server serves no other client meanwhile).
+-- Returns the holder's value, its ms left, token, holder and age in ms. Then how many waiters were
+-- read, and for each live one: entry, age in ms, ms left. A key of another type is not an error, so
+-- that it does not prevent listing the other locks.
 local function read(...)
   local r = redis.pcall(...)
   if type(r) ~= 'table' or not r.err then return r end

@@ -1,5 +1,5 @@
--- KEYS: main, record, waiting, alive. ARGV: claim, last attempt to release, entry of who waited or
--- nothing.
+-- KEYS: main, record, waiting, alive. ARGV: claim, last attempt to release, and the claim's entry
+-- among the waiters or nothing.
 if ARGV[3] then
   redis.call('ZREM', KEYS[3], ARGV[3])
   redis.call('ZREM', KEYS[4], ARGV[3])

@@ -1,6 +1,6 @@
--- KEYS: main, record, memory, waiting, alive. ARGV: check and nothing else, or
--- take, claim, attempt, lease ms, proposal, holder, for how many ms the record is kept, then for who waits: entry, for how
--- many ms it has waited, for how many ms from now it counts as alive.
+-- KEYS: main, record, memory, waiting, alive. ARGV: take, claim, attempt, lease ms, proposal,
+-- holder, for how many ms the record is kept. Then, if the claim waits: its entry, for how many ms
+-- it has waited, for how many ms from now it counts as alive. Or KEYS: memory. ARGV: check.
 if ARGV[1] == 'check' then
   if run() ~= RUN then
     redis.call('HDEL', KEYS[1], 'run')
@@ -10,7 +10,7 @@ if ARGV[1] == 'check' then
   return 'OK'
 end
 if redis.call('HGET', KEYS[3], 'run') ~= RUN then return {'forgot'} end
--- Redis before 7 keeps scripts in its snapshots if it ever had a replica.
+-- Redis before 7 saves scripts in its snapshots if it ever had a replica.
 if not redis.REDIS_VERSION_NUM and run() ~= RUN then return {'forgot'} end
 local at = now()
 local value = redis.call('GET', KEYS[1])
@@ -24,7 +24,7 @@ if value then
       local since = math.floor(at / 1000) - tonumber(ARGV[9])
       redis.call('ZADD', KEYS[4], 'NX', since, ARGV[8])
       redis.call('ZADD', KEYS[5], ms, ARGV[8])
-      -- Only longer: others may count as alive for longer than this one.
+      -- Never shortened, because other waiters may count as alive for longer than this one.
       for _, set in ipairs({KEYS[4], KEYS[5]}) do
         if redis.call('PTTL', set) < tonumber(ARGV[10]) then redis.call('PEXPIREAT', set, ms) end
       end

@@ -1,6 +1,7 @@
--- A key that is free, and a proposal above all that the node has stored: what nearly every vote is, so
--- it comes before all that `take.lua` needs. What it stores is what that would; where it cannot it has
--- written nothing, and leaves everything to that. Who asks for the first time does not wait here yet.
+-- The common case of a vote, ahead of the functions that `take.lua` needs: the key is free, and the
+-- proposal is above all tokens that the node has stored. It stores the same data as `take.lua`. In
+-- all other cases it writes nothing, and `take.lua` follows. A claim's first attempt has no entry
+-- to remove.
 local known = ARGV[1] == 'take' and redis.REDIS_VERSION_NUM and redis.call('HMGET', KEYS[3], 'run', 'cur', 'told')
 if known and known[1] == RUN then
   local mine, proposal = ARGV[2] .. '.' .. ARGV[3], ARGV[5]

@@ -1,7 +1,8 @@
--- KEYS: memory. ARGV: run, token, delay, then for how long the node has certainly forgotten by
--- itself: where it has the memory of another run, and where it has none; all in µs. A node that has
--- forgotten is told, if that is long enough ago. Whether it remembers now; if not, how much longer
--- it does not vote.
+-- KEYS: memory. ARGV: run, token, delay, then for how long the node has certainly been without its
+-- memory: if it has that of another run, and if it has none. All times are in µs.
+-- Restores the token of a node that lost its memory, once the delay has passed since the loss.
+-- Returns whether the node has its memory now (1 or 0). If not, also returns for how much longer it
+-- does not vote.
 local current = run()
 if current ~= ARGV[1] then return {0, 0} end
 local m = redis.call('HMGET', KEYS[1], 'run', 'cur', 'told')

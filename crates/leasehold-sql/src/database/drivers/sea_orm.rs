@@ -1,9 +1,11 @@
-//! `sea-orm` 2, which stands on `sqlx` 0.9. Its pool is one of `sqlx`, and so needs nothing here:
-//! `get_postgres_connection_pool()`.
+//! Sessions of `sea-orm` 2, which is built on `sqlx` 0.9.
+//!
+//! Its pool is a pool of `sqlx`, returned by `get_postgres_connection_pool()`, and needs no code
+//! here.
 
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, RuntimeErr, Statement};
 
-use super::sqlx::told;
+use super::sqlx::error_info;
 use crate::database::dialect::Dialect;
 use crate::database::fault::Fault;
 use crate::database::session::{Column, Session, Transaction};
@@ -58,13 +60,13 @@ fn statement(tx: &DatabaseTransaction, sql: &str, with: &[Param<'_>]) -> Stateme
 
 impl From<DbErr> for Fault {
     fn from(error: DbErr) -> Self {
-        let told = match &error {
+        let info = match &error {
             DbErr::Conn(RuntimeErr::SqlxError(e))
             | DbErr::Exec(RuntimeErr::SqlxError(e))
-            | DbErr::Query(RuntimeErr::SqlxError(e)) => told(e),
+            | DbErr::Query(RuntimeErr::SqlxError(e)) => error_info(e),
             DbErr::ConnectionAcquire(_) | DbErr::Conn(_) => return Self::unanswered(error),
             _ => return Self::unreadable(error),
         };
-        told.because(error)
+        info.because(error)
     }
 }

@@ -1,17 +1,18 @@
-//! `sqlx`, 0.9 and 0.8, whose text is the same but for how a statement is handed over.
+//! Sessions of `sqlx` 0.9 and 0.8. The code is the same except for how a statement's text is
+//! passed.
 #![allow(unused_macros, reason = "each database and each version is a feature")]
 
 use crate::database::dialect::Dialect;
 use crate::database::fault::{Because, Fault};
 use crate::database::said::Described;
 
-/// What one of its errors tells.
-pub(super) enum Told {
+/// The information that leasehold uses from an error of `sqlx`.
+pub(super) enum ErrorInfo {
     Code(Dialect, String),
     Described(Described),
 }
 
-impl Told {
+impl ErrorInfo {
     pub(super) fn because(self, because: impl Into<Because>) -> Fault {
         match self {
             Self::Code(dialect, code) => Fault::answered(dialect, code, because),
@@ -20,18 +21,19 @@ impl Told {
     }
 }
 
-/// One version: its transactions, its pools and its errors, for whatever databases it has.
+/// Implements the transactions, pools and errors of one version, for the databases that are
+/// enabled.
 macro_rules! version {
     ($sqlx:ident) => {
         use $sqlx::ConnectOptions as _;
 
-        use super::Told;
+        use super::ErrorInfo;
         use crate::database::dialect::Dialect;
         use crate::database::fault::Fault;
         use crate::database::session::{Column, Pool, Session, Transaction};
         use crate::database::value::{Param, Value};
 
-        /// Hands on what a type that is a connection at heart is asked.
+        /// Forwards the methods of a type that wraps a connection.
         macro_rules! connection_within {
             () => {
                 fn dialect(&self) -> Dialect {
@@ -76,7 +78,7 @@ macro_rules! version {
             connection_within!();
         }
 
-        /// A connection of the pool, or one beside it.
+        /// A connection from the pool, or one that was opened separately.
         pub enum Line<DB: $sqlx::Database> {
             Pooled($sqlx::pool::PoolConnection<DB>),
             Beside(DB::Connection),
@@ -126,21 +128,21 @@ macro_rules! version {
 
         impl From<$sqlx::Error> for Fault {
             fn from(error: $sqlx::Error) -> Self {
-                told(&error).because(error)
+                error_info(&error).because(error)
             }
         }
 
-        pub(in crate::database::drivers) fn told(error: &$sqlx::Error) -> Told {
+        pub(in crate::database::drivers) fn error_info(error: &$sqlx::Error) -> ErrorInfo {
             use crate::database::said;
             use leasehold_core::ErrorKind::{Closed, Config, Unreachable};
             let described = match error {
                 $sqlx::Error::Database(e) => match code(e.as_ref()) {
-                    Some((dialect, code)) => return Told::Code(dialect, code),
+                    Some((dialect, code)) => return ErrorInfo::Code(dialect, code),
                     None => said::REJECTED,
                 },
                 $sqlx::Error::PoolTimedOut => (
                     Unreachable,
-                    "no connection became free in the pool in time",
+                    "timed out while waiting for a connection from the pool",
                     "raise max_connections of the pool, or hold connections for a shorter time",
                 ),
                 $sqlx::Error::PoolClosed => {
@@ -151,17 +153,19 @@ macro_rules! version {
                 | $sqlx::Error::Protocol(_)
                 | $sqlx::Error::WorkerCrashed
                 | $sqlx::Error::BeginFailed => said::NO_RESPONSE,
-                $sqlx::Error::Configuration(_) => {
-                    (Config, "invalid database URL or settings", "check host, port and parameters")
-                }
+                $sqlx::Error::Configuration(_) => (
+                    Config,
+                    "invalid database URL or settings",
+                    "check the host, port and parameters",
+                ),
                 _ => said::OTHER_TABLE,
             };
-            Told::Described(described)
+            ErrorInfo::Described(described)
         }
     };
 }
 
-/// The connections of one database.
+/// Implements [`Session`](crate::database::Session) for one database's connections.
 macro_rules! connection {
     ($sqlx:ident, $connection:ident, $dialect:ident, $keeps_prepared:expr) => {
         impl Session for $sqlx::$connection {
@@ -190,7 +194,7 @@ macro_rules! connection {
             }
 
             async fn batch(&mut self, sql: &str) -> Result<(), Fault> {
-                // (Of 0.8, `RawSql::execute` is no future that may be sent.)
+                // In 0.8 the future of `RawSql::execute` is not `Send`.
                 $sqlx::Executor::execute(self, $sqlx::raw_sql(text(sql))).await?;
                 Ok(())
             }
@@ -198,7 +202,7 @@ macro_rules! connection {
     };
 }
 
-/// A statement with its parameters.
+/// Builds a query with its parameters.
 macro_rules! bind {
     ($sqlx:ident, $sql:expr, $with:expr) => {
         $with.iter().fold($sqlx::query(text($sql)), |query, param| match *param {
@@ -212,15 +216,17 @@ macro_rules! bind {
     };
 }
 
-/// PostgreSQL, of this version.
+/// Implements the PostgreSQL part of this version.
 macro_rules! postgres {
     ($sqlx:ident) => {
         connection!($sqlx, PgConnection, Postgres, keeps_prepared);
 
-        /// Whether the caller's driver keeps statements prepared on this connection. If it keeps none
-        /// (`statement-cache-capacity=0`) there may be a pooler that lends the connection to others: a
-        /// statement prepared under a name would be theirs tomorrow. That nothing is kept *yet* looks
-        /// the same, and costs one round trip.
+        /// Returns whether the caller's driver keeps prepared statements on this connection.
+        ///
+        /// If it keeps none (`statement-cache-capacity=0`), a pooler may share the connection with
+        /// other clients, and a statement that was prepared under a name would conflict with
+        /// theirs. A connection with no prepared statement *yet* looks the same, which costs one
+        /// more round trip.
         fn keeps_prepared(connection: &$sqlx::PgConnection) -> bool {
             $sqlx::Connection::cached_statements_size(connection) > 0
         }
@@ -232,7 +238,7 @@ macro_rules! postgres {
     };
 }
 
-/// MySQL and MariaDB, of this version. The driver sees to what is prepared.
+/// Implements the MySQL and MariaDB part of this version. The driver manages prepared statements.
 macro_rules! mysql {
     ($sqlx:ident) => {
         connection!($sqlx, MySqlConnection, Mysql, |_: &$sqlx::MySqlConnection| true);
@@ -261,7 +267,7 @@ mod current {
         Some((Dialect::Sqlite, code.into_owned()))
     }
 
-    /// The database's code: each is another type's.
+    /// Returns the database's error code. Each database has its own error type.
     fn code(error: &dyn sqlx::error::DatabaseError) -> Option<(Dialect, String)> {
         let code = None;
         #[cfg(feature = "postgres")]
@@ -274,16 +280,17 @@ mod current {
         code
     }
 
-    /// Ours, or the caller's identifiers, which were checked.
+    /// Returns the statement for `sqlx`. It consists of leasehold's own text and checked
+    /// identifiers.
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     fn text(sql: &str) -> sqlx::AssertSqlSafe<String> {
         sqlx::AssertSqlSafe(sql.to_owned())
     }
 }
 #[cfg(feature = "sea-orm")]
-pub(super) use current::told;
+pub(super) use current::error_info;
 
-/// Without SQLite: of its library only one version can be in a program.
+/// sqlx 0.8, without SQLite, because a program can contain only one version of SQLite's library.
 #[cfg(any(feature = "sqlx-08-postgres", feature = "sqlx-08-mysql"))]
 mod before {
     version!(sqlx_08);

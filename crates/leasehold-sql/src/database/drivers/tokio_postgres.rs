@@ -1,5 +1,7 @@
-//! `tokio-postgres`. Each parameter is sent with its type, in one message with the statement: nothing is
-//! prepared under a name, so a pooler may stand in between.
+//! Sessions of `tokio-postgres`.
+//!
+//! Each parameter is sent with its type, in one message with the statement. Nothing is prepared
+//! under a name, so a pooler can be in front of the server.
 
 use std::sync::Arc;
 
@@ -41,7 +43,8 @@ session!(tokio_postgres::Transaction<'_>, Client, Arc<Client>);
 
 impl Transaction for tokio_postgres::Transaction<'_> {}
 
-/// Requests of one client follow each other without waiting for answers: nobody waits for a session.
+/// A single client pipelines its requests without waiting for replies, so a session is always
+/// available.
 impl Pool for Arc<Client> {
     type Session = Self;
 

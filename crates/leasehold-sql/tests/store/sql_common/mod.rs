@@ -1,4 +1,4 @@
-//! What the tests against SQL servers share: one face for PostgreSQL, MariaDB and MySQL.
+//! Shared code of the tests against SQL servers, with one trait for PostgreSQL, MariaDB and MySQL.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,11 +51,11 @@ pub(crate) use {on_all, without_mysql};
 
 /// A server with databases for tests.
 pub(crate) trait Server: Send + Sync + Sized + 'static {
-    /// Whether there is one of these in this run; where not, that is said.
+    /// Returns whether this server is part of this run. If not, that is reported.
     fn is_here() -> bool;
     fn with(setup: Setup) -> Self;
     fn shared() -> &'static Self;
-    /// A new database, for the user `lh`.
+    /// Creates a database for the user `lh`.
     fn database(&self) -> String;
     fn port(&self) -> u16;
     fn kill(&self);
@@ -67,26 +67,26 @@ pub(crate) trait Server: Send + Sync + Sized + 'static {
     fn admin(&self, url: &str, sql: &str) -> String;
     /// Ends every session of `lh`, as an administrator may.
     fn end_sessions(&self);
-    /// How many sessions `lh` has in the database of this URL; and in open transactions (which
-    /// MariaDB looks up anew only when nobody has asked for 100 ms).
+    /// Returns how many sessions `lh` has in the database of this URL, and how many have open
+    /// transactions. (MariaDB updates the latter only when it was not queried for 100 ms.)
     fn sessions(&self, url: &str) -> (usize, usize);
-    /// The tables of the database.
+    /// Returns the tables of the database.
     fn tables(&self, url: &str) -> Vec<String>;
-    /// A user of this name and password, with these rights on all tables that there are.
+    /// Creates a user with this name and password, with these permissions on all existing tables.
     fn user(&self, url: &str, user: &str, rights: &str);
-    /// The certificate of the authority of this server ([`Setup::tls`]).
+    /// Returns the certificate of this server's authority ([`Setup::tls`]).
     fn authority(&self) -> std::path::PathBuf;
-    /// The parameters of a URL that demand TLS and trust only this authority.
+    /// Returns the parameters of a URL that requires TLS and trusts only this authority.
     fn verified(&self, authority: &std::path::Path) -> String;
     /// Runs a statement in a transaction that stays open until the value is dropped.
     fn hold(&self, url: &str, sql: &'static str) -> impl Future<Output = impl Send> + Send;
-    /// Transactions that say nothing else are serializable.
+    /// Makes transactions serializable by default.
     fn serializable(&self, url: &str);
     /// Makes the server refuse to write.
     fn read_only(&self, url: &str, on: bool);
-    /// Runs SQL as the administrator, in one piece.
+    /// Runs SQL as the administrator, as one message.
     fn script(&self, url: &str, sql: &str) -> impl Future<Output = ()> + Send;
-    /// In one transaction, `first` and, when told to go on, `then`.
+    /// Runs `first` in a transaction, and `then` after a signal.
     fn in_two_steps(
         &self,
         url: &str,
@@ -94,11 +94,11 @@ pub(crate) trait Server: Send + Sync + Sized + 'static {
         begun: tokio::sync::oneshot::Sender<()>,
         go_on: tokio::sync::oneshot::Receiver<()>,
     ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static;
-    /// How many sessions wait for a lock.
+    /// Returns how many sessions wait for a lock.
     fn blocked(&self) -> usize;
-    /// How many deadlocks there were.
+    /// Returns how many deadlocks there were.
     fn deadlocks(&self) -> usize;
-    /// What the server logged.
+    /// Returns the server's log.
     fn log(&self) -> String;
 }
 
@@ -111,8 +111,8 @@ macro_rules! two_steps {
             for sql in ["BEGIN", first] {
                 sqlx::raw_sql(sql).execute(&mut connection).await?;
             }
-            begun.send(()).expect("somebody waits");
-            go_on.await.expect("somebody tells");
+            begun.send(()).expect("the test does not wait for the first step");
+            go_on.await.expect("the test ended before the second step");
             for sql in [then, "COMMIT"] {
                 sqlx::raw_sql(sql).execute(&mut connection).await?;
             }
@@ -121,7 +121,7 @@ macro_rules! two_steps {
     }};
 }
 
-/// The database's name in a URL.
+/// Returns the database's name in a URL.
 pub(crate) fn database_of(url: &str) -> &str {
     url.rsplit('/').next().expect("a URL")
 }
@@ -219,7 +219,7 @@ impl Server for Postgres {
     async fn hold(&self, url: &str, sql: &'static str) -> impl Send {
         let mut connection = sqlx::PgConnection::connect(url).await.expect("a connection");
         for sql in ["BEGIN", sql] {
-            sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+            sqlx::raw_sql(sql).execute(&mut connection).await.expect("the statement failed");
         }
         connection
     }
@@ -232,7 +232,7 @@ impl Server for Postgres {
 
     fn read_only(&self, url: &str, on: bool) {
         let database = database_of(url);
-        // From a database in which one may write.
+        // From another database, which can be written to.
         let beside = url.replace(&format!("/{database}"), "/postgres");
         let set = format!("ALTER DATABASE {database} SET default_transaction_read_only = {on}");
         self.admin(&beside, &set);
@@ -269,7 +269,7 @@ impl Server for Postgres {
     }
 }
 
-/// MariaDB, and MySQL, which is the same in all that tests want of it.
+/// MariaDB, and MySQL, which behaves the same for these tests.
 #[cfg(feature = "mysql")]
 macro_rules! mysql_server {
     ($server:ty, $which:expr, $shared:expr) => {
@@ -321,7 +321,7 @@ impl Server for $server {
     fn end_sessions(&self) {
         let all = "SELECT id FROM information_schema.processlist WHERE user = 'lh'";
         for id in lines(&MariaDb::admin(self, all)) {
-            // It may be gone by itself.
+            // The session may have ended already.
             MariaDb::admin_may_fail(self, &format!("KILL {id}"));
         }
     }
@@ -360,7 +360,7 @@ impl Server for $server {
     async fn hold(&self, url: &str, sql: &'static str) -> impl Send {
         let mut connection = sqlx::MySqlConnection::connect(url).await.expect("a connection");
         for sql in ["BEGIN", sql] {
-            sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+            sqlx::raw_sql(sql).execute(&mut connection).await.expect("the statement failed");
         }
         connection
     }
@@ -377,7 +377,7 @@ impl Server for $server {
         let url = url.replace("lh:lh@", "admin:admin@");
         let mut connection = sqlx::MySqlConnection::connect(&url).await.expect("a connection");
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
-        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("the statement failed");
     }
 
     fn in_two_steps(
@@ -391,8 +391,8 @@ impl Server for $server {
     }
 
     fn blocked(&self) -> usize {
-        // Not `innodb_trx`: InnoDB fills that anew only when nobody has read it for 100 ms, so who
-        // asks again sooner than that sees the same for ever.
+        // Not `innodb_trx`, because InnoDB updates it only when it was not read for 100 ms. More
+        // frequent queries would always return the same.
         let told = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'");
         told.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
     }
@@ -414,25 +414,26 @@ mysql_server!(MariaDb, testbed::Server::MariaDb, testbed::mariadb());
 #[cfg(feature = "mysql")]
 mysql_server!(testbed::MySql, testbed::Server::MySql, testbed::mysql());
 
-/// Locks one lock's row, as another transaction in its middle does.
+/// Locks one lock's row, as a transaction in progress does.
 pub(crate) const BLOCK: &str = "SELECT name FROM leasehold_locks WHERE name = 'blocked' FOR UPDATE";
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so().await {
-        assert!(Instant::now() < end, "never came: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// What a client is told that is not let in: by connecting, or at the latest by its first lock.
+/// Returns the error of a client that is refused when it connects or, at the latest, at its first
+/// lock.
 pub(crate) async fn refusal(url: &str) -> leasehold::Error {
     match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("refused").try_lock().await {
             Err(error) => error,
-            Ok(_) => panic!("the lock was given on {}", locks.url()),
+            Ok(_) => panic!("the lock was granted on {}", locks.url()),
         },
     }
 }
@@ -457,15 +458,15 @@ pub(crate) fn claim(name: &str, lease: Duration, waiter_lease: Duration) -> Clai
 pub(crate) fn holding(joined: &Joined) -> Token {
     match joined {
         Joined::Holding { token, .. } => *token,
-        other => panic!("it does not hold: {other:?}"),
+        other => panic!("expected a hold, got {other:?}"),
     }
 }
 
 #[track_caller]
 pub(crate) fn waiting(joined: &Joined) -> Token {
     match joined {
-        Joined::Waiting(place) => place.token.expect("drawn as it joined"),
-        other => panic!("it does not wait: {other:?}"),
+        Joined::Waiting(place) => place.token.expect("the claim has no token"),
+        other => panic!("expected to wait, got {other:?}"),
     }
 }
 
@@ -479,11 +480,11 @@ pub(crate) fn standings(info: Option<LockInfo>) -> Vec<(Standing, Option<Token>)
     claims.into_iter().map(|c| (c.standing, c.token)).collect()
 }
 
-/// The administrator lets no statement of this user run for longer than this.
+/// Limits that an administrator sets for a user's statements and connections.
 pub(crate) trait Hasty {
     fn hasty(&self, url: &str);
     fn few_connections(&self, url: &str);
-    /// How many statements the server has cut short.
+    /// Returns how many statements the server has aborted.
     fn cut_short(&self) -> usize;
 }
 

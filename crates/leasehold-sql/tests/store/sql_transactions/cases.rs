@@ -1,4 +1,5 @@
-// Included once for each database, which gives `Db`, `DIALECT`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
+// Included once for each database, which defines `Db`, `DIALECT`, `bed`, `IMPATIENT` and
+// `LOCKS_ROWS`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use leasehold::fence::sql::{TokenColumn, check};
 use leasehold::once::{Ran, clean_up, sweep};
 use leasehold::versioned::{Retry, Versioned, retry};
-use leasehold::{Result, Token, database, once};
+use leasehold::{Result, FencingToken, database, once};
 
 type Tx<'a> = sqlx::Transaction<'a, Db>;
 
-fn token(n: u64) -> Token {
-    Token::new(n).unwrap()
+fn token(n: u64) -> FencingToken {
+    FencingToken::new(n).unwrap()
 }
 
 async fn number(tx: &mut Tx<'_>, sql: &'static str) -> i64 {
@@ -26,20 +27,21 @@ fn patient() -> Retry {
     Retry::default().tries(200)
 }
 
+// R23
 #[tokio::test(flavor = "multi_thread")]
-async fn r23_a_read_and_a_write_under_the_lock_lose_nothing() {
+async fn read_modify_write_under_the_lock_loses_no_update() {
     let bed = bed().await;
     let all: Vec<_> = (0..30)
         .map(|_| {
             let pool = bed.pool.clone();
-            // Spawned: the futures are Send.
+            // Spawned, which requires that the futures are Send.
             tokio::spawn(async move {
                 retry(patient(), || async {
                     let mut tx = pool.begin().await.map_err(database::error)?;
                     lock_in(&mut tx, "t:1").await?;
                     let n: i64 = number(&mut tx, "SELECT n FROM t WHERE id = 1").await;
                     tokio::task::yield_now().await;
-                    // Not n = n + 1, which the database would save by itself.
+                    // Not n = n + 1, which the database would keep correct without the lock.
                     let sql = format!("UPDATE t SET n = {} WHERE id = 1", n + 1);
                     sqlx::query(sqlx::AssertSqlSafe(sql))
                         .execute(&mut *tx)
@@ -60,11 +62,12 @@ async fn r23_a_read_and_a_write_under_the_lock_lose_nothing() {
     let taken = "SELECT CAST(taken AS DECIMAL) = 30 AND (SELECT COUNT(*) FROM leasehold_row_lock) = 1 \
                  FROM leasehold_row_lock";
     let held: bool = sqlx::query_scalar(taken).fetch_one(&mut *tx).await.unwrap();
-    assert!(held, "every committed hold is counted in the one row");
+    assert!(held, "the row must count every committed hold");
 }
 
+// R23
 #[tokio::test]
-async fn r23_released_by_commit_by_rollback_and_by_drop() {
+async fn lock_is_released_by_commit_rollback_and_drop() {
     let bed = bed().await;
     for end in ["commit", "rollback", "drop"] {
         let mut holder = bed.pool.begin().await.unwrap();
@@ -76,8 +79,8 @@ async fn r23_released_by_commit_by_rollback_and_by_drop() {
         one_line(&error);
         let error = lock_in_timeout(&mut other, "a", Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        // The transaction that was refused is as good as before. (Not from a table: that would
-        // take a snapshot.)
+        // The transaction that was refused is still usable. (The query reads no table, because that
+        // would take a snapshot.)
         run(&mut other, "SELECT 1").await;
         match end {
             "commit" => holder.commit().await.unwrap(),
@@ -92,9 +95,10 @@ async fn r23_released_by_commit_by_rollback_and_by_drop() {
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 3);
 }
 
-/// Scenario 50: first-time acquisitions of one new name, where some of the first roll back.
+// R23, S50
+/// Scenario 50: the first acquisitions of a new name, some of which roll back.
 #[tokio::test(flavor = "multi_thread")]
-async fn r23_s50_many_first_times_of_one_new_name() {
+async fn concurrent_first_locks_of_a_new_name_lose_no_update() {
     let bed = bed().await;
     for round in 0..5 {
         let all: Vec<_> = (0..12)
@@ -127,10 +131,11 @@ async fn r23_s50_many_first_times_of_one_new_name() {
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 30);
 }
 
+// R52
 #[tokio::test]
-async fn r52_two_names_are_held_at_once() {
+async fn different_names_can_be_held_at_once() {
     let bed = bed().await;
-    // Twice: with names that are new, and with names whose rows exist.
+    // First with new names, then with names whose rows exist.
     for _ in 0..2 {
         let mut all = Vec::new();
         for name in ["Job", "job", "job ", "a/../b", "ключ", "%", "j_b"] {
@@ -148,8 +153,9 @@ async fn r52_two_names_are_held_at_once() {
     }
 }
 
+// R52
 #[tokio::test]
-async fn r52_a_table_without_a_unique_index_is_refused() {
+async fn a_table_without_a_unique_index_is_refused() {
     let bed = bed().await;
     for (wrong, name) in [
         (
@@ -171,8 +177,9 @@ async fn r52_a_table_without_a_unique_index_is_refused() {
     }
 }
 
+// R23
 #[tokio::test]
-async fn r23_a_missing_table_is_said_with_the_fix() {
+async fn missing_table_is_reported_with_the_fix() {
     let bed = bed().await;
     sqlx::query("DROP TABLE leasehold_row_lock").execute(&bed.pool).await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
@@ -182,10 +189,11 @@ async fn r23_a_missing_table_is_said_with_the_fix() {
     assert!(format!("{error:#}").contains("install"), "{error}");
 }
 
+// R23
 #[tokio::test]
-async fn r23_a_deadlock_is_typed_and_can_be_run_again() {
+async fn deadlock_is_a_retryable_conflict() {
     if !LOCKS_ROWS {
-        return; // One lock cannot deadlock; the stale snapshot has a test of its own.
+        return; // A single lock cannot deadlock. The stale snapshot has a separate test.
     }
     let bed = bed().await;
     let mut one = bed.pool.begin().await.unwrap();
@@ -205,9 +213,10 @@ async fn r23_a_deadlock_is_typed_and_can_be_run_again() {
     one_line(&errors[0]);
 }
 
-/// A bounded wait is the caller's for one call, also when it ends in a deadlock.
+// R23
+/// A limited wait applies to one call only, even if it ends in a deadlock.
 #[tokio::test]
-async fn r23_a_bounded_wait_is_set_back() {
+async fn lock_timeout_setting_is_restored_after_the_call() {
     let bed = bed().await;
     let pool = &bed.pool;
     let wait = async |tx: &mut Tx<'_>| -> String {
@@ -222,14 +231,14 @@ async fn r23_a_bounded_wait_is_set_back() {
     try_lock_in(&mut two, "a").await.unwrap_err();
     assert_eq!(wait(&mut two).await, before);
     if !LOCKS_ROWS {
-        return; // No deadlock to be had.
+        return; // No deadlock is possible.
     }
     lock_in(&mut two, "b").await.unwrap();
     let long = Duration::from_secs(30);
     let crossed = async |mut tx: Tx<'static>, name: &str| {
         let result = lock_in_timeout(&mut tx, name, long).await;
         if result.is_ok() || before != "0" {
-            // (PostgreSQL takes no statement after a deadlock, and forgets the wait.)
+            // (PostgreSQL accepts no statement after a deadlock, and resets the wait.)
             assert_eq!(wait(&mut tx).await, before);
         }
         tx.rollback().await.unwrap();
@@ -240,8 +249,9 @@ async fn r23_a_bounded_wait_is_set_back() {
     assert_eq!(errors, [ErrorKind::Conflict]);
 }
 
+// R24
 #[tokio::test(flavor = "multi_thread")]
-async fn r24_of_the_writers_from_one_version_exactly_one_succeeds() {
+async fn exactly_one_writer_of_the_same_version_succeeds() {
     let bed = bed().await;
     let all: Vec<_> = (0..20)
         .map(|_| {
@@ -274,8 +284,9 @@ async fn r24_of_the_writers_from_one_version_exactly_one_succeeds() {
     assert_eq!(table.version(&mut *tx, 1).await.unwrap(), Some(20));
 }
 
+// R24
 #[tokio::test]
-async fn r24_a_stale_version_tells_both_and_writes_nothing() {
+async fn stale_version_reports_both_versions_and_writes_nothing() {
     let bed = bed().await;
     let table = Versioned::new("t", "id", "version");
     let mut tx = bed.pool.begin().await.unwrap();
@@ -289,7 +300,7 @@ async fn r24_a_stale_version_tells_both_and_writes_nothing() {
     assert_eq!((gone.expected, gone.found), (0, None));
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
 
-    // A key that names two rows was never a key.
+    // If a key selects two rows, it is not a key.
     run(&mut tx, "INSERT INTO t VALUES (2, 0, 1, NULL)").await;
     let wrong = Versioned::new("t", "n", "version");
     let error = wrong.update(&mut tx, 0, 1, &[]).await.unwrap_err();
@@ -300,8 +311,9 @@ async fn r24_a_stale_version_tells_both_and_writes_nothing() {
     }
 }
 
+// R26
 #[tokio::test(flavor = "multi_thread")]
-async fn r26_of_racing_transactions_exactly_one_is_first() {
+async fn exactly_one_of_the_racing_transactions_is_first() {
     let bed = bed().await;
     let works = Arc::new(AtomicU32::new(0));
     let all: Vec<_> = (0..24)
@@ -320,7 +332,8 @@ async fn r26_of_racing_transactions_exactly_one_is_first() {
                             Ok::<_, Error>(format!("by {i}"))
                         })
                         .await?;
-                    // The first three firsts crash in the middle: key and write are undone.
+                    // The first three firsts crash in the middle. Their key and write are rolled
+                    // back.
                     if ran.is_first() && works.load(Ordering::SeqCst) <= 3 {
                         drop(tx);
                         return Err(Error::new(ErrorKind::Conflict, "crashed"));
@@ -344,10 +357,11 @@ async fn r26_of_racing_transactions_exactly_one_is_first() {
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 1);
 }
 
+// R26
 #[tokio::test]
-async fn r26_a_real_error_of_the_write_is_never_a_duplicate() {
+async fn error_of_the_write_is_never_reported_as_a_duplicate() {
     let bed = bed().await;
-    // The caller's own unique index is hit: INSERT IGNORE would call it done.
+    // The caller's own unique index is violated. INSERT IGNORE would report success.
     let mut tx = bed.pool.begin().await.unwrap();
     let error = once("k")
         .run_in(&mut tx, async |tx| {
@@ -359,7 +373,7 @@ async fn r26_a_real_error_of_the_write_is_never_a_duplicate() {
         .unwrap_err();
     assert!(matches!(&error, sqlx_or_ours::E::Theirs(e)
         if e.as_database_error().unwrap().is_unique_violation()));
-    // Even a caller that commits all the same keeps neither the write nor the key.
+    // Even if the caller commits nevertheless, neither the write nor the key is stored.
     run(&mut tx, "UPDATE t SET version = 1").await;
     tx.commit().await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
@@ -367,7 +381,8 @@ async fn r26_a_real_error_of_the_write_is_never_a_duplicate() {
     assert_eq!(number(&mut tx, "SELECT version FROM t").await, 1);
     let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("ü 'x' \"y\"".into())).await;
     assert_eq!(ran.unwrap(), Ran::First("ü 'x' \"y\"".into()));
-    // In one transaction, too, the second is a duplicate; another key is not, whatever its case.
+    // A second run in one transaction is a duplicate too. A key that differs in case is another
+    // key.
     let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
     assert_eq!(ran.unwrap(), Ran::Duplicate("ü 'x' \"y\"".into()));
     let ran = once("K").run_in(&mut tx, async |_| Ok::<_, Error>("yes".into())).await;
@@ -381,7 +396,7 @@ async fn r26_a_real_error_of_the_write_is_never_a_duplicate() {
     assert_eq!(error.kind(), ErrorKind::InvalidName);
 }
 
-/// A caller's own error type, that keeps the driver's error apart from ours.
+/// A caller's own error type, which separates the driver's error from ours.
 mod sqlx_or_ours {
     #[derive(Debug)]
     pub(super) enum E {
@@ -401,8 +416,9 @@ mod sqlx_or_ours {
     }
 }
 
+// R26
 #[tokio::test(flavor = "multi_thread")]
-async fn r26_of_racing_attempts_exactly_one_is_first() {
+async fn exactly_one_of_the_racing_attempts_is_first() {
     let bed = bed().await;
     let works = Arc::new(AtomicU32::new(0));
     let all: Vec<_> = (0..16)
@@ -428,11 +444,12 @@ async fn r26_of_racing_attempts_exactly_one_is_first() {
     assert!(ran.into_iter().all(|r| r.into_outcome() == first));
 }
 
+// R26
 #[tokio::test]
-async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
+async fn crashed_attempt_is_taken_over_and_failed_one_immediately() {
     let bed = bed().await;
     let lease = Duration::from_secs(3600);
-    // Crashes once it has begun: its future is dropped.
+    // The attempt crashes after it has begun, because its future is dropped.
     let (began, begun) = tokio::sync::oneshot::channel();
     let crashing = once("k").lease(lease).run(&bed.pool, |_| async {
         began.send(()).unwrap();
@@ -442,7 +459,7 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
         _ = crashing => panic!("ended"),
         _ = begun => {}
     }
-    // Within its lease others are told that it is at it, in a transaction too …
+    // During its lease, other attempts get an error that it is running, also in a transaction.
     let at_it =
         once("k").wait(Duration::ZERO).run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
     let error = at_it.await.unwrap_err();
@@ -451,7 +468,7 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
     let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
     assert_eq!(ran.unwrap_err().kind(), ErrorKind::Contended);
     tx.rollback().await.unwrap();
-    // … and after it the next attempt knows that it is not the first.
+    // After its lease, the next attempt knows that it is not the first.
     let over = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
     sqlx::query(over).execute(&bed.pool).await.unwrap();
     let failed = once("k").run(&bed.pool, |attempt| async move {
@@ -469,9 +486,11 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
     assert_eq!(ran.unwrap(), Ran::Duplicate("done".into()));
 }
 
-/// In a transaction and out of one, done or under way; and nothing is refused of those who did not say.
+// R26
+/// A different fingerprint is refused inside and outside of a transaction, for finished and running
+/// keys. A run without a fingerprint is never refused.
 #[tokio::test]
-async fn r26_a_key_that_comes_with_another_request_is_refused() {
+async fn key_with_a_different_request_is_refused() {
     let bed = bed().await;
     let run = async |key: &'static str, request: Option<&'static str>| {
         let key = once(key).wait(Duration::ZERO);
@@ -497,7 +516,7 @@ async fn r26_a_key_that_comes_with_another_request_is_refused() {
             assert!(format!("{error:#}").contains("another request"), "{error}");
         }
     }
-    // Under way; and one that crashed may be another's by mistake all the more.
+    // A running attempt, and one that has crashed.
     let (began, begun) = tokio::sync::oneshot::channel();
     let crashing = once("crashed").fingerprint("a").run(&bed.pool, |_| async {
         began.send(()).unwrap();
@@ -515,10 +534,11 @@ async fn r26_a_key_that_comes_with_another_request_is_refused() {
     assert!(run("crashed", Some("a")).await.unwrap().is_first());
 }
 
+// R26
 #[tokio::test]
-async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_nothing() {
+async fn renewed_attempt_outlives_its_lease_and_late_one_stores_nothing() {
     let bed = bed().await;
-    // Long enough for a renewal on a machine that does much else.
+    // Long enough for a renewal on a busy machine.
     let lease = Duration::from_secs(6);
     let pool = &bed.pool;
     let slow = once("slow").lease(lease).run(pool, |_| async {
@@ -526,7 +546,7 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
         Ok::<_, Error>("slow".into())
     });
     assert_eq!(slow.await.unwrap(), Ran::First("slow".into()));
-    // What cannot work is refused before anything is written.
+    // Invalid settings are refused before anything is written.
     for (bad, kind) in [
         (once("k").lease(Duration::ZERO), ErrorKind::Config),
         (once("a\nb"), ErrorKind::InvalidName),
@@ -535,8 +555,8 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
         assert_eq!(error.kind(), kind, "{error}");
         one_line(&error);
     }
-    // Taken over in the middle: the late one is stopped, or at the latest cannot store. (It is not
-    // renewed before that, which would undo it.)
+    // Another attempt takes over in the middle. The late attempt is stopped, or at the latest
+    // cannot store its result. (It is not renewed before that, which would undo the takeover.)
     let late = once("late").lease(Duration::from_secs(60)).run(pool, |_| async {
         let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
         sqlx::query(sql).execute(pool).await.map_err(database::error)?;
@@ -551,8 +571,9 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
     assert_eq!(after.await.unwrap(), Ran::Duplicate("next 2".into()));
 }
 
+// R26
 #[tokio::test]
-async fn r26_old_keys_are_cleaned_up_and_young_ones_stay() {
+async fn old_keys_are_cleaned_up_and_recent_ones_kept() {
     let bed = bed().await;
     let mut tx = bed.pool.begin().await.unwrap();
     for key in ["old", "young"] {
@@ -570,9 +591,10 @@ async fn r26_old_keys_are_cleaned_up_and_young_ones_stay() {
     assert_eq!(old.await.unwrap(), Ran::First("new".into()));
 }
 
-/// One call deletes no more than it is told to, of both kinds.
+// R26
+/// One call deletes no more keys of both kinds than its limit.
 #[tokio::test]
-async fn r26_a_sweep_is_bounded() {
+async fn cleanup_deletes_no_more_keys_than_its_limit() {
     let bed = bed().await;
     let failed = || async { Err::<String, Error>(Error::new(ErrorKind::Full, "no paper")) };
     for n in 0..3 {
@@ -590,10 +612,11 @@ async fn r26_a_sweep_is_bounded() {
     }
 }
 
-/// By the time since it was done, or given up; then it is the first again, and whatever was asked for before
-/// is forgotten.
+// R26
+/// The retention counts from the end of the work, or from the time when it was given up. After that
+/// the key is new again, and its old fingerprint is forgotten.
 #[tokio::test(flavor = "multi_thread")]
-async fn r26_a_key_may_be_used_anew_when_its_retention_is_over() {
+async fn key_can_be_reused_after_its_retention() {
     let bed = bed().await;
     let day = Duration::from_secs(24 * 3600);
     let run = async |outcome: &'static str| {
@@ -626,11 +649,11 @@ async fn r26_a_key_may_be_used_anew_when_its_retention_is_over() {
     assert_eq!(run_in("c").await.unwrap(), Ran::First("c".into()));
     assert_eq!(run_in("c").await.unwrap(), Ran::Duplicate("c".into()));
     assert_eq!(run("c").await.unwrap(), Ran::Duplicate("c".into()));
-    // Who does not say how long it is kept gets what is there, however old it is.
+    // Without a retention time, a run returns the existing result, however old it is.
     older(100).await;
     let old = once("k").run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
     assert_eq!(old.await.unwrap(), Ran::Duplicate("c".into()));
-    // An attempt that came to nothing; and of many who come at once, one is the first.
+    // An attempt that failed. If many attempts begin at once, one of them is the first.
     let failed = |_| async { Err::<String, Error>(Error::new(ErrorKind::Full, "no paper")) };
     once("k").retention(day).fingerprint("d").run(&bed.pool, failed).await.unwrap_err();
     assert_eq!(run("e").await.unwrap_err().kind(), ErrorKind::Mismatch);
@@ -653,7 +676,7 @@ async fn r26_a_key_may_be_used_anew_when_its_retention_is_over() {
     assert_eq!(firsts, 1);
 }
 
-/// A payment's own error: one that is final, and one that is not.
+/// A payment's own error. One kind is final, and the other is not.
 #[derive(Debug)]
 enum Payment {
     Declined(String),
@@ -675,8 +698,9 @@ impl Payment {
     }
 }
 
+// R26
 #[tokio::test]
-async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
+async fn kept_error_is_stored_as_outcome_and_its_work_rolled_back() {
     let bed = bed().await;
     let key =
         |key: &str| once(key).fingerprint("100").keep_errors(Payment::kept, Payment::Declined);
@@ -695,7 +719,7 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
         let ran = key("in").run_in(&mut tx, async |tx| {
             let mut wrong = sqlx::query("UPDATE t SET n = 7").execute(&mut **tx).await;
             if time == 0 {
-                // Even where the database itself has refused.
+                // This works even if the database itself has refused a statement.
                 let sql = "INSERT INTO t VALUES (1, 1, 1, NULL)";
                 wrong = sqlx::query(sql).execute(&mut **tx).await;
             }
@@ -708,8 +732,9 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
         assert_eq!(declined(ran.into_outcome()), "twice");
     }
     let mut tx = bed.pool.begin().await.unwrap();
-    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0, "the work is undone");
-    // Who reads no errors is told of it, and does nothing; another request is refused.
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0, "the work was not rolled back");
+    // A run that does not keep errors gets an error and does nothing. Another fingerprint is
+    // refused.
     for name in ["out", "in"] {
         let ran = once(name).run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
         let error = ran.unwrap_err();
@@ -723,7 +748,7 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
         );
     }
     tx.rollback().await.unwrap();
-    // What is not kept leaves the key free, and what is done is done.
+    // An error that is not kept leaves the key free. Work that succeeds is stored.
     for name in ["out 2", "in 2"] {
         let fails = || Payment::Failed(Error::new(ErrorKind::Full, "no paper"));
         let mut tx = bed.pool.begin().await.unwrap();
@@ -747,13 +772,14 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
             }
         }
     }
-    // It is forgotten as any other.
+    // Kept errors are cleaned up like other outcomes.
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(clean_up(&bed.pool, Duration::ZERO).await.unwrap(), 3);
 }
 
+// R26
 #[tokio::test]
-async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
+async fn keys_of_attempts_that_never_finished_are_cleaned_up() {
     let bed = bed().await;
     for key in ["failed", "failed lately", "retried"] {
         let failed = once(key).run(&bed.pool, |_| async {
@@ -761,7 +787,7 @@ async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
         });
         assert_eq!(failed.await.unwrap_err().kind(), ErrorKind::Full);
     }
-    // Crashes once it has begun: its future is dropped.
+    // The attempts crash after they have begun, because their futures are dropped.
     for key in ["crashed", "at it"] {
         let begun = std::sync::atomic::AtomicBool::new(false);
         let attempt = once(key).lease(Duration::from_secs(3600)).run(&bed.pool, |_| async {
@@ -769,7 +795,7 @@ async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
             std::future::pending::<Result<String, Error>>().await
         });
         tokio::select! {
-            _ = attempt => unreachable!("it never ends"),
+            _ = attempt => unreachable!("the attempt ended"),
             () = async {
                 while !begun.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -777,13 +803,17 @@ async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
             } => {}
         }
     }
-    assert_eq!(clean_up(&bed.pool, Duration::from_secs(1800)).await.unwrap(), 0, "all are young");
+    assert_eq!(
+        clean_up(&bed.pool, Duration::from_secs(1800)).await.unwrap(),
+        0,
+        "a young key was deleted"
+    );
     let mut tx = bed.pool.begin().await.unwrap();
     let hours = "UPDATE leasehold_once SET lease_end = lease_end - 10800000000 \
                  WHERE attempt_id <> '' AND attempt = 1";
     run(&mut tx, hours).await;
     tx.commit().await.unwrap();
-    // Taken over since, or their lease is not over: these stay.
+    // These were taken over since, or their lease has not expired, so they stay.
     let retried = once("retried").run(&bed.pool, |_| async { Ok::<_, Error>("done".into()) });
     assert_eq!(retried.await.unwrap(), Ran::First("done".into()));
     for (key, attempt) in [("failed lately", 2), ("at it", 2)] {
@@ -805,11 +835,12 @@ async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
     assert_eq!(done.await.unwrap(), Ran::Duplicate("done".into()));
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_stale_token_is_refused_with_both_numbers() {
+async fn stale_token_is_rejected_with_both_tokens() {
     let bed = bed().await;
     let mut tx = bed.pool.begin().await.unwrap();
-    for n in [33, 33, 34, Token::MAX - 1] {
+    for n in [33, 33, 34, FencingToken::MAX - 1] {
         check(&mut tx, "r", token(n)).await.unwrap();
     }
     check(&mut tx, "R", token(1)).await.unwrap();
@@ -817,17 +848,18 @@ async fn r35_a_stale_token_is_refused_with_both_numbers() {
     assert_eq!(error.kind(), ErrorKind::StaleToken);
     assert!(!error.is_retryable());
     let stale = error.stale_token().unwrap();
-    assert_eq!((stale.seen, stale.offered), (token(Token::MAX - 1), token(33)));
+    assert_eq!((stale.seen, stale.offered), (token(FencingToken::MAX - 1), token(33)));
     one_line(&error);
-    // With the writes, the mark is undone too.
+    // The highest token seen is rolled back together with the writes.
     tx.rollback().await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
     check(&mut tx, "r", token(1)).await.unwrap();
 }
 
-/// Check and write are one step: from the check to the commit no other token passes.
+// R35
+/// Check and write are one step. No other token passes from the check to the commit.
 #[tokio::test]
-async fn r35_no_token_passes_between_check_and_commit() {
+async fn no_other_token_is_accepted_between_check_and_commit() {
     let bed = bed().await;
     let mut first = bed.pool.begin().await.unwrap();
     check(&mut first, "r", token(5)).await.unwrap();
@@ -846,8 +878,9 @@ async fn r35_no_token_passes_between_check_and_commit() {
     assert_eq!(check(&mut late, "r", token(5)).await.unwrap_err().kind(), ErrorKind::StaleToken);
 }
 
+// R35
 #[tokio::test(flavor = "multi_thread")]
-async fn r35_racing_writers_commit_in_token_order() {
+async fn racing_writers_commit_in_token_order() {
     let bed = bed().await;
     let all: Vec<_> = (0..24u64)
         .map(|i| {
@@ -890,10 +923,11 @@ async fn r35_racing_writers_commit_in_token_order() {
     assert_eq!(tokens.last(), Some(&24));
 }
 
-/// What a fence cannot see: a late write that comes before the new holder does. And what closes
-/// the door: the new holder's reads show its token.
+// R50
+/// A fence cannot detect a late write that arrives before the new holder's first write. The new
+/// holder prevents this if its reads carry its token.
 #[tokio::test]
-async fn r50_reads_must_carry_the_token() {
+async fn reads_must_present_the_token_to_exclude_late_writes() {
     let bed = bed().await;
     let write = async |n: u64, sql: &'static str| {
         let mut tx = bed.pool.begin().await.unwrap();
@@ -902,13 +936,14 @@ async fn r50_reads_must_carry_the_token() {
         tx.commit().await.unwrap();
         Ok::<_, Error>(())
     };
-    // The new holder (34) reads without its token; the late write of 33 is accepted, and lost.
+    // The new holder (34) reads without its token, so the late write of 33 is accepted and then
+    // lost.
     let mut tx = bed.pool.begin().await.unwrap();
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
     tx.rollback().await.unwrap();
     write(33, "UPDATE t SET n = 100").await.unwrap();
     write(34, "UPDATE t SET n = 0 + 1").await.unwrap();
-    // The next one (36) shows its token as it reads: the late write of 35 is refused.
+    // The next holder (36) offers its token when it reads, so the late write of 35 is refused.
     let mut tx = bed.pool.begin().await.unwrap();
     check(&mut tx, "r", token(36)).await.unwrap();
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 1);
@@ -920,8 +955,9 @@ async fn r50_reads_must_carry_the_token() {
     assert_eq!(number(&mut tx, "SELECT n FROM t").await, 2);
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_token_column_guards_one_statement() {
+async fn a_token_column_guards_one_statement() {
     let bed = bed().await;
     let column = TokenColumn::new("t", "id", "token");
     let mut c = bed.pool.acquire().await.unwrap();
@@ -931,7 +967,7 @@ async fn r35_a_token_column_guards_one_statement() {
     let error = column.write(&mut *c, 1, token(7), &[("n", 9.into())]).await.unwrap_err();
     let stale = error.stale_token().unwrap();
     assert_eq!((stale.seen, stale.offered), (token(8), token(7)));
-    // No columns: only shows the token, as one does before reading.
+    // Without columns, it only offers the token, as a holder does before it reads.
     assert!(column.write(&mut *c, 1, token(9), &[]).await.unwrap());
     assert!(column.write(&mut *c, 1, token(8), &[("n", 9.into())]).await.is_err());
     assert!(!column.write(&mut *c, 2, token(99), &[("n", 9.into())]).await.unwrap());
@@ -939,8 +975,9 @@ async fn r35_a_token_column_guards_one_statement() {
     assert_eq!(n, 2);
 }
 
+// R35
 #[tokio::test]
-async fn r35_a_fence_takes_exclusive_holds_only() {
+async fn fence_accepts_guards_until_they_are_lost() {
     let bed = bed().await;
     let locks = leasehold::connect("memory:").await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
@@ -948,19 +985,14 @@ async fn r35_a_fence_takes_exclusive_holds_only() {
     check(&mut tx, "m", &mutex).await.unwrap();
     let writer = locks.rwlock("w").write().await.unwrap();
     check(&mut tx, "w", &writer).await.unwrap();
-    let reader = locks.rwlock("r").read().await.unwrap();
-    let permit = locks.semaphore("s", 1).acquire().await.unwrap();
-    for shared in [&reader, &permit] {
-        let error = check(&mut tx, "x", shared).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    }
     locks.clone().close().await.unwrap();
     let error = check(&mut tx, "m", &mutex).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
+// R35
 #[test]
-fn r35_the_printed_schema_is_what_install_runs() {
+fn the_printed_schema_is_what_install_runs() {
     let dialect = DIALECT;
     let sql = database::schema(dialect);
     for table in ["leasehold_row_lock", "leasehold_once", "leasehold_fence"] {
@@ -969,10 +1001,11 @@ fn r35_the_printed_schema_is_what_install_runs() {
     assert_eq!(sql.contains("InnoDB"), dialect == Dialect::Mysql);
 }
 
-/// The statements that are printed for other languages, with their parameters filled in, by hands
-/// that know no more than what is printed.
+// R35
+/// Runs the statements that are printed for other languages, with their parameters filled in
+/// exactly as documented.
 #[tokio::test]
-async fn r35_the_printed_sql_does_what_it_says() {
+async fn printed_sql_works_as_documented() {
     use sqlx::{Connection as _, Executor as _};
     let bed = bed().await;
     let text = leasehold::fence::sql::text(DIALECT);
@@ -992,7 +1025,7 @@ async fn r35_the_printed_sql_does_what_it_says() {
     let read_back = statements.next().map(|sql| sql.replace("your_table", "t").replace(":id", "1"));
     assert!(statements.next().is_none(), "{text}");
     let mut c = bed.pool.acquire().await.unwrap();
-    // What the transaction of this token is told: go on, or roll back.
+    // The query shows the transaction of this token whether to continue or to roll back.
     for (resource, token, seen) in
         [("r", 5, 5), ("r", 5, 5), ("r", 9, 9), ("r", 7, 9), ("other", 1, 1)]
     {
@@ -1006,7 +1039,7 @@ async fn r35_the_printed_sql_does_what_it_says() {
             false => tx.commit().await.unwrap(),
         }
     }
-    // Ours and theirs are one fence.
+    // The printed statements and the library use the same fence.
     let mut tx = bed.pool.begin().await.unwrap();
     assert_eq!(check(&mut tx, "r", token(8)).await.unwrap_err().kind(), ErrorKind::StaleToken);
     tx.rollback().await.unwrap();
@@ -1014,7 +1047,7 @@ async fn r35_the_printed_sql_does_what_it_says() {
         [(5, 50, 50, true), (5, 50, 50, true), (9, 90, 90, true), (7, 70, 90, false)]
     {
         let done = (&mut *c).execute(sqlx::raw_sql(write("", token, value))).await.unwrap();
-        // sqlx asks MySQL for the rows that matched.
+        // sqlx configures MySQL to return the number of matched rows.
         assert_eq!(done.rows_affected(), u64::from(is_written), "{token}");
         if let Some(sql) = &read_back {
             let sql = sqlx::AssertSqlSafe(sql.clone());
@@ -1027,9 +1060,11 @@ async fn r35_the_printed_sql_does_what_it_says() {
     }
 }
 
-/// PostgreSQL has no NUL in text. The work is done, and is not done again for want of a place.
+// F35
+/// PostgreSQL text cannot contain NUL. The work is done once, and its outcome is stored
+/// nevertheless.
 #[tokio::test]
-async fn f35_an_outcome_with_a_nul_is_stored() {
+async fn an_outcome_with_a_nul_is_stored() {
     let bed = bed().await;
     let paid = AtomicU32::new(0);
     for time in 0..3 {
@@ -1049,9 +1084,10 @@ async fn f35_an_outcome_with_a_nul_is_stored() {
     tx.commit().await.unwrap();
 }
 
-/// The works have all connections of the pool, for longer than their leases.
+// F35
+/// The work uses all connections of the pool for longer than the leases.
 #[tokio::test]
-async fn f35_a_small_pool_starves_no_renewals() {
+async fn small_pool_does_not_starve_renewals() {
     let bed = bed().await;
     let small = bed.pool.options().clone().max_connections(2);
     let small = small.connect_with((*bed.pool.connect_options()).clone()).await.unwrap();
@@ -1071,9 +1107,11 @@ async fn f35_a_small_pool_starves_no_renewals() {
     assert_eq!((a.unwrap(), b.unwrap()), (Ran::First("done".into()), Ran::First("done".into())));
 }
 
-/// A name shown is not the name: what takes a name takes the guard's as it is.
+// F25
+/// A displayed name is not the name itself. Functions that take a name accept the guard's name
+/// unchanged.
 #[tokio::test]
-async fn f25_the_guards_own_resource_is_fenced() {
+async fn fence_accepts_the_guards_own_name() {
     let bed = bed().await;
     let locks = leasehold::connect("memory:f25").await.unwrap();
     let late = locks.mutex("order:42").lock().await.unwrap().token();

@@ -1,4 +1,4 @@
-// Included once for each server, which gives `Db`, `pool` and `at_level`.
+// Included once for each server, which defines `Db`, `pool` and `at_level`.
 
 type Tx<'a> = sqlx::Transaction<'a, Db>;
 
@@ -12,21 +12,23 @@ async fn number(pool: &sqlx::Pool<Db>, sql: &'static str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
 }
 
-/// What a transaction is told that must not go on: that it is stale, or to begin anew.
+/// Asserts that the error tells the transaction either that it is stale or that it must be
+/// repeated.
 fn assert_refused(error: &Error, stale: ErrorKind, level: &str) {
     assert!([stale, ErrorKind::Conflict].contains(&error.kind()), "{level}: {error}");
 }
 
-/// The late writer has its snapshot from before the new holder came by, in every form: a row that
-/// nobody had shown a token yet, one that has seen some, and a token column.
+// R35
+/// The late writer's snapshot is older than the new holder, in every form. There is a row without a
+/// token, a row with a token, and a token column.
 #[tokio::test]
-async fn r35_a_stale_token_is_refused_at_every_level_of_isolation() {
+async fn stale_token_is_refused_at_every_isolation_level() {
     let pool = pool().await;
     let column = TokenColumn::new("t", "id", "token");
     for (n, level) in LEVELS.into_iter().enumerate() {
         for seen_before in [false, true] {
             let resource = format!("resource {n} {seen_before}");
-            let tokens = [1, 5, 10].map(|t| Token::new(n as u64 * 100 + t).unwrap());
+            let tokens = [1, 5, 10].map(|t| FencingToken::new(n as u64 * 100 + t).unwrap());
             let [first, late, new] = tokens;
             if seen_before {
                 let mut tx = pool.begin().await.unwrap();
@@ -57,13 +59,14 @@ async fn r35_a_stale_token_is_refused_at_every_level_of_isolation() {
     }
 }
 
-/// From check to commit nobody else passes, whoever begins with which snapshot.
+// R35
+/// No other token passes from check to commit, whichever snapshot its transaction has.
 #[tokio::test]
-async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
+async fn no_other_token_is_accepted_before_the_commit_at_any_level() {
     let pool = pool().await;
     for (n, level) in LEVELS.into_iter().enumerate() {
         let resource = format!("resource {n}");
-        let [old, new] = [5, 10].map(|t| Token::new(n as u64 * 100 + t).unwrap());
+        let [old, new] = [5, 10].map(|t| FencingToken::new(n as u64 * 100 + t).unwrap());
         let mut connection = pool.acquire().await.unwrap();
         at_level(&mut connection, level).await;
         let mut holding = connection.begin().await.unwrap();
@@ -76,7 +79,8 @@ async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
                     at_level(&mut connection, level).await;
                     let mut tx = connection.begin().await.map_err(database::error)?;
                     check(&mut tx, &resource, new).await?;
-                    // Checked first, then read: what the old one wrote is seen.
+                    // The check comes first and the read after it, so the old holder's write is
+                    // seen.
                     let seen: i64 = sqlx::query_scalar("SELECT n FROM t WHERE id = 1")
                         .fetch_one(&mut *tx)
                         .await
@@ -88,7 +92,10 @@ async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
             }
         });
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(!next.is_finished(), "{level}: passed between check and commit");
+        assert!(
+            !next.is_finished(),
+            "{level}: another holder passed the fence between check and commit"
+        );
         run_sql(&mut holding, "UPDATE t SET n = 7").await;
         holding.commit().await.unwrap();
         assert_eq!(next.await.unwrap().unwrap(), 7, "{level}");
@@ -96,9 +103,10 @@ async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
     }
 }
 
-/// The write was computed from a version that is old by now, and still in the writer's snapshot.
+// R24
+/// The write was computed from a version that is now stale but still in the writer's snapshot.
 #[tokio::test]
-async fn r24_a_stale_version_is_refused_at_every_level_of_isolation() {
+async fn stale_version_is_refused_at_every_isolation_level() {
     let pool = pool().await;
     let rows = Versioned::new("t", "id", "version");
     for (n, level) in (0..).zip(LEVELS) {
@@ -116,9 +124,11 @@ async fn r24_a_stale_version_is_refused_at_every_level_of_isolation() {
     }
 }
 
-/// Exactly one of those who race is first, and nobody else's failure is taken for a duplicate.
+// R26
+/// Exactly one racing attempt is first, and the failure of another one is not taken for a
+/// duplicate.
 #[tokio::test(flavor = "multi_thread")]
-async fn r26_one_is_first_at_every_level_of_isolation() {
+async fn exactly_one_attempt_is_first_at_every_isolation_level() {
     let pool = pool().await;
     for (n, level) in (1..).zip(LEVELS) {
         let mut racing = tokio::task::JoinSet::new();
@@ -156,9 +166,10 @@ async fn r26_one_is_first_at_every_level_of_isolation() {
     }
 }
 
-/// Outside of the caller's transactions too, where nobody but `run` could begin anew.
+// R26
+/// The same outside of the caller's transactions, where only `run` can retry.
 #[tokio::test(flavor = "multi_thread")]
-async fn r26_racing_attempts_where_all_is_serializable() {
+async fn exactly_one_racing_attempt_is_first_if_all_is_serializable() {
     let pool = pool().await;
     let mut connections = Vec::new();
     for _ in 0..pool.options().get_max_connections() {
@@ -184,10 +195,12 @@ async fn r26_racing_attempts_where_all_is_serializable() {
     }
 }
 
-/// An attempt was paused, its lease ended, the next one has begun (and perhaps ended): what the
-/// first writes now must fail, and does if it asks in the transaction in which it writes.
+// R26, R40
+/// An attempt was paused, its lease expired, and the next attempt has begun and perhaps ended. A
+/// write of the first attempt must fail now. It does if the attempt calls `check` in the
+/// transaction that writes.
 #[tokio::test]
-async fn r26_r40_a_paused_attempt_cannot_write_late() {
+async fn a_paused_attempt_cannot_write_late() {
     let pool = pool().await;
     for ended in [false, true] {
         let key = format!("paused {ended}");
@@ -236,9 +249,10 @@ async fn r26_r40_a_paused_attempt_cannot_write_late() {
     assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 2);
 }
 
-/// While an attempt has asked, and its transaction is open, nobody takes over.
+// R26
+/// While an attempt has called `check` and its transaction is open, no other attempt takes over.
 #[tokio::test]
-async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
+async fn attempt_is_not_taken_over_between_its_check_and_commit() {
     let pool = pool().await;
     let ran = once("key").lease(Duration::from_secs(20)).run(&pool, |attempt| {
         let pool = pool.clone();
@@ -255,7 +269,7 @@ async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
                 }
             });
             tokio::time::sleep(Duration::from_millis(200)).await;
-            assert!(!next.is_finished(), "taken over under the transaction");
+            assert!(!next.is_finished(), "the key was taken over during the transaction");
             run_sql(&mut tx, "UPDATE t SET n = n + 1 WHERE id = 1").await;
             tx.commit().await.map_err(database::error)?;
             assert!(next.await.unwrap()?.is_first());
@@ -266,10 +280,11 @@ async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
     assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 1);
 }
 
-/// Work that took an hour is not old when it is done: its callers have an hour of retries before
-/// them.
+// R26
+/// The result of work that took an hour is not old when the work ends. Its callers still have the
+/// whole retention time for retries.
 #[tokio::test]
-async fn r26_retention_counts_from_the_end_of_the_work() {
+async fn retention_counts_from_the_end_of_the_work() {
     let pool = pool().await;
     let mut tx = pool.begin().await.unwrap();
     let ran = once("slow").run_in(&mut tx, async |tx| {

@@ -1,0 +1,271 @@
+//! `leasehold serve`, as people run it.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use common::Place;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A running server.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(place: &Place, words: &[&str]) -> Self {
+        Self::run(place, place.leasehold([&["serve"], words].concat()))
+    }
+
+    fn run(place: &Place, mut command: Command) -> Self {
+        command.env("XDG_RUNTIME_DIR", place.path(""));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address =
+            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}"));
+        Self { address: address.to_owned(), child }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    fn end(mut self, signal: Signal) -> Option<i32> {
+        self.signal(signal);
+        let status = self.child.wait().unwrap();
+        status.code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn shell(place: &Place, script: &str) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(place.path(""));
+    command.env("XDG_RUNTIME_DIR", place.path("")).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{out}{err}")
+}
+
+/// Runs the first command of the guide.
+#[test]
+fn a_shell_holds_a_lock_with_curl_alone() {
+    let place = Place::new();
+    let guide = include_str!("../../../docs/guide/lock-service.md");
+    let first = guide.find("curl -sN").unwrap();
+    let lines = guide[first..].split("```").next().unwrap();
+    let show = "curl -s --unix-socket leasehold.sock http://localhost/v1/locks/backup";
+    place.script("backup.sh", &format!("{show} > during.json"));
+    let server = Server::start(&place, &[]);
+    assert_eq!(server.address, format!("unix:{}", place.path("leasehold.sock").display()));
+    let output = shell(&place, lines);
+    let during = std::fs::read_to_string(place.path("during.json"));
+    let during = during.unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert!(during.contains("\"standing\":\"holding\""), "{during}");
+    // curl has ended, but the server may need a moment to notice.
+    common::eventually("the lock is released", || text(&shell(&place, show)).contains(":null"));
+    // Other commands that use the same store see the lock.
+    assert_eq!(place.code(&["run", "--try", "backup", "true"]), 0);
+    assert_eq!(server.end(Signal::SIGTERM), Some(0));
+    assert!(!place.path("leasehold.sock").exists(), "the socket was not deleted");
+}
+
+#[test]
+fn an_address_that_others_can_reach_needs_tokens() {
+    let place = Place::new();
+    for (words, hint) in [
+        (vec!["serve", "--listen", "127.0.0.1:0"], "--tokens"),
+        (vec!["serve", "--listen", "0.0.0.0:0", "--no-auth"], "--tokens"),
+        (vec!["serve", "--listen", "127.0.0.1:0", "--tokens", "/none"], "token_sha256"),
+    ] {
+        let output = place.output(&words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
+        assert!(text(&output).contains("hint: "), "{output:?}");
+        assert!(text(&output).contains(hint), "{output:?}");
+    }
+    let server = Server::start(&place, &["--listen", "127.0.0.1:0", "--no-auth"]);
+    let script =
+        format!("curl -sN -X POST '{}/v1/locks/a/hold?wait=0s' | head -n 1", server.address);
+    assert!(text(&shell(&place, &script)).contains("\"event\":\"held\""));
+    let bad = format!("curl -s -H 'Host: evil.example' {}/v1/locks", server.address);
+    assert!(text(&shell(&place, &bad)).contains("denied"));
+}
+
+#[test]
+fn only_the_socket_of_a_dead_server_is_replaced() {
+    let place = Place::new();
+    let server = Server::start(&place, &[]);
+    let mut second = place.leasehold(["serve"]);
+    let second = second.env("XDG_RUNTIME_DIR", place.path("")).output().unwrap();
+    assert_eq!(second.status.code(), Some(71), "{second:?}");
+    server.end(Signal::SIGKILL);
+    assert!(place.path("leasehold.sock").exists());
+    let server = Server::start(&place, &[]);
+    let get = "curl -s --unix-socket leasehold.sock http://localhost/readyz";
+    assert_eq!(text(&shell(&place, get)), "ok\n");
+    assert_eq!(server.end(Signal::SIGINT), Some(0));
+}
+
+#[test]
+fn a_server_that_ends_does_not_remove_the_socket_of_its_successor() {
+    let place = Place::new();
+    let first = Server::start(&place, &[]);
+    std::fs::remove_file(place.path("leasehold.sock")).unwrap();
+    let second = Server::start(&place, &[]);
+    assert_eq!(first.end(Signal::SIGTERM), Some(0));
+    let get = "curl -s --unix-socket leasehold.sock http://localhost/readyz";
+    assert_eq!(text(&shell(&place, get)), "ok\n");
+    assert_eq!(second.end(Signal::SIGTERM), Some(0));
+}
+
+/// Returns `leasehold serve` with a socket that another process has opened, as systemd does.
+fn activated(place: &Place, socket: &str, words: &[&str]) -> Command {
+    let script = format!(
+        "import os, socket, sys\n\
+         {socket}\n\
+         s.listen()\n\
+         if s.fileno() != 3: os.dup2(s.fileno(), 3)\n\
+         os.set_inheritable(3, True)\n\
+         os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n\
+         os.execv(sys.argv[1], sys.argv[1:])"
+    );
+    let leasehold = place.leasehold([&["serve"], words].concat());
+    let mut command = Command::new("python3");
+    command.args(["-c", &script]).arg(leasehold.get_program()).args(leasehold.get_args());
+    let set = leasehold.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    command.envs(set).current_dir(place.path(""));
+    command
+}
+
+#[test]
+fn systemd_opens_the_socket() {
+    let place = Place::new();
+    let unix = "s = socket.socket(socket.AF_UNIX); s.bind('activated.sock')";
+    let server = Server::run(&place, activated(&place, unix, &[]));
+    assert!(server.address.ends_with("activated.sock"), "{}", server.address);
+    let get = "curl -s --unix-socket activated.sock http://localhost/readyz";
+    assert_eq!(text(&shell(&place, get)), "ok\n");
+    assert!(!place.path("leasehold.sock").exists(), "the default socket is also open");
+    assert_eq!(server.end(Signal::SIGTERM), Some(0));
+    assert!(
+        place.path("activated.sock").exists(),
+        "the socket belongs to systemd and must not be deleted"
+    );
+    // The rules for addresses are the same.
+    let tcp = "s = socket.create_server(('127.0.0.1', 0))";
+    let refused = activated(&place, tcp, &[]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(text(&refused).contains("--tokens"), "{refused:?}");
+    let server = Server::run(&place, activated(&place, tcp, &["--no-auth"]));
+    let get = format!("curl -s {}/readyz", server.address);
+    assert_eq!(text(&shell(&place, &get)), "ok\n");
+}
+
+/// Returns the text of a file in `contrib/`.
+fn contrib(path: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
+    std::fs::read_to_string(folder.join(path)).unwrap()
+}
+
+/// The service must start with the arguments and the token file of the files in `contrib/`.
+#[test]
+fn the_files_in_contrib_start_the_service() {
+    let unit = contrib("systemd/leasehold.service");
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let of_unit: Vec<String> = start.split(' ').skip(1).map(str::to_owned).collect();
+    let image = contrib("container/Containerfile");
+    let command = image.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
+    let of_image: Vec<String> = serde_json::from_str(command).unwrap();
+    let manifest = contrib("kubernetes/leasehold.yaml");
+    let list = manifest.lines().find_map(|line| line.trim().strip_prefix("args: [")).unwrap();
+    let list = list.trim_end_matches(']').split(", ");
+    let of_manifest: Vec<String> = list.map(|word| word.trim_matches('"').to_owned()).collect();
+
+    let place = Place::new();
+    let hash = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+    let tokens = format!(
+        r#"{{"identities": [{{"name": "a", "token_sha256": ["{hash}"], "prefixes": [""], "rights": ["hold"]}}]}}"#
+    );
+    std::fs::write(place.path("tokens.json"), tokens).unwrap();
+    let path = place.path("tokens.json").display().to_string();
+    for words in [of_unit, of_image, of_manifest] {
+        assert!(words.contains(&"/etc/leasehold/tokens.json".to_owned()), "{words:?}");
+        let words = words.iter().map(|word| match word.as_str() {
+            "/etc/leasehold/tokens.json" => path.clone(),
+            "0.0.0.0:8484" => "0.0.0.0:0".to_owned(),
+            word => word.to_owned(),
+        });
+        let server = Server::run(&place, place.leasehold(words));
+        assert_eq!(server.end(Signal::SIGTERM), Some(0));
+    }
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn systemd_accepts_the_units_in_contrib() {
+    let place = Place::new();
+    let program = place.leasehold([""; 0]).get_program().to_owned();
+    let unit = contrib("systemd/leasehold.service");
+    let unit = unit.replace("/usr/local/bin/leasehold", program.to_str().unwrap());
+    std::fs::write(place.path("leasehold.service"), unit).unwrap();
+    std::fs::write(place.path("leasehold.socket"), contrib("systemd/leasehold.socket")).unwrap();
+    let verify = "systemd-analyze verify --man=no ./leasehold.service ./leasehold.socket";
+    let output = shell(&place, verify);
+    assert!(output.status.success() && text(&output).is_empty(), "{output:?}");
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn kubernetes_accepts_the_manifest_in_contrib() {
+    let place = Place::new();
+    std::fs::write(place.path("leasehold.yaml"), contrib("kubernetes/leasehold.yaml")).unwrap();
+    let mut validate = Command::new(testbed::python().with_file_name("kubernetes-validate"));
+    let output = validate.args(["--strict", "leasehold.yaml"]).current_dir(place.path("")).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output).matches("passed for resource").count(), 3, "{output:?}");
+}
+
+#[test]
+fn tokens_are_reloaded_on_sighup() {
+    let place = Place::new();
+    let tokens: PathBuf = place.path("tokens.json");
+    let identity = |token: &str| {
+        let hash = text(&shell(&place, &format!("printf %s {token} | sha256sum | cut -c1-64")));
+        format!(
+            r#"{{"identities": [{{"name": "ci", "token_sha256": ["{}"], "prefixes": [""],
+                "rights": ["hold", "inspect"]}}]}}"#,
+            hash.trim()
+        )
+    };
+    std::fs::write(&tokens, identity("first")).unwrap();
+    let words = ["--listen", "127.0.0.1:0", "--tokens", tokens.to_str().unwrap()];
+    let server = Server::start(&place, &words);
+    let status = |token: &str| {
+        let head = "curl -s -o /dev/null -w '%{http_code}' -H";
+        let script = format!("{head} 'Authorization: Bearer {token}' {}/v1/store", server.address);
+        text(&shell(&place, &script))
+    };
+    assert_eq!((status("first"), status("second")), ("200".into(), "401".into()));
+    std::fs::write(&tokens, identity("second")).unwrap();
+    server.signal(Signal::SIGHUP);
+    let end = std::time::Instant::now() + common::PATIENCE;
+    while status("second") != "200" {
+        assert!(std::time::Instant::now() < end, "the new token is not accepted");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(status("first"), "401");
+}

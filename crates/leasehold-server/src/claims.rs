@@ -1,0 +1,342 @@
+//! The calls of claims: the [`Store`](leasehold_core::store::Store) contract over HTTP.
+//!
+//! Each handler forwards one call. If the client disconnects, the handler is dropped, as the
+//! contract allows at any await: the client does not know whether the call took effect, and repeats
+//! it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use leasehold_core::kit::{Escaped, frozen_label, wall_micros};
+use leasehold_core::store::{Joined, Mode, Renew, Renewal};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, HolderInfo, Kind, MAX_LEASE, Token};
+use leasehold_http::wire::{
+    ClaimBody, ClaimState, JoinRequest, LeaveQuery, LeaveResponse, MAX_RENEWALS, MAX_WAIT,
+    PROBLEM_JSON, Problem, RenewRequest, RenewResponse, ReweighResponse, Status, WaitQuery,
+};
+use tokio::time::Instant;
+
+use crate::access::{Caller, Right, handle};
+use crate::problem::{Failure, draining, frozen, invalid};
+use crate::request::{Json, OfClaim, duration, split};
+use crate::service::Service;
+
+type Answer<T> = Result<axum::Json<T>, Failure>;
+
+/// Returns the claim as it is stored, if the caller may use its lock.
+fn stored(caller: &Caller, id: ClaimId, body: &ClaimBody) -> Result<Claim, Failure> {
+    caller.check(Right::Hold, &body.name)?;
+    // A claim with this label would freeze the lock when it is released.
+    if body.label.starts_with(&frozen_label("")) {
+        caller.check(Right::Freeze, &body.name)?;
+    }
+    let mut claim = body.claim(id)?;
+    claim.id = caller.stored(id);
+    // Limits `seen`, so that no client can use up the tokens. Above the limit, almost half of all
+    // tokens remain.
+    let most = wall_micros().saturating_add(86_400_000_000).saturating_add(Token::MAX / 2);
+    claim.seen = claim.seen.min(most);
+    Ok(claim)
+}
+
+fn state(service: &Service, claim: &Claim, status: Status) -> ClaimState {
+    let mut status = status;
+    if let Status::Held { token, sequencer, confirmed, .. } = &mut status {
+        *sequencer = Some(sequencer_of(service, claim, *token));
+        *confirmed = service.store().confirmed(claim);
+    }
+    ClaimState { handle: handle(claim.id), status }
+}
+
+/// Returns the text form of the hold's [`Sequencer`](leasehold_core::Sequencer).
+fn sequencer_of(service: &Service, claim: &Claim, token: Token) -> String {
+    let side = match claim.kind {
+        Kind::Mutex => "mutex",
+        Kind::RwLock if claim.weight == 1 => "read",
+        Kind::RwLock => "write",
+        Kind::Semaphore => "semaphore",
+    };
+    let (store, name) = (Escaped(service.locks().identity()), Escaped(claim.name.as_str()));
+    format!("lh1:{side}:{token}:{store}:{name}")
+}
+
+/// `POST /v1/claims`.
+#[utoipa::path(
+    post,
+    path = "/v1/claims",
+    operation_id = "join",
+    summary = "Acquire a lock, or join its queue",
+    request_body = JoinRequest,
+    responses((status = 201, description = "The claim holds the lock", body = ClaimState), (status = 202, description = "The claim waits", body = ClaimState), (status = 409, description = "The lock is busy", body = Problem, content_type = PROBLEM_JSON), (status = 423, description = "The lock is frozen", body = Problem, content_type = PROBLEM_JSON)),
+)]
+pub(crate) async fn join(
+    State(service): State<Service>,
+    caller: Caller,
+    Json(request): Json<JoinRequest>,
+) -> Result<Response, Failure> {
+    let claim = stored(&caller, request.id, &request.claim)?;
+    if service.is_draining() {
+        return Err(draining());
+    }
+    let store = service.store();
+    if !store.guarantees().keeps(claim.kind) {
+        let what = format!("this store does not support locks of the kind {}", claim.kind);
+        return Err(Error::new(ErrorKind::Unsupported, what).with_hint("use another store").into());
+    }
+    if !claim.lock_delay.is_zero() && !store.guarantees().lock_delay {
+        let what = "this store does not support lock_delay";
+        return Err(Error::new(ErrorKind::Unsupported, what)
+            .with_hint("leave lock_delay_ms out, or use another store")
+            .into());
+    }
+    caller.count_claim(claim.id, claim.lease.max(claim.waiter_lease))?;
+    let mode = Mode::from(request.mode);
+    let joined = service.call(claim.lease, store.join(&claim, mode)).await?;
+    let code = match &joined {
+        Joined::Holding { .. } => StatusCode::CREATED,
+        Joined::Waiting(_) => StatusCode::ACCEPTED,
+        Joined::Busy { .. } => StatusCode::CONFLICT,
+    };
+    let status = match (Status::of_joined(&joined), joined) {
+        (Some(status), _) => status,
+        (None, Joined::Busy { holders }) => {
+            caller.forget_claim(claim.id);
+            return Err(busy(&service, &claim, holders).await);
+        }
+        (None, _) => Status::Lost,
+    };
+    Ok((code, axum::Json(state(&service, &claim, status))).into_response())
+}
+
+/// Returns the response to a claim that requested an immediate grant and did not get it.
+async fn busy(service: &Service, claim: &Claim, holders: Vec<HolderInfo>) -> Failure {
+    // A store may count the claim that freezes a lock among the holders.
+    let freezes = |info: &HolderInfo| info.holder.label.starts_with(&frozen_label(""));
+    let lock = match holders.iter().all(freezes) {
+        true => service.read(service.store().holders(&claim.name, None)).await.ok().flatten(),
+        false => None,
+    };
+    let what = match (holders.first(), lock.as_ref().and_then(frozen)) {
+        (_, Some("")) => format!("{} is frozen", claim.name),
+        (_, Some(reason)) => format!("{} is frozen: {}", claim.name, reason.escape_debug()),
+        (Some(first), None) => format!("{} is held by {first}", claim.name),
+        (None, None) => format!("{} is held by another client", claim.name),
+    };
+    let error = Error::new(ErrorKind::Contended, what)
+        .with_hint(r#"retry later, or wait with "mode": "wait""#)
+        .held_by(holders);
+    Failure::busy(error, lock.as_ref())
+}
+
+/// `PUT /v1/claims/{id}`.
+#[utoipa::path(
+    put,
+    path = "/v1/claims/{id}",
+    operation_id = "renew",
+    summary = "Renew a claim",
+    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
+    request_body = ClaimBody,
+    responses((status = 200, description = "The state of the claim", body = ClaimState)),
+)]
+pub(crate) async fn renew(
+    State(service): State<Service>,
+    caller: Caller,
+    OfClaim(id): OfClaim,
+    Json(body): Json<ClaimBody>,
+) -> Answer<ClaimState> {
+    let claim = stored(&caller, id, &body)?;
+    let status = renew_one(&service, &caller, &claim).await?;
+    Ok(axum::Json(state(&service, &claim, status)))
+}
+
+async fn renew_one(service: &Service, caller: &Caller, claim: &Claim) -> Result<Status, Failure> {
+    let renew = Renew { claim: claim.clone(), lease: claim.lease };
+    let renewals = service.store().renew(std::slice::from_ref(&renew));
+    let renewal = service.call(claim.lease, renewals).await?.pop();
+    let renewal = renewal.unwrap_or_else(missing).known()?;
+    note(caller, claim, &renewal);
+    Ok(Status::of_renewal(&renewal))
+}
+
+/// Updates the count of the identity's claims.
+fn note(caller: &Caller, claim: &Claim, renewal: &Renewal) {
+    match renewal {
+        // A claim that another server has counted is counted here too, and never rejected.
+        Renewal::Holding { .. } | Renewal::Waiting(_) => {
+            let _ = caller.count_claim(claim.id, claim.lease.max(claim.waiter_lease));
+        }
+        Renewal::Lost => caller.forget_claim(claim.id),
+        Renewal::Unknown { .. } => {}
+    }
+}
+
+/// Returns the result for a claim about which the store returned nothing.
+fn missing() -> Renewal {
+    Renewal::unknown(&Error::new(ErrorKind::Unreachable, "the store returned no result"))
+}
+
+/// `POST /v1/claims/renew`.
+///
+/// Claims of different members of the store are renewed by separate calls, so a member that does
+/// not answer does not delay the others.
+#[utoipa::path(
+    post,
+    path = "/v1/claims/renew",
+    operation_id = "renew_many",
+    summary = "Renew up to 1,000 claims",
+    request_body = RenewRequest,
+    responses((status = 200, description = "One state per claim, in order", body = RenewResponse)),
+)]
+pub(crate) async fn renew_many(
+    State(service): State<Service>,
+    caller: Caller,
+    Json(request): Json<RenewRequest>,
+) -> Answer<RenewResponse> {
+    if request.claims.len() > MAX_RENEWALS {
+        let what = format!("{} claims in one request", request.claims.len());
+        return Err(invalid(what, &format!("send at most {MAX_RENEWALS}")));
+    }
+    let claims = request.claims.iter().map(|of| stored(&caller, of.id, &of.claim));
+    let claims: Vec<Claim> = claims.collect::<Result<_, _>>()?;
+    let mut shards: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (n, claim) in claims.iter().enumerate() {
+        shards.entry(service.store().shard(&claim.name)).or_default().push(n);
+    }
+    let mut tasks = tokio::task::JoinSet::new();
+    for places in shards.into_values() {
+        let of = |n: &usize| Renew { claim: claims[*n].clone(), lease: claims[*n].lease };
+        let renewals: Vec<Renew> = places.iter().map(of).collect();
+        let service = service.clone();
+        tasks.spawn(async move {
+            let shortest = renewals.iter().map(|renew| renew.lease).min().unwrap_or_default();
+            (places, service.call(shortest, service.store().renew(&renewals)).await)
+        });
+    }
+    let mut results: Vec<Status> = claims.iter().map(|_| Status::of_renewal(&missing())).collect();
+    while let Some(done) = tasks.join_next().await {
+        // A panic in the store counts as an error.
+        let Ok((places, renewed)) = done else { continue };
+        match renewed {
+            Ok(renewals) => {
+                for (n, renewal) in places.into_iter().zip(renewals) {
+                    note(&caller, &claims[n], &renewal);
+                    results[n] = Status::of_renewal(&renewal);
+                }
+            }
+            Err(failure) => {
+                for n in places {
+                    let problem = Box::new(Problem::new(&failure.error));
+                    results[n] = Status::Unknown { problem };
+                }
+            }
+        }
+    }
+    let states = claims.iter().zip(results).map(|(claim, status)| state(&service, claim, status));
+    Ok(axum::Json(RenewResponse { claims: states.collect() }))
+}
+
+/// `GET /v1/claims/{id}`: waits for a grant.
+///
+/// The claim is renewed first, and the notification is awaited afterwards, so no grant in between
+/// is missed. While the request is open, its client is connected, so the server renews the claim.
+#[utoipa::path(
+    get,
+    path = "/v1/claims/{id}",
+    operation_id = "wait",
+    summary = "Wait for a grant",
+    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client"), WaitQuery, ClaimBody),
+    responses((status = 200, description = "The state, once the claim is not waiting any more or the time is over", body = ClaimState)),
+)]
+pub(crate) async fn wait(
+    State(service): State<Service>,
+    caller: Caller,
+    OfClaim(id): OfClaim,
+    RawQuery(query): RawQuery,
+) -> Answer<ClaimState> {
+    let query = query.unwrap_or_default();
+    let (WaitQuery { wait }, body) = split::<_, ClaimBody>(&query, &["wait"])?;
+    let claim = stored(&caller, id, &body)?;
+    let wait = duration("wait", wait.as_deref())?.unwrap_or_default().min(MAX_WAIT);
+    let until = Instant::now() + wait;
+    let _streaming = caller.open_stream()?;
+    let mut draining = service.draining();
+    let beat = (claim.waiter_lease / 3).max(Duration::from_millis(10));
+    let mut signals = 0;
+    loop {
+        let status = renew_one(&service, &caller, &claim).await?;
+        let is_over = Instant::now() >= until || service.is_draining();
+        let Status::Waiting { head_remaining_ms, .. } = &status else {
+            return Ok(axum::Json(state(&service, &claim, status)));
+        };
+        if is_over {
+            return Ok(axum::Json(state(&service, &claim, status)));
+        }
+        let head = head_remaining_ms.map_or(beat, |ms| Duration::from_millis(ms.max(10)));
+        let next = (Instant::now() + beat.min(head)).min(until);
+        tokio::select! {
+            signal = service.store().changed(&claim) => {
+                signals += 1;
+                // Without a pause, a store that always reports a change would keep a processor
+                // busy.
+                let pause = if signals > 8 { Duration::from_millis(10) } else { Duration::ZERO };
+                let pause = if signal.is_err() { next } else { next.min(Instant::now() + pause) };
+                tokio::time::sleep_until(pause).await;
+            }
+            () = tokio::time::sleep_until(next) => {}
+            _ = draining.changed() => {}
+        }
+    }
+}
+
+/// `DELETE /v1/claims/{id}`.
+#[utoipa::path(
+    delete,
+    path = "/v1/claims/{id}",
+    operation_id = "leave",
+    summary = "Release a lock, or leave its queue",
+    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client"), LeaveQuery, ClaimBody),
+    responses((status = 200, description = "The claim is not in the queue any more", body = LeaveResponse)),
+)]
+pub(crate) async fn leave(
+    State(service): State<Service>,
+    caller: Caller,
+    OfClaim(id): OfClaim,
+    RawQuery(query): RawQuery,
+) -> Answer<LeaveResponse> {
+    let query = query.unwrap_or_default();
+    let (LeaveQuery { keep_ms }, body) = split::<_, ClaimBody>(&query, &["keep_ms"])?;
+    let claim = stored(&caller, id, &body)?;
+    let keep = keep_ms.map(|ms| Duration::from_millis(ms).min(MAX_LEASE * 366));
+    if keep.is_some() && !service.store().guarantees().min_hold {
+        let what = "this store cannot keep a released lock unavailable";
+        let error = Error::new(ErrorKind::Unsupported, what);
+        return Err(error.with_hint("leave keep_ms out, or use another store").into());
+    }
+    let left = service.call(claim.lease, service.store().leave(&claim, keep)).await?;
+    caller.forget_claim(claim.id);
+    Ok(axum::Json(LeaveResponse { left }))
+}
+
+/// `POST /v1/claims/{id}/weight`.
+#[utoipa::path(
+    post,
+    path = "/v1/claims/{id}/weight",
+    operation_id = "reweigh",
+    summary = "Change a writer into a reader or back",
+    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
+    request_body = ClaimBody,
+    responses((status = 200, description = "Whether the claim has the new weight", body = ReweighResponse)),
+)]
+pub(crate) async fn reweigh(
+    State(service): State<Service>,
+    caller: Caller,
+    OfClaim(id): OfClaim,
+    Json(body): Json<ClaimBody>,
+) -> Answer<ReweighResponse> {
+    let claim = stored(&caller, id, &body)?;
+    let reweighed = service.call(claim.lease, service.store().reweigh(&claim)).await?;
+    Ok(axum::Json(reweighed.into()))
+}

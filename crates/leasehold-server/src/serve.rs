@@ -1,0 +1,176 @@
+//! Serves connections within limits, and shuts down.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tower_service::Service as _;
+
+use crate::access::Peer;
+use crate::service::{Service, drained};
+
+/// How long the kernel waits for an acknowledgment before a connection counts as closed.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
+/// How long the store has to confirm the releases when the server ends.
+const CLOSE: Duration = Duration::from_secs(5);
+/// The interval between checks whether the token file has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause after a connection could not be accepted, for example because there are too many open
+/// files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// The maximum number of headers in a request.
+const MAX_HEADERS: usize = 64;
+
+/// Where the server accepts connections.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP. Every request needs a token, unless the access is [open](crate::Access::open).
+    Tcp(TcpListener),
+    /// A Unix socket. Processes of the server's own user need no token. Processes of other users
+    /// need one.
+    Unix(UnixListener),
+}
+
+/// Serves until `shutdown` is ready, then drains. While it drains, it accepts no new claims or
+/// connections, and notifies open streams. It waits for open requests and streams for about
+/// [`Limits::drain`](crate::Limits) at most, and then a few seconds for the store to confirm the
+/// last releases.
+///
+/// # Cancel safety
+/// Cancel safe: dropping the future closes all connections, and releases the locks of hold streams
+/// in the background.
+pub async fn serve(service: Service, listeners: Vec<Listener>, shutdown: impl Future<Output = ()>) {
+    let router = service.router();
+    let places = Arc::new(Semaphore::new(service.limits().connections));
+    let mut tasks = JoinSet::new();
+    for listener in listeners {
+        tasks.spawn(accept(service.clone(), router.clone(), listener, places.clone()));
+    }
+    tokio::select! {
+        () = shutdown => {}
+        () = reload(&service) => {}
+    }
+    service.drain();
+    let limit = service.limits().drain + Duration::from_secs(1);
+    let all_done = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(limit, all_done).await;
+    let _ = tokio::time::timeout(CLOSE, service.close()).await;
+}
+
+/// Reads the token file again whenever it has changed.
+async fn reload(service: &Service) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !service.access().has_changed() {
+            continue;
+        }
+        match service.reload() {
+            Ok(()) => tracing::info!(target: "leasehold_server", "read the token file again"),
+            Err(error) => tracing::error!(
+                target: "leasehold_server",
+                error = format!("{error:#}"),
+                "the current tokens stay valid"
+            ),
+        }
+    }
+}
+
+/// Accepts connections until the server drains, then waits for their end.
+async fn accept(service: Service, router: Router, listener: Listener, places: Arc<Semaphore>) {
+    let mut connections = JoinSet::new();
+    let mut draining = service.draining();
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            accepted = accepted => accepted,
+            // Removes ended connections, so that they do not accumulate.
+            Some(_) = connections.join_next() => continue,
+            () = drained(&mut draining) => break,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(_) => {
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        let (service, router) = (service.clone(), router.clone());
+        connections.spawn(async move {
+            let _place = place;
+            match stream {
+                Accepted::Tcp(stream) => connection(&service, router, stream, peer).await,
+                Accepted::Unix(stream) => connection(&service, router, stream, peer).await,
+            }
+        });
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+enum Accepted {
+    Tcp(TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<(Accepted, Peer)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // A client whose machine has crashed sends no FIN.
+                let limit = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+                let _ = stream.set_nodelay(true);
+                let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, limit);
+                Ok((Accepted::Tcp(stream), Peer::Other))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let own = rustix::process::geteuid().as_raw();
+                let is_same = stream.peer_cred().is_ok_and(|peer| peer.uid() == own);
+                let peer = if is_same { Peer::SameUser } else { Peer::Other };
+                Ok((Accepted::Unix(stream), peer))
+            }
+        }
+    }
+}
+
+async fn connection<S>(service: &Service, router: Router, stream: S, peer: Peer)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = service.limits();
+    let handle = service_fn(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
+        router.clone().call(request)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.request_time)
+        .max_buf_size(limits.header_bytes.max(8192))
+        .max_headers(MAX_HEADERS);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), handle));
+    let mut draining = service.draining();
+    tokio::select! {
+        // An error of a connection concerns only its client.
+        _ = connection.as_mut() => return,
+        () = drained(&mut draining) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
