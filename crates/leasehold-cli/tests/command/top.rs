@@ -287,11 +287,11 @@ fn ctrl_z_suspends_top_and_fg_resumes_it() {
         top.session.enter("fg");
         top.sees(&["> held"]);
     }
-    // Keys are read in raw mode again. (The shell would read what is typed after `q`.)
+    // Keys are read in raw mode again. Without waiting for the prompt, the terminal would discard what is typed
+    // while `top` restores its mode.
     top.press("q");
-    crate::common::eventually("`top` closes its screen", || {
-        !top.emulated().screen().alternate_screen()
-    });
+    top.session.expect("\u{1b}[?1049l");
+    top.session.prompt();
     top.session.enter("echo co''de=$?");
     top.session.expect("code=0");
 }
