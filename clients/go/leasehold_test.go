@@ -603,7 +603,7 @@ func TestAnInterruptedReleaseCanBeRepeated(t *testing.T) {
 	eventuallyClaims(t, direct, 0)
 }
 
-func TestAReleaseAtExitReleasesTheLock(t *testing.T) {
+func TestALockCanBeReleasedAtExit(t *testing.T) {
 	t.Parallel()
 	store := newServer(t).url
 	process, _, _ := startChild(t, "releases-at-exit", store, longLease)

@@ -630,7 +630,7 @@ public final class Tests {
         eventually(() -> claims(store) == 0);
     }
 
-    void aReleaseAtExitReleasesTheLock() throws Exception {
+    void aLockCanBeReleasedAtExit() throws Exception {
         var store = server().store;
         // Much longer than the test.
         equal(child("releases-at-exit", store, 3_600_000).waitFor(), 0);

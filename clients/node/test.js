@@ -215,7 +215,7 @@ test('an interrupted release can be repeated', async (t) => {
   await eventually(() => claims(store) === 0);
 });
 
-test('a release at exit releases the lock', async (t) => {
+test('a lock can be released at exit', async (t) => {
   const store = files(t);
   const ways = [
     "process.on('exit', () => held.release()); process.exit();",

@@ -305,7 +305,7 @@ class Behavior(Case):
             number += 1
         self.assertGreater(number, 5)
 
-    def test_a_release_at_exit_releases_the_lock(self):
+    def test_a_lock_can_be_released_at_exit(self):
         inside = "def inside():\n with leasehold.lock('x y'):\n  yield\n"
         ways = {
             "atexit": "held = leasehold.lock('x y').acquire()\natexit.register(held.release)",

@@ -4,11 +4,11 @@
 //! - *Each claim has its own result.* Queues are read independently, each within a part of the time
 //!   that the client waits for the reply. If the read of a queue fails or hangs, the result for the
 //!   claims in it is `Unknown`, and those claims are not extended. All other claims are extended.
-//! - *Claims are extended before anything else.* The fronts of queues with waiting claims are
-//!   checked afterwards in a separate task, which reads each session there once. So a waiter's
-//!   renewal costs one read of its queue, regardless of the number of its other waits. At most one
-//!   such task runs at a time. A renewal that finds it running leaves the check to the next
-//!   renewal.
+//! - *Claims are extended before fronts are checked.* The fronts of queues with waiting claims are
+//!   checked afterwards in a separate task, which reads each session there once. So the renewal of
+//!   a waiter itself costs one read of its queue, regardless of how many other locks its client
+//!   waits for. At most one such task runs at a time. A renewal that finds it running leaves the
+//!   check to the next renewal.
 //! - *Not every waiter checks the front.* The first two waiters do so at each renewal, and the
 //!   others less often the further back they are. So the number of reads of a holder's session
 //!   grows only with the logarithm of the number of waiters.

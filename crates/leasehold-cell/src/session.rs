@@ -102,7 +102,7 @@ impl Session {
     }
 }
 
-/// The sessions of this client, of which there is one at a time.
+/// The sessions of this client. At most one is current at a time.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     pub(crate) lifetimes: Lifetimes,

@@ -607,8 +607,8 @@ impl Shared {
         false
     }
 
-    /// Records that the request was refused. The claim may have been removed by this or an earlier
-    /// request.
+    /// Records that the request was refused. `may_have_left` is whether this or an earlier request
+    /// may have removed the claim nevertheless.
     fn is_refused(&self, about: ClaimEffect, may_have_left: bool) {
         match about {
             ClaimEffect::Joins(id, _) => self.claims.is_certain(id),

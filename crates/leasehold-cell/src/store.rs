@@ -142,7 +142,8 @@ impl fmt::Debug for CellStore {
     }
 }
 
-/// Returns the guarantees that do not depend on the system. The adapter adds what survives a crash.
+/// Returns the guarantees that an adapter starts with. The adapter replaces those that differ in
+/// its system, and adds what survives a crash.
 pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees {
     let lifetimes = options.lifetimes(system.grain);
     let mut promised = Guarantees::least();

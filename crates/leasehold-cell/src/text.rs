@@ -179,7 +179,8 @@ pub(crate) struct Epoch {
     pub(crate) id: String,
     /// Whether all holds that the system may have lost have ended.
     pub(crate) is_open: bool,
-    /// The systems that share the lock names, as listed by the client that began the epoch.
+    /// The systems that the lock names are distributed over (see `Options::members`), as given by
+    /// the client that began the epoch.
     pub(crate) members: Option<String>,
 }
 
@@ -274,8 +275,8 @@ mod tests {
     }
 
     // F44
-    /// Clients in use write exactly these bytes. After a change of this format, those clients
-    /// cannot use the locks, or mutual exclusion with them is broken.
+    /// Deployed clients write exactly these bytes. If the format changed, those clients could not
+    /// use the locks, or mutual exclusion with them would be broken.
     #[test]
     fn value_format_is_the_same_in_every_version() {
         let value = concat!(

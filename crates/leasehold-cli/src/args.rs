@@ -377,7 +377,7 @@ pub(crate) struct SchemaArgs {
 #[command(after_help = "Install for bash:\n  leasehold completions bash > \
                         ~/.local/share/bash-completion/completions/leasehold")]
 pub(crate) struct CompletionsArgs {
-    /// Shell to complete for
+    /// Shell to generate completions for
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }

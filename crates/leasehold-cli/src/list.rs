@@ -62,7 +62,7 @@ fn report_none(store: &str, prefix: &str) {
     note(&format!("no lock{which} is in use in {}", clean(store)));
 }
 
-/// Prints the text. A closed stdout is not a failure.
+/// Prints the text or reports the failure, and returns the exit code. Errors on stdout are ignored.
 fn finish(seen: Result<(String, ExitCode), Failure>) -> ExitCode {
     match seen {
         Ok((text, code)) => {

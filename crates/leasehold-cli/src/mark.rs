@@ -1,8 +1,10 @@
 //! The mark in the environment that identifies the processes of a command: `LEASEHOLD_RUN`.
 //!
-//! The variable lists the marks of all enclosing `leasehold run`, outermost first. Every run has a
-//! unique mark. It contains the pid and the start time of its leasehold, and a moment of the boot
-//! clock. A process that is started with [`DETACHED`] as the value does not belong to any command.
+//! The variable lists the marks of all enclosing `leasehold run` processes, outermost first. Every
+//! run has a unique mark. It contains the pid, the start time and the PID namespace of the
+//! `leasehold` process, the boot-clock time at which the mark was created, and a flag
+//! (`Mark::is_alone`). A process that is started with [`DETACHED`] as the value does not belong to
+//! any command.
 
 use std::env;
 use std::fmt;

@@ -52,8 +52,10 @@ async fn release(locks: &Client, name: &str, token: Token) -> Result<(), Failure
     }
     match locks.evict(name, Evict::Token(token)).await? {
         0 => {
-            let what =
-                format!("token {token} does not hold {name:?}: it was lost or released before");
+            let what = format!(
+                "token {token} does not hold {name:?}: wrong token, or the hold was already lost \
+                 or released"
+            );
             Err(Failure::new(exit::LOST, what).hint(OVERLAP))
         }
         _ => Ok(()),

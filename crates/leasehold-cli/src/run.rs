@@ -39,7 +39,7 @@ pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     })
 }
 
-/// Does this work and reports its failure, if any. Returns the exit code, or ends this process by a
+/// Runs `work` and reports its failure, if any. Returns the exit code, or ends this process by a
 /// signal.
 pub(crate) fn told(
     style: Style,

@@ -55,7 +55,7 @@ async fn run(args: &ServeArgs, inherited: ListenFd) -> Result<(), Failure> {
         (None, false) => Access::same_user(),
     };
     if args.no_auth {
-        tracing::warn!("--no-auth: every process of this machine can take and evict all locks");
+        tracing::warn!("--no-auth: any process on this machine can acquire and evict all locks");
     }
     // The signals are caught before the first connection, so that none is lost.
     let caught = |kind| signal(kind).map_err(|e| Failure::system("cannot catch signals", e));

@@ -262,7 +262,7 @@ impl<'a> Top<'a> {
     fn evicted(&mut self, ended: leasehold::Result<usize>) {
         self.state.evicted(ended.map_err(|error| match error.kind() {
             ErrorKind::Unreachable => {
-                format!("it may or may not be evicted: {}", error.reason())
+                format!("it may or may not have been evicted: {}", error.reason())
             }
             _ => format!("not evicted: {}", error.reason()),
         }));

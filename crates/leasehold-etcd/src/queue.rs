@@ -348,8 +348,9 @@ impl Queue {
         behind.iter().all(|e| Some(e.written) != own)
     }
 
-    /// Determines from the remaining time of its lease, in whole seconds, whether a holder is gone
-    /// and its lock delay has begun. Changes `left` to the remaining time to display, rounded up.
+    /// Determines whether the holder at `at` is gone and its lock delay has begun. `left` is the
+    /// remaining time of its lease in whole seconds, and is replaced with the remaining time to
+    /// display, rounded up.
     pub(super) fn tell_delay(&mut self, at: usize, left: &mut Option<Duration>) {
         let granted = self.granted;
         let Some(entry) = self.entries.get_mut(at) else { return };

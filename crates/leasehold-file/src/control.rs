@@ -241,7 +241,8 @@ impl Controls {
         Ok(AttemptResult::Locked)
     }
 
-    /// Does the work of a section, while the file is locked.
+    /// Runs `work` on the queue of the locked control file. Writes the queue if `work` returned a
+    /// result and changed the queue.
     fn section<T>(
         &self,
         control: &mut Control,
@@ -480,7 +481,8 @@ impl Control {
     }
 
     /// Returns a location for `len` bytes that overlaps no valid data, either before or after the
-    /// current queue. So the file is at most three times as long as the longest queue was.
+    /// current queue. So the file is never longer than the first page plus three times its longest
+    /// queue.
     fn room_for(&self, len: usize) -> Result<Long> {
         let (first, len) = (PAGE as u64, len as u64);
         let at = match &self.long {

@@ -157,7 +157,8 @@ impl Tokens {
         self.with(|of_boot| of_boot.high.max(of_boot.ceiling))
     }
 
-    /// Returns the start positions if a cleanup is due at `now`.
+    /// Returns the start positions if a cleanup is due at `now`, and records that the cleanup has
+    /// begun.
     pub(super) fn begin_sweep(&self, now: u64) -> Result<Option<Swept>> {
         let begun = self.with(|of_boot| {
             let recent = now.checked_sub(of_boot.swept.at).is_some_and(|age| age < SWEEPS_APART);

@@ -133,7 +133,7 @@ impl Log {
         }
         if self.failed {
             let what = format!("an earlier write to {:?} failed", self.path.to_string_lossy());
-            let hint = "fix the disk, and restart";
+            let hint = "fix the disk, then restart this program";
             return Err(Error::new(ErrorKind::Unreachable, what).with_hint(hint));
         }
         let write = |log: &mut Self| {

@@ -35,10 +35,11 @@
 //! | `GET /v1/check` | [`CheckQuery`] | [`ClaimView`]; 410 [`Problem`] if it is lost |
 //! | `GET /v1/doctor` | | [`DoctorResponse`] |
 //!
-//! In paths, `{name}` is the lock's name with every byte escaped that is not a letter or digit
-//! ([`lock_path`]), and `{id}` is the claim ID as 32 hexadecimal digits ([`claim_path`]). Errors
-//! are [`Problem`]s with the content type [`PROBLEM_JSON`]. A client presents its identity with the
-//! header `Authorization: Bearer TOKEN`.
+//! In paths, `{name}` is the percent-encoded name of the lock. [`lock_path`] leaves ASCII letters,
+//! digits, `-`, `.`, `_` and `~` as they are, but encodes the dots of the names `.` and `..`.
+//! `{id}` is the claim ID as 32 hexadecimal digits ([`claim_path`]). Errors are [`Problem`]s with
+//! the content type [`PROBLEM_JSON`]. A client presents its identity with the header
+//! `Authorization: Bearer TOKEN`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -197,7 +198,8 @@ impl ClaimBody {
                 return invalid("missing capacity of the semaphore".into(), hint);
             }
             (kind, Some(capacity)) => {
-                let hint = "leave the capacity out, or set the number of permits of a semaphore";
+                let hint =
+                    r#"omit "capacity", or for a semaphore, set it to the number of permits"#;
                 return invalid(format!("invalid capacity {capacity} of a {kind}"), hint);
             }
         };

@@ -403,7 +403,7 @@ impl Caller {
         if self.identity.prefixes.iter().any(|p| prefix.starts_with(p.as_str())) {
             return Ok(());
         }
-        Err(self.denied(format!("may not use all locks with the prefix {prefix:?}")))
+        Err(self.denied(format!("lacks access to some or all locks with the prefix {prefix:?}")))
     }
 
     pub(crate) fn check_right(&self, right: Right) -> Result<(), Failure> {

@@ -120,7 +120,7 @@ impl Request {
     path = "/v1/locks/{name}/hold",
     operation_id = "hold",
     summary = "Hold a lock while the connection is open",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit"), HoldQuery),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits"), HoldQuery),
     responses((status = 200, description = "A stream with one JSON object per line, or Server-Sent Events. The lock is held while it is open", content((HoldEvent = JSON_LINES), (HoldEvent = EVENT_STREAM)))),
 )]
 pub(crate) async fn hold(

@@ -145,7 +145,7 @@ pub(crate) async fn list(
     path = "/v1/locks/{name}",
     operation_id = "show_lock",
     summary = "Show a lock and its queue",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
     responses((status = 200, description = "The lock", body = LockResponse)),
 )]
 pub(crate) async fn show(
@@ -164,7 +164,7 @@ pub(crate) async fn show(
     path = "/v1/locks/{name}/holders",
     operation_id = "holders",
     summary = "Show the holders of a lock",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit"), HoldersQuery),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits"), HoldersQuery),
     responses((status = 200, description = "The lock with its first holders", body = LockResponse)),
 )]
 pub(crate) async fn holders(
@@ -186,7 +186,7 @@ pub(crate) async fn holders(
     path = "/v1/locks/{name}/why",
     operation_id = "why",
     summary = "Explain why a lock is not available",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
     responses((status = 200, description = "The chain of locks for which its holders wait, and a deadlock", body = WhyResponse)),
 )]
 pub(crate) async fn why(
@@ -206,7 +206,7 @@ pub(crate) async fn why(
     path = "/v1/locks/{name}/history",
     operation_id = "history",
     summary = "Show the past holds of a lock",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
     responses((status = 200, description = "The holds that this server has observed", body = HistoryResponse)),
 )]
 pub(crate) async fn history(
@@ -226,7 +226,7 @@ pub(crate) async fn history(
     path = "/v1/locks/{name}/evict",
     operation_id = "evict",
     summary = "Evict holders",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
     request_body = EvictRequest,
     responses((status = 200, description = "The claims are removed", body = EvictResponse)),
 )]
@@ -255,7 +255,7 @@ pub(crate) async fn evict(
     path = "/v1/locks/{name}/freeze",
     operation_id = "freeze",
     summary = "Freeze a lock",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
     request_body = FreezeRequest,
     responses((status = 204, description = "The lock is frozen")),
 )]
@@ -319,8 +319,8 @@ pub(crate) async fn freeze(
     path = "/v1/locks/{name}/unfreeze",
     operation_id = "unfreeze",
     summary = "Unfreeze a lock",
-    params(("name" = String, Path, description = "The lock name, with every byte escaped that is not a letter or a digit")),
-    responses((status = 204, description = "The lock is not frozen any more")),
+    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    responses((status = 204, description = "The lock is no longer frozen")),
 )]
 pub(crate) async fn unfreeze(
     State(service): State<Service>,

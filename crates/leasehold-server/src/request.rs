@@ -93,8 +93,9 @@ pub(crate) async fn not_found() -> Failure {
 
 /// Returns the response to a method that the path does not support.
 pub(crate) async fn not_allowed() -> Failure {
-    invalid("this path has no such method", "use GET to read, and POST to change")
-        .with_status(StatusCode::METHOD_NOT_ALLOWED)
+    let hint =
+        "use GET to read and POST to change; on /v1/claims/{id}, PUT renews and DELETE releases";
+    invalid("this path has no such method", hint).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 /// A JSON body. A missing body is parsed as `{}`.

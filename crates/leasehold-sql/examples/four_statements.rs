@@ -121,8 +121,8 @@ run!(sqlx::MySql, "BIGINT AUTO_INCREMENT PRIMARY KEY");
 struct Way {
     name: &'static str,
     sql: &'static str,
-    /// Whether the request's key has a unique index. People write `WHERE NOT EXISTS` if there is no
-    /// such index, because rows that are only marked as deleted may have the same key.
+    /// Whether the request's key has a unique index. `WHERE NOT EXISTS` is common without such an
+    /// index, for example if rows that are only marked as deleted may have the same key.
     unique: bool,
     once: bool,
     /// The statement that runs before the transaction, or an empty text.

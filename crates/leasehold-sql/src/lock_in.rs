@@ -12,8 +12,9 @@
 //! under REPEATABLE READ and SERIALIZABLE, reject such a write with a serialization failure
 //! ([`ErrorKind::Conflict`]). Under READ COMMITTED, PostgreSQL's default, the lock is granted, and
 //! each later statement reads fresh data, so do not use anything that you read before the lock.
-//! MySQL does not reject such a write either, because its snapshot begins with the first plain
-//! read. So lock *before* you read anything in the transaction, or read with `FOR UPDATE`.
+//! MySQL does not reject such a write either, because a write uses the latest committed row, even
+//! if the snapshot is older. The snapshot begins with the first plain read. So lock *before* you
+//! read anything in the transaction, or read with `FOR UPDATE`.
 //!
 //! **It locks one row, not the table.** `FOR UPDATE` on a column without an index locks every row
 //! that it scans. `lock_in` succeeds only if exactly one row of a unique index was locked:

@@ -9,7 +9,7 @@
 //! The row contains the lock's kind and capacity and the number of its claims in the table
 //! `claims`. If a claim arrived when the lock was free, the row also contains that claim: the
 //! *head*, which is always first in the queue. Every other claim has a row in `claims`, ordered by
-//! token. `leasehold schema` prints the tables.
+//! token. `leasehold schema` prints the SQL that creates the tables.
 //!
 //! # One call
 //! - **The fast path.** One statement acquires a free lock. It reads and changes the lock's row

@@ -64,8 +64,8 @@ pub(super) struct Worker {
     outbox: mpsc::UnboundedSender<String>,
     /// Whether a fault is being injected.
     in_trouble: bool,
-    /// Whether the parent killed it. Its requests to the resources are ignored from then on,
-    /// because its connection to them ended with it.
+    /// Whether the parent has killed the worker. Requests to the resources that arrive afterwards
+    /// are ignored, as if the worker's connection to the resources had ended with it.
     dead: bool,
     said_goodbye: bool,
 }

@@ -37,7 +37,8 @@ pub(super) fn can_be_cut(url: &str) -> bool {
 }
 
 impl Reach {
-    /// Returns the way to `store`, whose URL is `url`.
+    /// Chooses how the workers reach `store`, whose URL is `url`. Starts a server if the store
+    /// needs one.
     pub(super) fn new(store: &Client, url: &str) -> Result<Self> {
         if is_served(url) {
             return Server::start(store.store().clone()).map(Self::Served);

@@ -46,7 +46,8 @@ struct Line {
     name: String,
     claimed: bool,
     violations: usize,
-    /// Number of cases, if known. With none, the run is inconclusive.
+    /// Number of cases, if they are counted. A promised property with 0 cases and no violation is
+    /// shown as "not exercised".
     cases: Option<usize>,
 }
 

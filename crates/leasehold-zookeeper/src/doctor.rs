@@ -76,7 +76,7 @@ fn number(members: usize) -> Option<Finding> {
         )),
         n if n % 2 == 0 => Some(Finding::weak(
             "even",
-            format!("the ensemble has {n} servers with a vote"),
+            format!("the ensemble has {n} voting servers"),
             "an even number tolerates no more failures than one server fewer",
             "run three or five servers",
         )),

@@ -40,9 +40,9 @@ pub(super) enum Naming {
     Kazoo,
 }
 
-/// The number from which leasehold warns that the numbers run out.
+/// The sequence number at which leasehold starts to warn that the numbers will run out.
 pub(super) const LATE_SEQUENCE: i64 = 1 << 30;
-/// The number from which no claim joins. It is a million before the numbers turn negative.
+/// The sequence number from which no claim joins. It is a million before the numbers turn negative.
 pub(super) const LAST_SEQUENCE: i64 = i32::MAX as i64 - 1_000_000;
 
 /// The kind of a child.

@@ -16,9 +16,9 @@ pub trait ZooKeeperGuardExt {
     /// Put a check of this path with version −1 (any) before the changes of a `multi`. Nothing is
     /// changed once the lock is lost, even if the holder has not noticed, because the node
     /// disappears with the lock and its name is never used again. The resource stores no token, and
-    /// no check can be too late. With `zookeeper-client` call `Client::new_check_writer(path,
-    /// None)`, with Curator `client.transactionOp().check().forPath(path)`, with kazoo
-    /// `transaction.check(path, -1)`.
+    /// the check cannot be outdated, because ZooKeeper evaluates it together with the changes. With
+    /// `zookeeper-client` call `Client::new_check_writer(path, None)`, with Curator
+    /// `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold::Result<()> {

@@ -1,11 +1,11 @@
 //! One session with the servers, and how long it is certain to live.
 //!
 //! # What is certain
-//! The leader ends a session if it receives no sign of life of the session for the session's
-//! timeout. But clients seldom talk to the leader. They talk to a member, which answers reads and
-//! pings on its own, and reports the active sessions to the leader every half tick. So a reply
-//! alone proves little: the member may be cut off from the leader, or crash before its report.
-//! leasehold relies on two facts:
+//! The leader ends a session if it receives no sign of life from the session for the session's
+//! timeout. But clients seldom contact the leader. They send requests to a member, which answers
+//! reads and pings on its own, and reports the active sessions to the leader every half tick. So a
+//! reply alone proves little: the member may be cut off from the leader, or crash before its
+//! report. leasehold relies on two facts:
 //!
 //! - A *write* is answered only after a majority has stored it. So the reply proves that the member
 //!   and the leader were connected while the write was in progress.
@@ -17,7 +17,7 @@
 //! request was *sent*. From that time on, the session lives at least for its whole timeout.
 //!
 //! **The margin** is a tenth of the timeout. If that would be too short for half a tick, the margin
-//! is a quarter of the timeout, up to 1.5 s, which is half of the longest tick by default. The
+//! is a quarter of the timeout, up to 1.5 s, which is half of ZooKeeper's default tick (3 s). The
 //! shortest session that the servers grant reveals a longer tick, because that session is two ticks
 //! unless it is configured otherwise. So the margin is never less than a quarter of the shortest
 //! session. If the servers granted a longer session than requested, the granted session is the

@@ -333,7 +333,7 @@ mod tests {
         said
     }
 
-    /// Opens a connection of the driver, which has sent its first bytes and got a reply.
+    /// Opens a connection as the driver does, sends its first bytes, and reads the reply.
     async fn driver(tunnel: &Tunnel, session: i64) -> TcpStream {
         let mut driver = TcpStream::connect(&tunnel.host).await.unwrap();
         say(&mut driver, &greeting(session)).await;

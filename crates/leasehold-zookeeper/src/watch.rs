@@ -13,8 +13,8 @@ use super::node::{Blocker, QueuePosition};
 pub(super) enum QueueEvent {
     /// Enough claims have left that the claim fits.
     Free,
-    /// The claims that are still watched do not block the claim any more, so one more must be
-    /// watched.
+    /// The claims that are still watched may no longer block the claim, so another one may have to
+    /// be watched.
     NeedsWatch,
     /// Something else happened to the claim's own child.
     Changed,

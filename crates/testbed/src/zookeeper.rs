@@ -303,8 +303,8 @@ impl ZooKeepers {
     }
 
     /// Stops all data between this member and the others, without closing connections. The member
-    /// serves its clients until it has missed the others for too long. Requires
-    /// [`ZooKeeperSetup::links`].
+    /// continues to serve its clients until its time limit for messages from the others has passed.
+    /// Requires [`ZooKeeperSetup::links`].
     pub fn cut_off(&self, member: &ZooKeeper) {
         for link in self.links_of(member) {
             link.freeze();

@@ -94,7 +94,7 @@ fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
             digits(measured[0].ratio(m, |n| *n)),
         ]
     };
-    let head = ["", "time", "pairs/s", "speed of the raw requests"];
+    let head = ["", "time", "pairs/s", "speed relative to the raw requests"];
     keep(Kind::Pair, "etcd:, uncontended pair", &measured, |nanos| *nanos);
     table("etcd:, uncontended pair", &head, measured.iter().map(row).collect());
     Ok(())

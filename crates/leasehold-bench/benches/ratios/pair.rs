@@ -100,7 +100,7 @@ pub(crate) fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
     keep(Kind::Pair, title, measured, |nanos| *nanos);
     let mut head = vec!["", "time", "pairs/s"];
     let against: Vec<String> =
-        measured[..raws].iter().map(|raw| format!("speed of {}", raw.name)).collect();
+        measured[..raws].iter().map(|raw| format!("speed relative to {}", raw.name)).collect();
     head.extend(against.iter().map(String::as_str));
     let row = |m: &Measured<'_, f64>| {
         let nanos = m.median(|n| *n);

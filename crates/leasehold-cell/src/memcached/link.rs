@@ -42,7 +42,7 @@ const CONNECT: Duration = Duration::from_secs(3);
 const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
 /// How far this machine's wall clock may differ from the server's, in microseconds.
 const OFF: i64 = 2_000_000;
-/// The longest line that is read.
+/// Maximum length of a reply line in bytes, including its line ending.
 const LINE: usize = 4_096;
 /// Approximate number of bytes that are sent together.
 const TOGETHER: usize = 64 * 1_024;

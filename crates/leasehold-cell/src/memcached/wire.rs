@@ -71,7 +71,7 @@ pub(super) enum Head {
     Garbage,
 }
 
-/// Decodes the first line of the reply to `request`, given without its end.
+/// Decodes the first line of the reply to `request`. `line` excludes the line ending.
 pub(super) fn head(request: &Request, line: &[u8], connection: u64) -> Head {
     let Ok(text) = std::str::from_utf8(line) else { return Head::Garbage };
     let mut words = text.split_ascii_whitespace();

@@ -144,11 +144,11 @@ pub(super) fn denied(bucket: &str, violation: &str) -> Error {
     Error::new(ErrorKind::Denied, what).with_hint(hint).with_source(shown(violation))
 }
 
-/// Returns the answer to a write if JetStream refused it because the value is not the one that was
-/// read.
+/// Returns the answer to a write that JetStream refused because the value has changed or is being
+/// changed. Other errors return `None`.
 ///
-/// If another write of the value is in progress, that write may be our own. Servers that reconnect
-/// can pass on a request twice.
+/// If another write of the value is in progress, the answer is [`Answer::InDoubt`]. That write may
+/// be our own, because a server that reconnects can pass on a request twice.
 pub(super) fn refusal(error: &jetstream::ErrorCode) -> Option<Answer> {
     match error.0 {
         WRONG_SEQUENCE => Some(Answer::Refused),

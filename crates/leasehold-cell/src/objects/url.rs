@@ -177,7 +177,7 @@ impl Cloud {
     }
 }
 
-/// The content of a URL.
+/// The parts of an object store's URL.
 #[derive(Clone, Debug)]
 pub(super) struct ObjectsUrl {
     pub(super) cloud: Cloud,

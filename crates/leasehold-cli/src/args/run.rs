@@ -334,7 +334,8 @@ impl NamesAndCommand for ElectArgs {
 }
 
 impl ElectArgs {
-    /// Returns one term as the arguments of a `run` that waits without limit.
+    /// Returns the arguments of the `run` for one term. That `run` waits for the lock without
+    /// limit.
     pub(crate) fn term(self) -> RunArgs {
         let take = TakeArgs {
             lease: self.lease,

@@ -322,7 +322,7 @@ impl State {
         let Some(claim) = lock.claims.get(self.claim.index) else { return };
         let holds = claim.standing == Standing::Holding;
         let refused = match (claim.standing, claim.token) {
-            (Standing::Waiting, _) => "a waiter holds nothing, so it cannot be evicted",
+            (Standing::Waiting, _) => "a waiter does not hold the lock, so it cannot be evicted",
             (_, None) => {
                 "it has no token: it is a lock of another program, which leasehold does not evict"
             }

@@ -40,7 +40,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Creates a client, and starts to keep its claims alive.
+    /// Creates a client, and starts the task that renews its claims.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         background: Background,

@@ -155,8 +155,8 @@ impl<M> Guard<M> {
     /// Runs `work`, which returns a `Result`, under this hold, then releases the lock in either
     /// case.
     ///
-    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
-    /// into the error of `work`.
+    /// Like [`run`](Self::run), but with a single error type: leasehold's errors are converted into
+    /// the error type of `work`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -150,8 +150,8 @@ impl Mutex {
     /// Acquires the lock, runs `work`, which returns a `Result`, and releases the lock in either
     /// case.
     ///
-    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
-    /// into the error of `work`.
+    /// Like [`run`](Self::run), but with a single error type: leasehold's errors are converted into
+    /// the error type of `work`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

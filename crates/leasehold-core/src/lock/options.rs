@@ -127,7 +127,7 @@ macro_rules! option_methods {
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
         /// # let locks = leasehold::connect("memory:").await?;
-        /// let lock = locks.mutex("a").on_waiting(|place| println!("{} before us", place.ahead));
+        /// let lock = locks.mutex("a").on_waiting(|place| println!("{} ahead", place.ahead));
         /// let _guard = lock.lock().await?;
         /// # Ok::<(), leasehold::Error>(()) }).unwrap();
         /// ```

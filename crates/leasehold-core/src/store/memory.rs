@@ -61,7 +61,7 @@ const IDLE: usize = 64;
 /// The queue capacity that an idle lock keeps. It keeps up to about twice that for waiters.
 const ROOM: usize = 16;
 
-/// How one call changed whether a lock is in use.
+/// The effect of one call on a lock's use: the lock is now in use, or now idle.
 enum UsageChange {
     InUse,
     Idle { last_token: u64 },
@@ -210,7 +210,7 @@ impl Lock {
         }
     }
 
-    /// Registers the claim for the notification of its grant.
+    /// Registers the claim to be notified when it is granted.
     fn enlist(&mut self, id: ClaimId) {
         // Removes waiters that expired without leaving, but only when there are many of them.
         if self.waiters.len() > 2 * self.queue.entries().len() + 16 {

@@ -68,7 +68,7 @@ pub(super) async fn receive(
     }
 }
 
-/// An open stream of events.
+/// An open event stream.
 pub(super) struct Events {
     generation: u64,
     body: Incoming,
@@ -102,7 +102,7 @@ impl Events {
             };
             let frame = frame.map_err(|_| Error::no_reply(SILENCE))?;
             let frame = frame.ok_or_else(ended)?;
-            let frame = frame.map_err(|why| unreachable("the stream of events broke", &why))?;
+            let frame = frame.map_err(|why| unreachable("the event stream broke", &why))?;
             replicas.has_answered(self.generation);
             if let Ok(data) = frame.into_data() {
                 self.parser.take_in(&data)?;
@@ -112,7 +112,7 @@ impl Events {
 }
 
 fn ended() -> Error {
-    Error::new(ErrorKind::Unreachable, "the stream of events ended")
+    Error::new(ErrorKind::Unreachable, "the event stream ended")
 }
 
 /// Parser of a stream of server-sent events.

@@ -314,7 +314,7 @@ impl Replicas {
                 return Ok(response.into_body());
             }
             let reply = whole(async { Ok(response) }).await.map_err(|lapse| lapse.error)?;
-            let what = "the server did not open a stream of events";
+            let what = "the server did not open an event stream";
             let error = refused(reply.status, &reply.body);
             Err(error.unwrap_or_else(|| Error::new(ErrorKind::Corrupt, what)))
         };

@@ -27,7 +27,7 @@ impl Colours {
     /// No colors, as for a file.
     pub const NONE: Self = Self(false);
 
-    /// Uses colors if standard output is a terminal, unless the user disabled them by `NO_COLOR`.
+    /// Uses colors if standard output is a terminal, unless the user has set `NO_COLOR`.
     pub fn of_this_terminal() -> Self {
         Self(std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none())
     }

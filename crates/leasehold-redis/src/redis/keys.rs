@@ -107,8 +107,9 @@ impl Keyspace {
         Ok(Keys { slot, main, tag: self.cluster.then(|| tag(slot)) })
     }
 
-    /// Returns SCAN patterns for every lock in use whose name begins with `prefix`. They match main
-    /// keys, and companion keys of locks without a main key.
+    /// Returns SCAN patterns that find every lock in use whose name begins with `prefix`. The first
+    /// matches main keys. The second matches companion keys, because a lock in use may have no main
+    /// key.
     pub(super) fn patterns(&self, prefix: &str) -> [String; 2] {
         let escaped = escaped(&format!("{}{prefix}", self.prefix));
         let tag = if self.cluster { "{*}:" } else { "" };

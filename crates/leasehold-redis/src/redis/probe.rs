@@ -261,8 +261,8 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     }
     if let Some(replicas) = url.replicas {
         let then = match replicas.short {
-            Shortfall::Refuse => "or it is released again",
-            Shortfall::Accept => "or it is held anyway",
+            Shortfall::Refuse => "or the lock is released again",
+            Shortfall::Accept => "or the lock is held anyway",
         };
         notes.push(
             format!(

@@ -76,7 +76,7 @@ impl Servers {
         }
     }
 
-    /// Returns whether sentinels or cluster nodes respond, which may name another master soon.
+    /// Returns whether sentinels or cluster nodes respond. They may soon name another master.
     pub(super) async fn can_fail_over(&self) -> bool {
         match self {
             Self::Single(_) => false,

@@ -52,7 +52,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Credentials for any server of the store.
+/// Credentials, database and TLS settings for any server of the store.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,

@@ -499,7 +499,8 @@ struct Ballot {
 }
 
 impl Ballot {
-    /// Returns whether a vote that arrives now would not be released any more.
+    /// Returns whether the attempt has failed, or the caller has given up the claim. A vote that is
+    /// requested after that might never be released.
     fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst) || self.entry.has_left()
     }

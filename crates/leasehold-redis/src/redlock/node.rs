@@ -425,8 +425,8 @@ impl Node {
         }
     }
 
-    /// Records that this run has voted. If the server has forgotten its data later in this run, it
-    /// was emptied.
+    /// Records that the server has voted in its current run. If its data is missing later in the
+    /// same run, the server was emptied.
     pub(super) fn has_voted(&self) {
         if let Some(run) = self.run() {
             run.lived.voted.store(true, Ordering::SeqCst);

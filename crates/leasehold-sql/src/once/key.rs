@@ -26,7 +26,7 @@ impl Ended {
     }
 }
 
-/// The way in which a key is begun.
+/// How work on a key begins.
 pub(super) enum As {
     /// By a transaction, which commits the key when the work is done.
     Done,

@@ -109,8 +109,8 @@ impl Shared {
         Some(rows)
     }
 
-    /// Closes unused connections periodically, because other clients may need the room. Never
-    /// returns.
+    /// Closes unused connections periodically, because the server's connections are limited and
+    /// other clients may need them. Never returns.
     pub(super) async fn trim(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TRIM).await;

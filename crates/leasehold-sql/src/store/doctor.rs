@@ -335,7 +335,7 @@ fn old_snapshot(settings: &Settings) -> Option<Finding> {
         (OLD.., _) => format!("a transaction has kept its snapshot for {seconds} s"),
         // The age of other users' snapshots may be hidden, so the number of dead rows is checked
         // too.
-        (_, MANY..) => format!("{dead} dead versions of lock rows wait to be vacuumed"),
+        (_, MANY..) => format!("{dead} dead versions of lock rows have not been vacuumed"),
         _ => return None,
     };
     Some(Finding::weak(
@@ -349,10 +349,10 @@ fn old_snapshot(settings: &Settings) -> Option<Finding> {
     ))
 }
 
-/// The minimum age, in seconds, of a snapshot that is reported. If no snapshot is that old, the
-/// minimum number of dead row versions that is reported.
+/// The minimum age, in seconds, of a snapshot that is reported.
 #[cfg(feature = "postgres")]
 const OLD: u64 = 30;
+/// The minimum number of dead row versions that is reported if no snapshot is that old.
 #[cfg(feature = "postgres")]
 const MANY: u64 = 5_000;
 

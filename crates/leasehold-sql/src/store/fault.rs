@@ -361,8 +361,8 @@ pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1317")
 }
 
-/// Returns whether the server's connection limit is reached, or the caller's pool lends no
-/// connection.
+/// Returns whether the server's connection limit is reached, or the caller's pool did not provide a
+/// connection in time.
 pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::PoolTimedOut) || class_of(error) == Class::NoRoom
 }

@@ -328,8 +328,8 @@ mod tests {
     const ME: &str = "leasehold_asks_0123456789abcdef";
     const OTHER: &str = "leasehold_asks_00000000000000aa";
 
-    /// Returns a directory that contains a database file with these permissions. The FIFOs of dead
-    /// clients are removed without delay.
+    /// Returns a directory with a database file that has these permissions, and the FIFOs beside
+    /// that file. The FIFOs of dead clients are removed without delay.
     fn place(mode: u32) -> (tempfile::TempDir, NotifyFifos) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("locks.db");

@@ -165,8 +165,8 @@ mod tests {
         Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap()
     }
 
-    /// One client holds, and another waits. When the holder leaves, the waiter is granted and
-    /// notified.
+    /// One client holds the lock, and another waits. When the holder releases the lock, the waiter
+    /// acquires it and is notified.
     async fn hands_over(one: &SqlStore, other: &SqlStore) {
         let (first, next) = (claim(), claim());
         let holds = one.join(&first, Mode::Wait).await.unwrap();

@@ -139,7 +139,8 @@ fn create<'a>(sql: &'a Statements, claim: &Claim) -> Step<'a> {
     Step::Rows(&sql.create, args)
 }
 
-/// Reads rows of one lock. Each contains the clock, the lock and a claim.
+/// Builds a snapshot from the rows of one lock. Each contains the clock, the lock and a claim, if
+/// there is one. Returns `None` if there are no rows.
 pub(super) fn snapshot(rows: Vec<Row>) -> Result<Option<QueueSnapshot>, Failure> {
     Ok(lock_and_claims(rows)?.map(|(lock, claims, now)| QueueSnapshot::of(lock, claims, now)))
 }

@@ -140,8 +140,8 @@ pub(super) const MOST_BYTES: usize = 256 * 1024;
 /// Messages up to this size are not divided.
 const LEAST_BYTES: usize = 4 * 1024;
 
-/// Returns the maximum size of a renewal in a message. A name is written in hexadecimal in JSON,
-/// which is written in hexadecimal again.
+/// Returns the maximum size of a renewal in a message, in bytes. The name is hex-encoded in the
+/// JSON text, and that text is hex-encoded again.
 fn bytes_of(renewal: &Renew) -> usize {
     4 * renewal.claim.name.as_str().len() + 320
 }

@@ -197,7 +197,7 @@ impl SqlUrl {
         let path = rest.strip_prefix("//").unwrap_or(rest);
         if path.is_empty() || path.contains(":memory:") {
             let what = match path.is_empty() {
-                true => "the URL names no database file",
+                true => "the URL does not name a database file",
                 false => "an in-memory SQLite database cannot store locks",
             };
             let hint = "use sqlite:/var/lib/app/locks.db, or use memory: for one process";

@@ -68,7 +68,7 @@ pub(super) fn waking(session: &str) -> Option<String> {
     is_plain.then(|| format!("KILL QUERY IS_USED_LOCK('{session}')"))
 }
 
-/// Sleeps for all waiters of this client. Never returns.
+/// Runs the connection that sleeps at the server while claims of this client wait. Never returns.
 pub(super) async fn sleep(connect: Arc<dyn Connect>, shared: Arc<Shared>) {
     loop {
         while shared.waiters.count() == 0 {

@@ -20,7 +20,9 @@ pub(crate) fn supported(url: &str) -> Result<()> {
         "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb" | "redis" | "valkey"
         | "etcd" | "zookeeper" => return Ok(()),
         "file" => "file: has no fence, and holds never expire there",
-        "redlock" => "no redlock: server sees all writes, so none can store the highest token",
+        "redlock" => {
+            "redlock: has no single server that sees all writes and can store the highest token"
+        }
         "memcached" => "memcached may evict the highest token",
         "nats" | "s3" | "gs" | "az" => "not implemented for this store",
         _ => "not available for this store",
