@@ -79,7 +79,7 @@ trap 'rm -rf "$logs"' EXIT
 lane() {
     local name=$1 threads=$2 began=$SECONDS priority=()
     shift 2
-    [[ " computing simulation docs " != *" $name "* ]] || priority=(nice -n 19)
+    [[ " computing docs " != *" $name "* ]] || priority=(nice -n 19)
     if RUST_TEST_THREADS=$threads "${priority[@]}" "${all[@]}" "$@" -- "${ignored[@]}" "${which[@]}" \
         >"$logs/$name" 2>&1; then
         echo "ok      $name ($((SECONDS - began)) s): $(grep -c '^test .* ok$' "$logs/$name") tests"
@@ -92,36 +92,35 @@ lane() {
 }
 
 # The names of the test programs: those that compute, those of the command, those that run alone, the rest.
-computing=(cell_model controls features layers model pip redlock_model)
+computing=(cell_model controls features layers model pip redlock_model simulation)
 command=(command fenced_writes)
 # Tests of two of these programs that start dozens of clients, or use a server or a compiler that takes a processor.
 crowds=(hand_over_cost:: database:: each_store::on_{s3,gs,az}:: clients::{java,go} servers::object_store)
 others=("${crowds[@]/#/--skip=}")
-alone=(conformance core examples torture)
+alone=(conformance examples torture)
 rest=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
-    [[ " ${computing[*]} ${command[*]} ${alone[*]} simulation store " = *" $name "* ]] ||
+    [[ " ${computing[*]} ${command[*]} ${alone[*]} core store " = *" $name "* ]] ||
         rest+=("--test=$name")
 done
 
 (
     lane computing 2 "${computing[@]/#/--test=}"
     lane docs 4 --doc
-    # Optimization pays off for thousands of simulations, but not for the few of the default run.
-    [ ${#ignored[@]} = 0 ] || all=(cargo test --locked --profile simulation -p leasehold-conformance)
-    lane simulation 2 --test simulation
 ) &
-# Not at the same time as the others, because the emulators of object stores need much processor time.
+(
+    (which=("${others[@]}") && lane command 4 "${command[@]/#/--test=}")
+    lane units 4 --lib --bins
+    lane rest 4 "${rest[@]}"
+) &
+others_done=$!
 lane store 10 --test store
-(which=("${others[@]}") && lane command 4 "${command[@]/#/--test=}") &
-commands=$!
-lane units 4 --lib --bins
-lane rest 4 "${rest[@]}"
-wait "$commands"
+wait "$others_done"
 (which=("${crowds[@]}") && lane crowds 4 --test command --test torture)
 # These run beside nothing but the lowest priority. They have leases of half a second, ten thousand waiters,
 # or a process for each request.
+lane core 16 --test=core
 (which=("${others[@]}") && lane alone 8 "${alone[@]/#/--test=}")
 # Repeats the tests on the oldest servers, for stores whose first run used newer ones.
 if [ "$what" = all ]; then

@@ -320,7 +320,7 @@ fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
     let right = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, right.replacen(broken.from, broken.to, 1)).unwrap();
     let mut cargo = testbed::cargo();
-    cargo.current_dir(copy).args(["test", "--offline", "--locked", "-p", "leasehold-conformance"]);
+    cargo.current_dir(copy).args(["test", "--offline", "--locked", "-p", "leasehold-simulation"]);
     let cells = broken.package == CELL;
     let test = if cells {
         "guarantees_hold_in_every_cell_world"

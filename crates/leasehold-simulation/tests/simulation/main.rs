@@ -13,7 +13,7 @@
 //! that never expire ([`objects`]).
 //!
 //! A world that breaks a promise is printed with its seed. To replay it byte for byte and print its
-//! events: `LEASEHOLD_SEED=… cargo test -p leasehold-conformance --test simulation print_one_world --
+//! events: `LEASEHOLD_SEED=… cargo test -p leasehold-simulation --test simulation print_one_world --
 //! --nocapture`. For cells, replace `print_one_world` by `print_one_cell_world`.
 
 mod cells;
