@@ -266,7 +266,33 @@ impl Node {
     /// Runs one command like `call`. Sets `doubt` if the command was sent and not answered, even if
     /// this future is dropped. The command may then have been executed.
     async fn call_noting(&self, cmd: &Cmd, doubt: &mut bool) -> RedisResult<Value> {
-        let mut connected = self.connected().await?;
+        let connected = self.connected().await?;
+        self.call_on(connected, cmd, doubt).await
+    }
+
+    /// Runs one command like `call`, unless `over` returns true once the connection is open. Then
+    /// returns `None` and sends nothing. There is no await point between this check and the
+    /// connection's queue, so a command that is sent later arrives later.
+    #[cfg(feature = "redlock")]
+    pub(crate) async fn call_unless(
+        &self,
+        over: impl Fn() -> bool,
+        cmd: &Cmd,
+    ) -> RedisResult<Option<Value>> {
+        let connected = self.connected().await?;
+        if over() {
+            return Ok(None);
+        }
+        self.call_on(connected, cmd, &mut false).await.map(Some)
+    }
+
+    /// Runs one command on an open connection, like `call_noting`.
+    async fn call_on(
+        &self,
+        mut connected: Connected,
+        cmd: &Cmd,
+        doubt: &mut bool,
+    ) -> RedisResult<Value> {
         let watched = Call::on(self, &connected);
         let before = std::mem::replace(doubt, true);
         let sent = self.gate.as_ref().map(|gate| gate.now());

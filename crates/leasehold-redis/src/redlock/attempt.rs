@@ -5,6 +5,9 @@
 //!   because the release follows the request on the same connection. A request that was *not* sent
 //!   yet when the attempt ended or the claim was given up is never sent, because it would arrive
 //!   after the release. (The client was still connecting, or the node did not know the script.)
+//! - *A connection is given up* while the network delays a request on it. The release uses a new
+//!   connection and can overtake that request. The late vote is never counted, because the attempt
+//!   is over. It occupies its node until its lease expires there.
 //! - *There is no majority.* The votes are released immediately on every node that may have given
 //!   one, so that faster clients find a majority.
 //! - *Two attempts collide* and each gets some nodes. Both release them. The client that has waited

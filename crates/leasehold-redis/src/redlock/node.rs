@@ -349,17 +349,14 @@ impl Node {
             if !left.is_zero() {
                 return Err(Trouble::Young(left));
             }
-            // If the connection is open, there is no await point between this check and the
-            // connection's queue. So a release after the end of the attempt follows this call.
-            if over() {
-                return Err(Trouble::Over);
-            }
-            match self.connection.call(&call(run.take.call(5))).await {
+            // `over` is checked when the connection is open. So a release after the end of the
+            // attempt follows this call, even if the client had to connect again.
+            match self.connection.call_unless(&over, &call(run.take.call(5))).await {
                 // The server was restarted, or its script cache was flushed.
                 Err(error) if fault::refusal(&error) == Some(Refusal::NoScript) && !again => {
                     again = true;
                 }
-                answer => return Ok(Elements::of(answer?)),
+                answer => return answer?.map(Elements::of).ok_or(Trouble::Over),
             }
         }
     }

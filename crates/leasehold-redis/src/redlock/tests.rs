@@ -2,6 +2,7 @@
 //! every reply must be equal.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::Value;
@@ -25,8 +26,12 @@ struct Bench {
 
 impl Bench {
     fn new(server: &testbed::Redis) -> Self {
+        Self::at(server.port())
+    }
+
+    fn at(port: u16) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let url = format!("redlock://127.0.0.1:{},a,b?restart_delay_ms=0", server.port());
+        let url = format!("redlock://127.0.0.1:{port},a,b?restart_delay_ms=0");
         let url = RedlockUrl::parse(&url).unwrap();
         let claims = Arc::new(Claims::new(3));
         let node = Node::all(&url, runtime.handle(), &claims, "test").unwrap().remove(0);
@@ -378,6 +383,42 @@ fn old_server_does_not_vote_with_a_script_of_an_earlier_run() {
     assert_eq!(vote(1).unwrap(), "granted");
     server.restart();
     assert_eq!((2..20).find_map(|number| vote(number).ok()).as_deref(), Some("forgot"));
+}
+
+// F17
+/// The connection breaks, and the attempt ends while the client connects again. A vote that is
+/// requested after that might never be released.
+#[test]
+fn no_vote_is_requested_if_the_attempt_ends_while_the_client_reconnects() {
+    let server = testbed::Redis::with(testbed::Setup::new().fast());
+    let proxy = testbed::Proxy::before(server.port());
+    let bench = Bench::at(proxy.port());
+    bench.restore(7);
+    proxy.refuse(true);
+    assert!(bench.runtime.block_on(bench.node.call(&redis::cmd("PING"))).is_err());
+    proxy.freeze();
+    proxy.refuse(false);
+    let keys = Bench::keys("late");
+    let claim = ClaimId::from_u128(1).to_hex();
+    let fill = |mut call: redis::Cmd| {
+        call.arg(&keys[..]).arg("take").arg(&claim).arg(1).arg(3_600_000);
+        call.arg(9).arg("{}").arg(3_720_000);
+        call
+    };
+    let over = AtomicBool::new(false);
+    let taken = bench.runtime.block_on(async {
+        let end = async {
+            while proxy.connections() == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            over.store(true, Ordering::SeqCst);
+            proxy.thaw();
+        };
+        tokio::join!(bench.node.take(fill, || over.load(Ordering::SeqCst)), end).0
+    });
+    let trouble = taken.err();
+    assert!(matches!(trouble, Some(Trouble::Over)), "{trouble:?}");
+    assert_eq!(server.command(&["EXISTS", "late"]), "0", "the vote was requested");
 }
 
 /// A client that polls with `try_lock` for years must not accumulate memory.
