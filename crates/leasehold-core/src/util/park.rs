@@ -12,6 +12,8 @@
 //!   readable descriptor is noticed whenever the sleep begins.
 //! - *Nested calls*: a `block_on` inside another one has its own parker. If a waker is called after
 //!   its `block_on` has returned, the thread's next `block_on` polls once more than necessary.
+//! - *No eventfd*: if the eventfd cannot be created, the thread cannot sleep on a descriptor and
+//!   be woken by a waker at the same time. It then polls the future at short intervals.
 //! - *Another executor*: an executor that polls with its own waker does not sleep here. [`listen`]
 //!   recognizes this by the waker and returns `false`.
 
@@ -28,6 +30,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 /// The polling interval in a forked child process.
 const IN_A_CHILD: Duration = Duration::from_millis(10);
+
+/// The polling interval of a future that listens, if no eventfd can be created.
+const WITHOUT_BELL: Duration = Duration::from_millis(10);
 
 /// A descriptor to sleep on. It is shared, because its owner may be gone before the sleep ends.
 type Ear = Arc<dyn AsFd + Send + Sync>;
@@ -79,8 +84,8 @@ impl Parker {
     /// Sleeps until the thread is woken or `ear` is readable. May also return spuriously.
     fn sleep(&self, ear: Option<&Ear>) {
         if ear.is_some() && self.bell.get().is_none() {
-            // If the eventfd cannot be created, the thread does not sleep on `ear`, and only the
-            // waker wakes the future.
+            // If this fails, for example because the process has too many open files, the next sleep
+            // tries again.
             if let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
                 let _ = self.bell.set(bell);
             }
@@ -89,7 +94,12 @@ impl Parker {
             return;
         }
         let Some(bell) = self.bell.get() else {
-            thread::park();
+            match ear {
+                // No other task reads `ear`, because `listen` has returned `true`. So the future
+                // must be polled again soon.
+                Some(_) => thread::park_timeout(WITHOUT_BELL),
+                None => thread::park(),
+            }
             self.woken.swap(false, Ordering::SeqCst);
             return;
         };
@@ -150,8 +160,10 @@ pub fn listen(context: &Context<'_>, ear: &Ear) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::future::poll_fn;
     use std::io::{PipeReader, Read, Write, pipe};
+    use std::process::Command;
 
     use super::*;
 
@@ -226,6 +238,40 @@ mod tests {
             assert_eq!(got, Some(expected));
         }
         other.join().unwrap();
+    }
+
+    /// Environment variable of a child process that may open only a few files.
+    const FEW_FILES: &str = "LEASEHOLD_TEST_FEW_FILES";
+
+    #[test]
+    fn thread_reads_its_descriptor_even_if_no_eventfd_can_be_created() {
+        if std::env::var_os(FEW_FILES).is_none() {
+            let name = module_path!().split_once("::").unwrap().1;
+            let name =
+                format!("{name}::thread_reads_its_descriptor_even_if_no_eventfd_can_be_created");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", r#"ulimit -n 64 && exec "$0" --exact "$1""#]);
+            shell.arg(std::env::current_exe().unwrap()).arg(name).env(FEW_FILES, "1");
+            let output = shell.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let (reader, mut writer) = pipe().unwrap();
+        let open: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        let other = thread::spawn(move || {
+            // The reader sleeps long before that.
+            thread::sleep(Duration::from_millis(200));
+            writer.write_all(&[7]).unwrap();
+            writer
+        });
+        thread::spawn(|| {
+            thread::sleep(Duration::from_secs(20));
+            // The test would never end.
+            std::process::exit(1);
+        });
+        assert_eq!(block_on(byte(Arc::new(reader))), 7);
+        drop((other.join().unwrap(), open));
     }
 
     #[test]
