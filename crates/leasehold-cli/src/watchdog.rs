@@ -79,6 +79,8 @@ pub(crate) struct Watchdog {
     told: Deadlines,
     /// How many more watchdogs may be started as replacements.
     spare: u8,
+    /// Whether [`check`](Self::check) has reported that CMD continues without a watchdog.
+    has_given_up: bool,
 }
 
 /// Time that a dismissed watchdog has to end. A stopped one would never end.
@@ -94,7 +96,8 @@ impl Watchdog {
     /// knows these deadlines.
     pub(crate) fn start(grace: Duration, mark: Mark, told: Deadlines) -> Result<Self, Failure> {
         let (process, pipe) = launch(grace, mark, told, None).map_err(not_started)?;
-        Ok(Self { process, pipe, grace, mark, group: None, told, spare: SPARE })
+        let (group, spare, has_given_up) = (None, SPARE, false);
+        Ok(Self { process, pipe, grace, mark, group, told, spare, has_given_up })
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -119,11 +122,20 @@ impl Watchdog {
         let _ = self.pipe.write_all(deadlines.line().as_bytes());
     }
 
-    /// Replaces the watchdog if it was killed. Returns whether it was replaced.
+    /// Replaces the watchdog if it was killed. Returns whether it was replaced. Returns an error
+    /// once if it was killed too often.
     pub(crate) fn check(&mut self) -> Result<bool, Failure> {
         let ended = self.process.try_wait().ok().flatten();
         let killed = ended.is_some_and(|status| status.code() != Some(ACTED.into()));
-        if killed && self.spare > 0 { self.replace() } else { Ok(false) }
+        if !killed || self.has_given_up {
+            return Ok(false);
+        }
+        if self.spare == 0 {
+            self.has_given_up = true;
+            let what = "the watchdog process keeps being killed: the command continues without it";
+            return Err(Failure::new(SYSTEM, what));
+        }
+        self.replace().map(|()| true)
     }
 
     /// Handles a pipe that broke before CMD began: ends the old watchdog and starts another.
@@ -135,19 +147,15 @@ impl Watchdog {
         let what = "the command was not started, because its watchdog process keeps being killed";
         match self.spare {
             0 => Err(Failure::new(SYSTEM, what).hint("check the logs of the OOM killer")),
-            _ => self.replace().map(drop),
+            _ => self.replace(),
         }
     }
 
-    fn replace(&mut self) -> Result<bool, Failure> {
+    fn replace(&mut self) -> Result<(), Failure> {
         self.spare -= 1;
-        if self.spare == 0 && self.group.is_some() {
-            let what = "the watchdog process keeps being killed: the command continues without it";
-            return Err(Failure::new(SYSTEM, what));
-        }
         (self.process, self.pipe) =
             launch(self.grace, self.mark, self.told, self.group).map_err(not_started)?;
-        Ok(true)
+        Ok(())
     }
 
     /// Dismisses the watchdog after CMD has ended, and waits until the watchdog has ended. Returns
@@ -418,6 +426,26 @@ fn say(acted: &Acted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Here the started program is the test binary, which rejects the watchdog's arguments and
+    /// exits. For `check`, that is a watchdog that was killed.
+    #[test]
+    fn killed_watchdog_is_replaced_as_often_as_allowed() {
+        let mut watchdog =
+            Watchdog::start(Duration::ZERO, Mark::new(), Deadlines::default()).unwrap();
+        // No process has this number.
+        watchdog.watches(Pid::from_raw(i32::MAX));
+        let mut check = || {
+            watchdog.process.wait().unwrap();
+            watchdog.check()
+        };
+        for i in 0..SPARE {
+            let replaced = check();
+            assert!(matches!(replaced, Ok(true)), "after {i} replacements: {replaced:?}");
+        }
+        check().unwrap_err();
+        assert!(matches!(check(), Ok(false)), "the error is reported only once");
+    }
 
     #[test]
     fn valid_lines_are_learned_and_invalid_ones_ignored() {
