@@ -79,6 +79,8 @@ struct Record {
     weight: u32,
     from: Micros,
     seen: Micros,
+    /// Whether the client has tried to release the lock.
+    is_releasing: bool,
     end: Option<(Micros, HoldEnd)>,
 }
 
@@ -129,8 +131,17 @@ impl History {
             weight: claim.weight,
             from: now,
             seen: now,
+            is_releasing: false,
             end: None,
         });
+    }
+
+    /// Records that the client tries to release the claim. Returns whether it has tried before.
+    pub(crate) fn begin_release(&self, claim: &Claim) -> bool {
+        let mut records = locked(&self.records);
+        let Some(n) = records.claims.get(&handle(claim.id)).copied() else { return false };
+        let record = records.all.get_mut(&n);
+        record.is_some_and(|record| std::mem::replace(&mut record.is_releasing, true))
     }
 
     /// Records that the claim does not hold its lock any more, if it did.
@@ -259,6 +270,7 @@ impl Records {
             weight: claim.weight,
             from,
             seen: started,
+            is_releasing: false,
             end: None,
         });
     }

@@ -126,9 +126,12 @@ impl Store for Recorded {
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        let is_repeated = self.history.begin_release(claim);
         let left = self.inner.leave(claim, keep).await?;
-        // A claim that was not in its queue may have left it by an earlier call.
-        self.history.ended(claim, if left { HoldEnd::Released } else { HoldEnd::Lost });
+        // Only the first call proves a loss. A later one may not find the claim because an earlier
+        // one, whose reply was lost, has removed it.
+        let is_released = left || is_repeated;
+        self.history.ended(claim, if is_released { HoldEnd::Released } else { HoldEnd::Lost });
         Ok(left)
     }
 
@@ -215,5 +218,38 @@ impl Store for Recorded {
 
     fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.inner.lifeline()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::testing::{Fault, Op, TestStore};
+    use leasehold_core::Kind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_first_release_that_finds_no_claim_is_recorded_as_a_loss() {
+        let store = TestStore::new().unwrap();
+        let locks = store.client().unwrap();
+        let history = Arc::new(History::new(10, 10));
+        let recorded = Recorded::new(locks.store().clone(), history.clone(), false);
+        let claim = |name: &str| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let end_of = |claim: &Claim| history.of(&claim.name).holds[0].end;
+
+        let released = claim("released");
+        recorded.join(&released, Mode::Try).await.unwrap();
+        // The lock is released, but the reply is an error. So the client releases it again.
+        store.faults().next(Op::Leave, 1, Fault::ErrorAfter);
+        recorded.leave(&released, None).await.unwrap_err();
+        assert_eq!(end_of(&released), None);
+        assert!(!recorded.leave(&released, None).await.unwrap());
+        assert_eq!(end_of(&released), Some(HoldEnd::Released));
+
+        let lost = claim("lost");
+        recorded.join(&lost, Mode::Try).await.unwrap();
+        locks.store().evict(&lost.name, Evict::Holders).await.unwrap();
+        assert!(!recorded.leave(&lost, None).await.unwrap());
+        assert_eq!(end_of(&lost), Some(HoldEnd::Lost));
     }
 }
