@@ -2,7 +2,8 @@
 //! (`--json`). On a terminal, one line shows the queue during a wait.
 //!
 //! A separate thread writes. Otherwise a process that does not read stderr would block leasehold,
-//! and the lease would expire. stdout belongs to CMD.
+//! and the lease would expire. A failure is printed even without that thread. stdout belongs to
+//! CMD.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,9 +134,14 @@ pub(crate) fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
+/// Returns whether `-v` was given.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
+}
+
 /// Prints the store in use, if `-v` was given. For commands that report nothing else.
 pub(crate) fn note_store(store: &str) {
-    if VERBOSE.load(Ordering::Relaxed) {
+    if is_verbose() {
         note(&Event::Store { store: store.to_owned() }.line());
     }
 }
@@ -191,14 +197,23 @@ impl Events {
 
     /// Prints the event, if the style includes it.
     pub(crate) fn print(&self, event: &Event) {
-        match (self.style, event) {
-            (Style::Quiet, Event::Failed { silent: true, .. }) => {}
+        let line = match (self.style, event) {
+            (Style::Quiet, Event::Failed { silent: true, .. }) => return,
             // A failure is always printed.
             (Style::Quiet, Event::Warning { .. } | Event::Failed { .. }) | (Style::Plain, _) => {
-                self.say(Said::Line(format!("leasehold: {}", event.line())));
+                format!("leasehold: {}", event.line())
             }
-            (Style::Json, _) => self.say(Said::Line(event.json())),
-            (Style::Quiet, _) => {}
+            (Style::Json, _) => event.json(),
+            (Style::Quiet, _) => return,
+        };
+        // Without the thread, only a failure is printed. It is the last event, and no lock can
+        // expire while this process waits for a reader of stderr. The thread is missing if the
+        // system has no more threads, or after `finish`.
+        let is_writing = locked(&self.writer).is_some();
+        if is_writing {
+            self.say(Said::Line(line));
+        } else if matches!(event, Event::Failed { .. }) {
+            let _ = stderr().write_all(format!("{line}\n").as_bytes());
         }
     }
 

@@ -10,7 +10,7 @@ use std::process::{ExitCode, ExitStatus};
 use leasehold::{Error, ErrorKind};
 use nix::errno::Errno;
 
-use crate::events::Event;
+use crate::events::{self, Event};
 
 /// Nothing was held, so nothing was released; or there is nothing to show.
 pub(crate) const NOT_HELD: u8 = 1;
@@ -39,7 +39,7 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// The next step, as a command or an option.
     pub(crate) hint: Option<String>,
-    /// Whether the failure is reported only as an event, with `-v` or `--json`.
+    /// Whether the failure is printed only with `-v`, or with `--json` as an event.
     pub(crate) silent: bool,
 }
 
@@ -58,11 +58,12 @@ impl Failure {
         Self { hint: Some(hint.into()), ..self }
     }
 
-    /// Prints the cause and the hint to stderr, and returns the code.
+    /// Prints the cause and the hint to stderr, and returns the code. Prints nothing if the failure
+    /// is silent, unless `-v` was given.
     pub(crate) fn report(&self) -> ExitCode {
         // Not eprintln!, which panics when stderr is gone.
         use std::io::Write;
-        if !self.silent {
+        if !self.silent || events::is_verbose() {
             let mut text = format!("leasehold: {}\n", self.message);
             text.extend(self.hint.iter().map(|hint| format!("hint: {hint}\n")));
             let _ = std::io::stderr().write_all(text.as_bytes());

@@ -75,7 +75,8 @@ pub(crate) fn main(args: &HoldArgs) -> ExitCode {
     match block_on(hold(args)) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(number)) => ExitCode::from(signals::die_of(number)),
-        Err(failure) if args.json => ExitCode::from(failure.code),
+        // The failure was printed on stdout, unless stdout is closed.
+        Err(failure) if args.json && !inherited::stdout_closed() => ExitCode::from(failure.code),
         Err(failure) => failure.report(),
     }
 }
@@ -108,13 +109,8 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
     let mut ends = EndEvents::new(args);
     let done = match &mut ends {
         Ok(ends) => hold_for(args, &caller, ends).await,
-        Err(failure) => Err(failure.clone()),
+        Err(failure) => Err(failed(&caller, failure.clone())),
     };
-    if let Err(Failure { code, message, hint, .. }) = &done
-        && *code != exit::LOST
-    {
-        caller.report(&HoldLine::Failed { code: *code, message, hint: hint.as_deref() });
-    }
     drop(caller);
     // Waits until everything is written, or the caller is gone.
     let written = tokio::task::spawn_blocking(|| writer.join());
@@ -135,7 +131,9 @@ async fn hold_for(
 ) -> Result<Option<i32>, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
-        locks = connect_to_take(&args.take, started) => locks?,
+        locks = connect_to_take(&args.take, started) => {
+            locks.map_err(|failure| failed(caller, failure))?
+        }
         end = ends.next() => return Ok(end.signal()),
     };
     let guard = tokio::select! {
@@ -153,10 +151,17 @@ async fn hold_for(
             }
             hold_until(guard, caller, ends).await
         }
-        Err(failure) => Err(failure),
+        Err(failure) => Err(failed(caller, failure)),
     };
     let _ = timeout(CLOSE_TIMEOUT, locks.close()).await;
     done
+}
+
+/// Reports that the lock was not acquired, and returns the failure.
+fn failed(caller: &Caller, failure: Failure) -> Failure {
+    let Failure { code, message, hint, .. } = &failure;
+    caller.report(&HoldLine::Failed { code: *code, message, hint: hint.as_deref() });
+    failure
 }
 
 /// Acquires the lock and reports the wait.

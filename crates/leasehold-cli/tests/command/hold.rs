@@ -126,6 +126,13 @@ fn hold_reports_a_failed_acquisition() {
     assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &75.into()), "{failed}");
     assert!(failed["message"].as_str().unwrap().contains("\"x\" is held by "), "{failed}");
     assert_eq!((refused.code(), refused.errors()), (75, String::new()));
+    // 74 is also the code of a lost lock, which is reported by another line.
+    let mut refused = hold(&place, &["--json", "--try", "-E", "74", "x"]);
+    let failed = told(&mut refused);
+    assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &74.into()), "{failed}");
+    assert_eq!(refused.code(), 74);
+    let us = std::process::id().to_string();
+    assert_eq!(place.code(&["acquire", "--try", "-E", "74", "--pid", &us, "x"]), 74);
     let mut refused = hold(&place, &["--wait", "10ms", "x"]);
     assert!(refused.line().starts_with("waiting 1"));
     assert!(refused.line().starts_with("failed 75 timed out after 10ms: \"x\" is held by "));

@@ -276,6 +276,11 @@ fn quiet_suppresses_only_contention_and_usage_omits_set_options() {
         assert_eq!(output.status.code(), Some(3), "{words:?}: {output:?}");
         assert!(output.stderr.is_empty(), "{words:?}: {output:?}");
     }
+    // `run` refuses both options; elsewhere, --verbose prints the reason nevertheless.
+    let words = ["acquire", "-v", "--try", "-q", "--pid", &us, "x"];
+    let output = place.output(&words);
+    assert_eq!(output.status.code(), Some(75), "{output:?}");
+    assert!(said(&output).contains("held by"), "{output:?}");
     // --quiet does not suppress other errors.
     let output = place.output(&["run", "-q", "y", "--", "no-such-command"]);
     assert_eq!(said(&output).lines().count(), 1, "{output:?}");

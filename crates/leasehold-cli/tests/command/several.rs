@@ -244,6 +244,12 @@ fn reenter_reuses_the_lock_of_the_enclosing_run() {
     assert!(errors.contains("hint: use --reenter"), "{errors}");
     assert_eq!(place.code(&["run", "--reenter", "x", "--", "sh", "-c", "exit 3"]), 3);
     assert_eq!(place.claims("x"), 0);
+    // The reason is printed although this process was about to become the command.
+    let inner = [LEASEHOLD, "run", "--reenter", "x", "--", "no-such-command"];
+    let output = place.output(&[&["run", "x", "--"][..], &inner].concat());
+    let (code, _, errors) = said(&output);
+    assert_eq!(code, Some(127), "{errors}");
+    assert!(errors.contains("\"no-such-command\": command not found"), "{errors}");
 }
 
 #[test]
