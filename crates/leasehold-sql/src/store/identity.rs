@@ -44,8 +44,8 @@ pub(super) fn mark_of(url: &SqlUrl) -> String {
 
 impl Shared {
     /// Returns the store's identity, see
-    /// [`Store::identity`](leasehold_core::store::Store::identity). The tables of another schema or
-    /// prefix are another store.
+    /// [`StoreInfo::identity`](field@leasehold_core::store::StoreInfo::identity). The tables of
+    /// another schema or prefix are another store.
     pub(super) async fn identity(&self, url: &SqlUrl) -> Result<String> {
         #[cfg(feature = "sqlite")]
         if url.dialect == Dialect::Sqlite {
