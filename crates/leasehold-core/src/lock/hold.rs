@@ -247,7 +247,7 @@ impl Hold {
     /// use leasehold::State;
     /// let guard = locks.mutex("a").lock().await?;
     /// match guard.state() {
-    ///     State::Held => println!("go on"),
+    ///     State::Held => println!("continue"),
     ///     State::AtRisk(until) => println!("begin nothing new: {:?} left", until.remaining()),
     ///     other => println!("stop: {other:?}"),
     /// }
