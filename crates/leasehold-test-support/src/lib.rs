@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::{Evict, Joined, Mode, Signal};
-use leasehold::{Claim, Client, Error, ErrorKind, Hold, Kind, MutexGuard, Name};
+use leasehold::{Builder, Claim, Client, Error, ErrorKind, Hold, Kind, MutexGuard, Name};
 use tokio::task::JoinHandle;
 
 pub use pushes::pushes_agree;
@@ -26,17 +26,17 @@ pub fn run(case: impl Future<Output = ()>) {
     });
 }
 
-/// Connects to this store.
+/// Connects to this store. Retries while the store is unreachable, because servers may answer too
+/// late on a busy machine.
 pub async fn connect(url: &str) -> Client {
-    leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+    connect_with(leasehold::builder, url).await
 }
 
-/// Connects like [`connect`], and retries while the store is unreachable. On a busy machine,
-/// sentinels and nodes may answer too late.
-pub async fn connect_patiently(url: &str) -> Client {
+/// Connects like [`connect`], with a builder's options.
+pub async fn connect_with(builder: impl Fn() -> Builder, url: &str) -> Client {
     let end = Instant::now() + PATIENCE;
     loop {
-        match leasehold::connect(url).await {
+        match builder().connect(url).await {
             Ok(locks) => return locks,
             Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {}
             Err(e) => panic!("{e}"),

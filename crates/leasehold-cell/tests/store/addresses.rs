@@ -46,7 +46,7 @@ fn object_stores_connect_to_the_address_that_responds() {
             let server = SeaweedFs::start();
             drop_second_ipv4();
             let url = server.url("addresses").replace("127.0.0.1", TWO_OF_A_FAMILY);
-            let locks = connect_patiently(&format!("{url}&session_ms=5000")).await;
+            let locks = connect(&format!("{url}&session_ms=5000")).await;
             release(locks.mutex("a").lock_timeout(PATIENCE).await.unwrap()).await;
         });
     });
@@ -61,7 +61,7 @@ fn nats_with_tls_connects_over_a_slow_network() {
         let proxy = Proxy::before(server.port());
         proxy.delay(Duration::from_millis(220));
         let ca = server.certificates().authority().display().to_string();
-        let locks = connect_patiently(&format!("natss://127.0.0.1:{}?ca={ca}", proxy.port())).await;
+        let locks = connect(&format!("natss://127.0.0.1:{}?ca={ca}", proxy.port())).await;
         release(locks.mutex("a").lock_timeout(PATIENCE).await.unwrap()).await;
     });
 }

@@ -101,9 +101,13 @@ fn server_out_of_memory_grants_no_locks() {
         }
         let guard = ours.mutex("a").lease(Duration::from_secs(1)).lock().await.unwrap();
         fill(&server);
-        // A client that waits for the lock writes, and is refused.
+        // A client that waits for the lock needs room for its session or for a longer queue.
         let waits = other.mutex("a").lock_timeout(Duration::from_millis(300)).await;
         assert!(waits.is_err(), "two clients hold the lock");
+        // It depends on their order which of its writes is refused. This write loses the queue.
+        let longer = "x".repeat(400);
+        let refused = server.say(&format!("set leasehold:l:a 0 0 400\r\n{longer}"));
+        assert_eq!(refused, ["SERVER_ERROR out of memory storing object"]);
         assert_eq!(server.say("mg leasehold:l:a s"), ["EN"], "the lock's value still exists");
         while guard.is_held() {
             let tried = late.mutex("a").try_lock().await;

@@ -182,7 +182,7 @@ fn require_and_doctor_report_guarantees_missing_in_nats() {
             leasehold::builder().require(wanted).connect(server.url()).await.unwrap();
         }
         let cluster = NatsCluster::start();
-        let locks = connect_patiently(&cluster.url()).await;
+        let locks = connect(&cluster.url()).await;
         let guard = locks.mutex("a").lock_timeout(PATIENCE).await.unwrap();
         let ids = async || {
             let found = locks.diagnose().await.unwrap_or_default();

@@ -26,7 +26,7 @@ fn killed_or_paused_leader_costs_no_hold_and_no_queue_position() {
         let url = cluster.url() + LONG;
         let mut clients = Vec::new();
         for _ in 0..3 {
-            clients.push(connect_patiently(&url).await);
+            clients.push(connect(&url).await);
         }
         let promises = clients[0].guarantees();
         assert_eq!(promises.on_failover, Survival::Fenced);
@@ -75,16 +75,16 @@ fn isolated_member_grants_nothing_and_its_holder_notices_the_loss() {
         run(async {
             let cluster = NatsCluster::separable();
             let session = "/?session_ms=4000";
-            let first = connect_patiently(&(cluster.url() + session)).await;
+            let first = connect(&(cluster.url() + session)).await;
             release(first.mutex("first").lock_timeout(PATIENCE).await.unwrap()).await;
             for cut in [Cut::Off, Cut::Mute] {
                 let leader = cluster.leader(STREAM);
                 let of = |n: usize| format!("nats://127.0.0.1:{}{session}", cluster.port(n));
                 // One client uses the leader, which is partitioned. The others use the other
                 // servers.
-                let parted = connect_patiently(&of(leader)).await;
-                let other = connect_patiently(&of((leader + 1) % 3)).await;
-                let third = connect_patiently(&of((leader + 2) % 3)).await;
+                let parted = connect(&of(leader)).await;
+                let other = connect(&of((leader + 1) % 3)).await;
+                let third = connect(&of((leader + 2) % 3)).await;
                 let name = format!("{cut:?}");
                 let guard = parted.mutex(&*name).lock_timeout(PATIENCE).await.unwrap();
                 let watch = guard.watch();
@@ -124,7 +124,7 @@ fn isolated_member_grants_nothing_and_its_holder_notices_the_loss() {
 fn nats_without_a_majority_grants_nothing_and_reports_it() {
     run(async {
         let cluster = NatsCluster::start();
-        let locks = connect_patiently(&(cluster.url() + "/?session_ms=4000")).await;
+        let locks = connect(&(cluster.url() + "/?session_ms=4000")).await;
         let guard = locks.mutex("m").lock_timeout(PATIENCE).await.unwrap();
         cluster.kill(0);
         cluster.kill(1);

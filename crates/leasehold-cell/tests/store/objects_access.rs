@@ -146,7 +146,7 @@ fn require_and_doctor_report_guarantees_missing_in_object_stores() {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported, "{wanted}");
         }
         for wanted in [Guarantee::ExclusiveOnStoreCrash, Guarantee::Fifo] {
-            leasehold::builder().require(wanted).connect(&url).await.unwrap();
+            connect_with(|| leasehold::builder().require(wanted), &url).await;
         }
         let locks = connect(&url).await;
         let found = locks.diagnose().await.unwrap();

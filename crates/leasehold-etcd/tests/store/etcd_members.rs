@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::etcd_common::*;
 use leasehold::store::{Durability, Guarantee, Survival};
 use leasehold::{ErrorKind, LostReason};
-use leasehold_test_support::connect_patiently;
 use testbed::{Cut, Etcd, Proxy, Setup, in_own_network};
 
 /// One cluster gets all these faults in turn, because starting three members is expensive.
@@ -17,11 +16,7 @@ fn locks_stay_exclusive_while_members_restart_one_by_one() {
     run(async {
         let cluster = Arc::new(Etcd::cluster());
         let url = cluster.url();
-        let clients = [
-            connect_patiently(&url).await,
-            connect_patiently(&url).await,
-            connect_patiently(&url).await,
-        ];
+        let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
         let kept = clients[0].mutex("kept").lock().await.unwrap();
         let breaking = tokio::task::spawn_blocking({
             let cluster = cluster.clone();
@@ -93,7 +88,7 @@ fn paused_members_cost_no_lease_and_no_queue_position() {
             // expired, even if its successor has renewed them (etcd before 3.4.31 and 3.5.13).
             let mut clients = Vec::new();
             for _ in 0..6 {
-                clients.push(connect_patiently(&url).await);
+                clients.push(connect(&url).await);
             }
             let lease = Duration::from_secs(12);
             let mut held = Vec::new();
@@ -128,8 +123,8 @@ fn partitioned_holder_loses_before_the_next_grant() {
         let proxies: Vec<Proxy> = (0..3).map(|n| Proxy::before(cluster.port(n))).collect();
         let hosts: Vec<String> =
             proxies.iter().map(|p| format!("127.0.0.1:{}", p.port())).collect();
-        let cut_off = connect_patiently(&format!("etcd://{}", hosts.join(","))).await;
-        let other = connect_patiently(&cluster.url()).await;
+        let cut_off = connect(&format!("etcd://{}", hosts.join(","))).await;
+        let other = connect(&cluster.url()).await;
         let freeze = || proxies.iter().for_each(Proxy::freeze);
         let lease = Duration::from_secs(4);
         let next = lost_before_the_next_holds((&cut_off, lease), &other, "cut", freeze).await;
@@ -156,8 +151,8 @@ fn holder_on_an_isolated_member_loses_before_the_next_grant() {
                         let leader = cluster.leader();
                         let member = if leads { leader } else { (leader + 1) % 3 };
                         let of = |n: usize| format!("etcd://127.0.0.1:{}", cluster.port(n));
-                        let held = connect_patiently(&of(member)).await;
-                        let other = connect_patiently(&of((member + 1) % 3)).await;
+                        let held = connect(&of(member)).await;
+                        let other = connect(&of((member + 1) % 3)).await;
                         let name = format!("{cut:?}-{leads}");
                         let (held, breaking) = ((&held, lease), || cluster.cut(member, cut));
                         release(lost_before_the_next_holds(held, &other, &name, breaking).await)
@@ -177,7 +172,7 @@ fn holder_on_an_isolated_member_loses_before_the_next_grant() {
 fn cluster_without_a_majority_grants_nothing_and_reports_it() {
     run(async {
         let cluster = Etcd::cluster();
-        let locks = connect_patiently(&cluster.url()).await;
+        let locks = connect(&cluster.url()).await;
         let promises = locks.guarantees();
         // The installed version determines which of the two it is.
         assert!(matches!(promises.on_failover, Survival::Exclusive | Survival::Fenced));

@@ -53,8 +53,8 @@ async fn refusal_of_sentinels(url: &str) -> Error {
 }
 
 async fn works(url: &str) {
-    let locks = connect_patiently(url).await;
-    let (other, name) = (connect_patiently(url).await, "works");
+    let locks = connect(url).await;
+    let (other, name) = (connect(url).await, "works");
     let guard =
         locks.mutex(name).lease(PATIENCE).lock().await.unwrap_or_else(|error| panic!("{error}"));
     let waiter = tokio::spawn(async move { other.mutex(name).lease(PATIENCE).lock().await });
@@ -159,7 +159,7 @@ fn missing_permissions_are_named() {
             let server = with_user(&rights);
             let url = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port());
             works(&url).await;
-            let locks = connect_patiently(&url).await;
+            let locks = connect(&url).await;
             let promised = locks.guarantees();
             assert_eq!((promised.followed, promised.evicted), (followed, Wakeup::Push));
         }

@@ -1,12 +1,12 @@
 //! Runs the suite on Redis's other deployments: a cluster, and sentinels with grants that a replica
 //! confirms.
 
-use leasehold_test_support::connect_patiently;
+use leasehold_test_support::connect;
 
 leasehold_conformance::conformance_suite!(redis_cluster, ignored, async {
-    connect_patiently(&testbed::cluster().url()).await
+    connect(&testbed::cluster().url()).await
 });
 
 leasehold_conformance::conformance_suite!(redis_sentinel_confirmed, ignored, async {
-    connect_patiently(&(testbed::sentinel().url() + "?replicas=1&replicas_ms=4000")).await
+    connect(&(testbed::sentinel().url() + "?replicas=1&replicas_ms=4000")).await
 });

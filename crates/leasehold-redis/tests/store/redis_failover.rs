@@ -53,7 +53,7 @@ fn sentinel_locks_survive_the_fail_over_from_a_killed_master() {
     run(async {
         let set = Arc::new(Sentinel::start());
         let url = set.url();
-        let clients = [connect_patiently(&url).await, connect_patiently(&url).await];
+        let clients = [connect(&url).await, connect(&url).await];
         let guarantees = clients[0].guarantees();
         assert!(!guarantees.meets(Guarantee::ExclusiveOnFailover));
         let error = leasehold::builder().require(Guarantee::ExclusiveOnFailover);
@@ -69,7 +69,7 @@ fn sentinel_locks_survive_the_fail_over_from_a_killed_master() {
         assert_eq!(set.servers()[1].info("replication", "role"), "master");
         // One of the sentinels may be down.
         set.kill_sentinel(0);
-        let third = connect_patiently(&url).await;
+        let third = connect(&url).await;
         hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
     });
 }
@@ -144,7 +144,7 @@ fn waiter_survives_the_fail_over_from_a_paused_master() {
     run(async {
         let set = Sentinel::start();
         let url = set.url();
-        let (holder, waiting) = (connect_patiently(&url).await, connect_patiently(&url).await);
+        let (holder, waiting) = (connect(&url).await, connect(&url).await);
         let lease = Duration::from_secs(45);
         let guard = holder.mutex("held").lease(lease).lock().await.unwrap();
         let waiter = tokio::spawn(async move { waiting.mutex("held").lock().await });
@@ -270,7 +270,7 @@ fn waiter_from_before_a_cluster_failover_is_notified_of_its_grant() {
     run(async {
         let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
         let cluster = Cluster::with(3, 1, setup);
-        let locks = connect_patiently(&cluster.url()).await;
+        let locks = connect(&cluster.url()).await;
         let (holder, waiter) = (mutex("b"), mutex("b"));
         hold(&locks, &holder).await;
         wait(&locks, &waiter).await;
@@ -331,7 +331,7 @@ async fn fail_over(set: &Sentinel) {
 fn release_refused_by_the_old_master_still_reports_a_loss() {
     run(async {
         let set = Sentinel::unbroken();
-        let locks = connect_patiently(&set.url()).await;
+        let locks = connect(&set.url()).await;
         let holder = mutex("lost");
         hold(&locks, &holder).await;
         fail_over(&set).await;
@@ -356,7 +356,7 @@ fn sentinels_take_precedence_over_a_still_running_old_master() {
     run(async {
         let set = Sentinel::unbroken();
         let [old, new] = [&set.servers()[0], &set.servers()[1]];
-        let locks = connect_patiently(&set.url()).await;
+        let locks = connect(&set.url()).await;
         let guard = locks.mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
         until("the replica has the lock", || new.command(&["EXISTS", "kept"]) == "1").await;
         old.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);

@@ -117,7 +117,7 @@ async fn a_waiter_needs_one_connection<S: Server + Limited>() {
     for _ in 0..WAITERS {
         let (url, waiting) = (url.clone(), waiting.clone());
         clients.spawn(async move {
-            let locks = connect_patiently(&url).await;
+            let locks = connect(&url).await;
             let first = std::sync::Once::new();
             let mutex = locks.mutex("popular").lease(lease).on_waiting(move |_| {
                 first.call_once(|| {

@@ -33,10 +33,10 @@ async fn cost(server: &testbed::Postgres, clients: usize) -> f64 {
     let (turns, ends) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let name = format!("handed over by {clients}");
     let mut running = JoinSet::new();
-    let first = connect_patiently(&pooled).await;
+    let first = connect(&pooled).await;
     let held = first.mutex(&name).lock().await.unwrap();
     for _ in 0..clients {
-        let (locks, name) = (connect_patiently(&pooled).await, name.clone());
+        let (locks, name) = (connect(&pooled).await, name.clone());
         let (turns, ends) = (turns.clone(), ends.clone());
         running.spawn(async move {
             let mutex = locks.mutex(&name);
