@@ -5,6 +5,9 @@
 //! DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 cargo run -p service
 //! ```
 //!
+//! The locks are in the same database, or in any store named by `LOCKS_URL`, such as a lock service:
+//! `LOCKS_URL=http://locks.example:8484/`.
+//!
 //! | request | shows |
 //! |---|---|
 //! | `POST /orders`, header `Idempotency-Key` | `once`: however often it is sent, it is done once |
@@ -42,7 +45,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.lease = Duration::from_secs(5);
     // The database may start at the same time as this service.
     let patient = leasehold::builder().options(options).label("bank");
-    let locks = patient.connect_retry(Duration::from_secs(60)).connect(&url).await?;
+    let locks_url = std::env::var("LOCKS_URL").unwrap_or_else(|_| url.clone());
+    let locks = patient.connect_retry(Duration::from_secs(60)).connect(&locks_url).await?;
     let pool = PgPool::connect(&url).await?;
     database::install(&pool).await?;
     bank::install(&pool, &locks).await?;
@@ -61,10 +65,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on {}", listener.local_addr()?);
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
-    let told_to_end = async move {
+    let end_requested = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = signal::ctrl_c() => {} }
     };
-    axum::serve(listener, router).with_graceful_shutdown(told_to_end).await?;
+    axum::serve(listener, router).with_graceful_shutdown(end_requested).await?;
 
     // All requests are done. The leader steps down, so that the next one need not wait for its
     // lease to expire.

@@ -5,12 +5,13 @@ mod dashboard;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use testbed::LockService;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -19,27 +20,64 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, PartialEq)]
 enum Program {
     Rust,
+    /// The locks are in a lock service instead of the database.
+    RustWithLockService,
     Python,
 }
 
 impl Program {
     fn command(self) -> Command {
-        let ours = Path::new(env!("CARGO_BIN_EXE_service"));
-        if self == Self::Rust {
-            return Command::new(ours);
+        if self != Self::Python {
+            return Command::new(env!("CARGO_BIN_EXE_service"));
         }
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let leasehold = ours.with_file_name("leasehold");
-        if !leasehold.exists() {
-            let mut build = Command::new(env!("CARGO"));
-            let build = build.args(["build", "-p", "leasehold-cli"]).current_dir(&workspace);
-            assert!(build.status().unwrap().success());
-        }
-        let clients = workspace.join("clients/python");
+        let leasehold = leasehold();
+        let clients = workspace().join("clients/python");
         let mut command = Command::new(testbed::python());
         command.arg(clients.join("examples/bank.py")).env("PYTHONPATH", clients);
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("LEASEHOLD_COMMAND", leasehold);
         command
+    }
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the path of the leasehold program, which is built if it does not exist.
+fn leasehold() -> PathBuf {
+    let leasehold = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name("leasehold");
+    if !leasehold.exists() {
+        let mut build = Command::new(env!("CARGO"));
+        let features = ["build", "-p", "leasehold-cli", "--features", "postgres,serve"];
+        let build = build.args(features).current_dir(workspace());
+        assert!(build.status().unwrap().success());
+    }
+    leasehold
+}
+
+/// The servers that the instances of a test use.
+struct Servers {
+    program: Program,
+    database: String,
+    locks: Option<LockService>,
+}
+
+impl Servers {
+    fn start(program: Program) -> Self {
+        let database = testbed::postgres().database();
+        let locks = (program == Program::RustWithLockService)
+            .then(|| LockService::start(&leasehold(), &database));
+        Self { program, database, locks }
+    }
+
+    fn instance(&self) -> Instance {
+        let mut command = self.program.command();
+        command.env("DATABASE_URL", &self.database).env_remove("LEASEHOLD_STORE");
+        match &self.locks {
+            Some(locks) => command.env("LOCKS_URL", format!("http://127.0.0.1:{}/", locks.port())),
+            None => command.env_remove("LOCKS_URL"),
+        };
+        Instance::start(command)
     }
 }
 
@@ -49,9 +87,7 @@ struct Instance {
 }
 
 impl Instance {
-    fn start(program: Program, database: &str) -> Self {
-        let mut command = program.command();
-        command.env("DATABASE_URL", database).env_remove("LEASEHOLD_STORE");
+    fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -114,8 +150,8 @@ fn leader<'a>(all: &[&'a Instance]) -> (&'a Instance, u64) {
 }
 
 fn an_order_is_done_once_however_often_and_wherever_it_is_sent(program: Program) {
-    let database = testbed::postgres().database();
-    let all = [Instance::start(program, &database), Instance::start(program, &database)];
+    let servers = Servers::start(program);
+    let all = [servers.instance(), servers.instance()];
     let order = |n: usize| {
         let one = &all[n % 2];
         one.ask("POST /orders?item=tea", &format!("Idempotency-Key: k-{}\r\n", n / 8))
@@ -134,8 +170,8 @@ fn an_order_is_done_once_however_often_and_wherever_it_is_sent(program: Program)
     assert_eq!(all[0].post("/orders?item=tea").0, 400);
 }
 
-/// Runs each test with both programs.
-macro_rules! in_both {
+/// Runs each test with all programs.
+macro_rules! in_all {
     ($($case:ident),* $(,)?) => {$(
         mod $case {
             use super::Program;
@@ -146,6 +182,11 @@ macro_rules! in_both {
             }
 
             #[test]
+            fn in_rust_with_a_lock_service() {
+                super::$case(Program::RustWithLockService);
+            }
+
+            #[test]
             fn in_python() {
                 super::$case(Program::Python);
             }
@@ -153,15 +194,15 @@ macro_rules! in_both {
     )*};
 }
 
-in_both!(
+in_all!(
     an_order_is_done_once_however_often_and_wherever_it_is_sent,
     deposits_lose_nothing_and_reports_come_two_at_a_time,
     another_instance_leads_when_the_leader_is_killed_or_told_to_end,
 );
 
 fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
-    let database = testbed::postgres().database();
-    let all = [Instance::start(program, &database), Instance::start(program, &database)];
+    let servers = Servers::start(program);
+    let all = [servers.instance(), servers.instance()];
     let all = &all;
     let deposit = |n: usize| {
         // A request that did not get the lock in time is refused, and repeated.
@@ -178,14 +219,14 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
     });
     assert_eq!(all[0].post("/accounts/7/deposit?amount=0"), (200, "100".into()));
     assert_eq!(all[0].post("/accounts/x/deposit?amount=1").0, 400);
-    let told: Vec<u16> = std::thread::scope(|scope| {
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
         let asked: Vec<_> =
             (0..3).map(|n| scope.spawn(move || all[n % 2].post("/reports").0)).collect();
         asked.into_iter().map(|reply| reply.join().unwrap()).collect()
     });
     // On a busy machine the third request may arrive when the first is done.
-    assert!(told.iter().filter(|status| **status == 200).count() >= 2, "{told:?}");
-    assert!(told.iter().all(|status| [200, 423].contains(status)), "{told:?}");
+    assert!(statuses.iter().filter(|status| **status == 200).count() >= 2, "{statuses:?}");
+    assert!(statuses.iter().all(|status| [200, 423].contains(status)), "{statuses:?}");
     if program == Program::Rust {
         let (status, metrics) = all[0].get("/metrics");
         assert_eq!(status, 200);
@@ -196,8 +237,8 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
 }
 
 fn another_instance_leads_when_the_leader_is_killed_or_told_to_end(program: Program) {
-    let database = testbed::postgres().database();
-    let (one, two) = (Instance::start(program, &database), Instance::start(program, &database));
+    let servers = Servers::start(program);
+    let (one, two) = (servers.instance(), servers.instance());
     assert_eq!(one.get("/ready").0, 200);
     let (first, term) = leader(&[&one, &two]);
     let other = if std::ptr::eq(first, &one) { &two } else { &one };
@@ -205,7 +246,7 @@ fn another_instance_leads_when_the_leader_is_killed_or_told_to_end(program: Prog
     first.signal(Signal::SIGKILL);
     let (_, second) = leader(&[other]);
     assert!(second > term);
-    let mut third = Instance::start(program, &database);
+    let mut third = servers.instance();
     assert_eq!(third.term(), None);
     // A terminated leader steps down immediately, so its lease need not expire.
     other.signal(Signal::SIGTERM);
@@ -215,7 +256,7 @@ fn another_instance_leads_when_the_leader_is_killed_or_told_to_end(program: Prog
     let status = third.child.wait().unwrap();
     assert!(status.success(), "{status}");
     // The store is empty.
-    let locks = leasehold::blocking::connect(&database).unwrap();
+    let locks = leasehold::blocking::connect(&servers.database).unwrap();
     let left = locks.list("").unwrap();
     assert!(left.is_empty(), "{left:?}");
 }
