@@ -17,7 +17,7 @@ use crate::args::ElectArgs;
 use crate::command_end::CommandEnd;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
-use crate::run::{run, told};
+use crate::run::{report_outcome, run};
 use crate::signals::Signals;
 use crate::table::short;
 
@@ -26,7 +26,7 @@ use crate::table::short;
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
-    told(Style::of(args.json, args.verbose), async |events, signals| {
+    report_outcome(Style::of(args.json, args.verbose), async |events, signals| {
         elect(args, events, signals).await
     })
 }

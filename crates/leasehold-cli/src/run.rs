@@ -34,14 +34,14 @@ use crate::{boottime, nested, priority, reenter};
 
 pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let max_hold = settle(&mut args);
-    told(Style::of(args.json, args.verbose), async |events, signals| {
+    report_outcome(Style::of(args.json, args.verbose), async |events, signals| {
         run(&args, max_hold, events, signals, &Cell::default()).await
     })
 }
 
 /// Runs `work` and reports its failure, if any. Returns the exit code, or ends this process by a
 /// signal.
-pub(crate) fn told(
+pub(crate) fn report_outcome(
     style: Style,
     work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<CommandEnd, Failure>,
 ) -> ExitCode {
@@ -60,13 +60,15 @@ pub(crate) fn told(
     end.exit()
 }
 
-/// Translates `--once-per` to `--try` and `--min-hold`. Removes and returns `--max-hold`, which is
-/// enforced here and not by the guard.
+/// Translates `--once-per` to `--try` and `--min-hold`. Unlike `--try`, it retries while the store
+/// is unreachable, because otherwise the job would not run in this period. Removes and returns
+/// `--max-hold`, which is enforced here and not by the guard.
 fn settle(args: &mut RunArgs) -> Option<Duration> {
     let take = &mut args.take;
     if let Some(period) = args.once_per {
         (take.try_only, take.quiet, take.min_hold) = (true, true, Some(period));
         take.conflict_exit_code.get_or_insert(0);
+        take.connect_timeout.get_or_insert(take::patience(take));
     }
     // The library rejects zero with a message.
     let max_hold = take.max_hold.take_if(|longest| !longest.is_zero());

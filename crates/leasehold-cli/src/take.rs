@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::store::{LockInfo, Place, Standing};
+use leasehold::store::{ClaimState, LockInfo, Place};
 use leasehold::{Client, Error, ErrorKind, Hold, Holder, LockRequest, MIN_LEASE, MultiGuard};
 
 use crate::args::{StoreArgs, TakeArgs};
@@ -66,7 +66,7 @@ pub(crate) async fn with_store<T>(
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Returns how long to keep retrying with this lease.
-fn patience(args: &TakeArgs) -> Duration {
+pub(crate) fn patience(args: &TakeArgs) -> Duration {
     PATIENCE.max(args.lease)
 }
 
@@ -341,7 +341,7 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
         let others = info.holders().count() - 1;
         return Some(held_by_these(&first.holder, first.since, others));
     }
-    let departed = info.claims.iter().find(|c| c.standing == Standing::Departed)?;
+    let departed = info.claims.iter().find(|c| c.state == ClaimState::Departed)?;
     let left =
         departed.remaining.map_or(String::new(), |left| format!(" for {} more", short(left)));
     Some(match frozen::reason(departed) {

@@ -207,7 +207,7 @@ pub(crate) struct TakeArgs {
     /// Time to keep retrying while the store is unreachable
     ///
     /// Applies to connecting and to waiting. [default: 15s, or --lease if that is longer; 0s with
-    /// --try and --once-per]
+    /// --try]
     #[arg(
         long,
         alias = "retry-store",

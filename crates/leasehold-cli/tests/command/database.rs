@@ -196,17 +196,26 @@ fn run_waits_for_a_server_that_is_unreachable_at_start() {
         let output = run(options).output().unwrap();
         assert_eq!(output.status.code(), Some(69), "{output:?}");
         assert!(started.elapsed() >= Duration::from_secs(least), "{options:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(crate::common::is_cause_and_hint(&said), "{said}");
-        assert!(said.contains("cannot reach the database") && !said.contains("lh:lh"), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(crate::common::is_cause_and_hint(&stderr), "{stderr}");
+        assert!(
+            stderr.contains("cannot reach the database") && !stderr.contains("lh:lh"),
+            "{stderr}"
+        );
         assert!(output.stdout.is_empty());
     }
-    let mut patient = run(&[]);
-    let patient = patient.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    server.restart();
-    let output = patient.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{output:?}");
+    for options in [&["--once-per", "1h"][..], &[]] {
+        server.kill();
+        let mut patient = run(options);
+        let patient = patient.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        server.restart();
+        let output = patient.wait_with_output().unwrap();
+        let ended = (output.status.code(), &output.stdout[..]);
+        assert_eq!(ended, (Some(0), &b"ran\n"[..]), "{options:?}: {output:?}");
+        // This ends the period of `--once-per`.
+        place.leasehold(["evict", "--store", &url, "away"]).output().unwrap();
+    }
 }
 
 /// MariaDB logs a warning for each client that closes its connection without a goodbye.
@@ -225,11 +234,11 @@ fn commands_close_their_mariadb_connections_cleanly() {
         &["doctor", "--store", &url],
     ] {
         let output = place.output(words);
-        let said = String::from_utf8(output.stderr).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         let expected = ["has no holder", "no lock is in use"];
         assert!(
-            said.is_empty() || expected.iter().any(|part| said.contains(part)),
-            "{words:?}: {said}"
+            stderr.is_empty() || expected.iter().any(|part| stderr.contains(part)),
+            "{words:?}: {stderr}"
         );
     }
     let sessions = "SELECT count(*) FROM information_schema.processlist WHERE user = 'lh'";
