@@ -31,7 +31,7 @@ impl Effort {
         Self { rounds: 9, time: Duration::from_millis(500), kills: 20, crowd: 1_000 };
     /// The smallest extent, which only shows that everything runs.
     pub(crate) const QUICK: Self =
-        Self { rounds: 1, time: Duration::from_millis(50), kills: 2, crowd: 40 };
+        Self { rounds: 1, time: Duration::from_millis(50), kills: 2, crowd: 10 };
 }
 
 /// A subject: its name and a measurement of it.
@@ -87,9 +87,9 @@ pub(crate) fn alternate<T>(
         subjects.iter().map(|s| Measured { name: s.name, rounds: Vec::new() }).collect();
     for round in 0..=effort.rounds {
         for (subject, measured) in subjects.iter_mut().zip(&mut measured) {
-            let told = (subject.run)()?;
+            let measurement = (subject.run)()?;
             if round > 0 {
-                measured.rounds.push(told);
+                measured.rounds.push(measurement);
             }
         }
     }
