@@ -34,7 +34,7 @@ NEVER = U64
 MOST_LOCKS = 1000
 RESOURCES = ("plain", "fenced")
 ASKS = ("lock", "try", "timeout", "cancel")
-FAULTS = ("pause", "kill", "cut", "servers")
+FAULTS = ("pause", "kill", "cut", "stale", "servers")
 REQUIRED = object()
 
 

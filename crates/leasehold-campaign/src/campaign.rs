@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
+use testbed::Disk;
 
 use crate::asked::Asked;
 use crate::faults::Faults;
@@ -118,7 +119,7 @@ impl Campaign {
         let (server, report) = std::thread::scope(|scope| {
             let server = scope.spawn(|| piece.store.server_name(piece.version)).join();
             let report = scope.spawn(|| self.torture(piece, number)).join();
-            (server, report.unwrap_or_else(|panic| Err(said(panic.as_ref()))))
+            (server, report.unwrap_or_else(|panic| Err(panic_message(panic.as_ref()))))
         });
         run.server = server.unwrap_or_default();
         let learnt = report.and_then(|report| run.learn(&report));
@@ -136,8 +137,12 @@ impl Campaign {
         let directory = tempfile::tempdir().map_err(|e| e.to_string())?;
         let history = self.keep.join(format!("run-{number}.jsonl"));
         let (store, faults) = (piece.store, piece.faults);
-        let report = if faults == Faults::Servers {
-            let mut servers = store.breakable(piece.version).ok_or("it has no servers")?;
+        let report = if matches!(faults, Faults::Servers | Faults::Outage) {
+            let disk = match faults {
+                Faults::Outage => Some(Disk::new().ok_or("it needs root and a loop device")?),
+                _ => None,
+            };
+            let mut servers = store.breakable(piece.version, disk).ok_or("it has no servers")?;
             let asked = Asked::new();
             let mut words = self.words(piece, servers.url(), &history);
             words.extend(asked.words());
@@ -158,10 +163,11 @@ impl Campaign {
         let Piece { store, faults, .. } = piece;
         let fault = match faults {
             Faults::All => None,
-            Faults::Servers => Some(store.beside_servers()),
+            Faults::Servers | Faults::Outage => Some(store.beside_servers()),
             Faults::Pause => Some("pause"),
             Faults::Kill => Some("kill"),
             Faults::Cut => Some("cut"),
+            Faults::Stale => Some("stale"),
         };
         let (clients, locks) = store.size();
         let always = [
@@ -213,7 +219,7 @@ fn is_enough(runs: &[Run]) -> bool {
 }
 
 /// Returns the message of a panic.
-fn said(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }

@@ -15,11 +15,17 @@ pub enum Faults {
     Kill,
     /// The connections of processes to the store are cut.
     Cut,
+    /// Processes are paused while a reply is on its way to them.
+    Stale,
+    /// Servers are partitioned from each other, and the power of all servers is cut. Some processes
+    /// have faults at the same time.
+    Outage,
 }
 
 impl Faults {
     /// All of them, in the order of a round.
-    pub const ALL: [Self; 5] = [Self::All, Self::Servers, Self::Pause, Self::Kill, Self::Cut];
+    pub const ALL: [Self; 7] =
+        [Self::All, Self::Servers, Self::Outage, Self::Pause, Self::Kill, Self::Cut, Self::Stale];
 }
 
 impl fmt::Display for Faults {
@@ -30,6 +36,8 @@ impl fmt::Display for Faults {
             Self::Pause => "pause",
             Self::Kill => "kill",
             Self::Cut => "cut",
+            Self::Stale => "stale",
+            Self::Outage => "outage",
         })
     }
 }

@@ -38,6 +38,8 @@ fn store(name: &str) -> Result<Store, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // In it, members are partitioned, and the power of servers is cut.
+    testbed::enter_own_network();
     let campaign = Campaign {
         program: args.program,
         stores: if args.only.is_empty() { Store::ALL.to_vec() } else { args.only },

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::Path;
 use std::time::Duration;
 
-use testbed::{Server, Setup, Version, ZooKeeperSetup};
+use testbed::{Disk, Server, Setup, Version, ZooKeeperSetup};
 
 use crate::breakable::{self, Breakable};
 use crate::faults::Faults;
@@ -108,8 +108,8 @@ impl Store {
         match self.server() {
             Some(server) => format!("{} {}", server.name(), server.version(version)),
             None if self == Self::Memcached => {
-                let told = testbed::Memcached::start().say("version").concat();
-                told.replace("VERSION", "memcached")
+                let greeting = testbed::Memcached::start().say("version").concat();
+                greeting.replace("VERSION", "memcached")
             }
             None => String::new(),
         }
@@ -117,14 +117,16 @@ impl Store {
 
     /// Returns the faults that apply to this store's clients and servers.
     pub(crate) fn faults(self) -> &'static [Faults] {
-        use Faults::{All, Cut, Kill, Pause, Servers};
+        use Faults::{All, Cut, Kill, Outage, Pause, Servers, Stale};
         match self {
-            Self::Memory => &[All, Pause, Kill, Cut],
+            Self::Memory => &[All, Pause, Kill, Cut, Stale],
             Self::File | Self::Sqlite => &[All, Pause, Kill],
             // The servers in these URLs redirect clients to others, so a relay cannot cut their
             // connections.
             Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
-            _ => &[All, Servers, Pause, Kill, Cut],
+            // memcached loses everything with its power. The others are not set up on a disk.
+            Self::Redlock | Self::Memcached | Self::S3 => &[All, Servers, Pause, Kill, Cut, Stale],
+            _ => &[All, Servers, Outage, Pause, Kill, Cut, Stale],
         }
     }
 
@@ -153,7 +155,8 @@ impl Store {
             (Faults::Servers, Self::Sentinel | Self::ZooKeeper | Self::Memcached) => 50,
             (Faults::Servers, Self::Cluster | Self::Etcd) => 40,
             (Faults::Servers, Self::Nats | Self::S3) => 80,
-            (Faults::Servers, _) => 15,
+            (Faults::Outage, Self::Nats | Self::ZooKeeper | Self::Etcd) => 80,
+            (Faults::Servers | Faults::Outage, _) => 15,
             // The servers' timestamps have whole seconds, and two seconds are allowed for clock
             // differences.
             (_, Self::S3) => 45,
@@ -168,7 +171,8 @@ impl Store {
 
     /// Returns torture's `--lease`, if it is not the default.
     pub(crate) fn lease(self, faults: Faults) -> Option<&'static str> {
-        (self == Self::Etcd && faults == Faults::Servers).then_some("2s")
+        let disturbs = matches!(faults, Faults::Servers | Faults::Outage);
+        (self == Self::Etcd && disturbs).then_some("2s")
     }
 
     /// Starts servers in which no faults are injected. Files are created in `directory`.
@@ -240,22 +244,22 @@ impl Store {
     }
 
     /// Starts servers that can be disturbed. `None`: the store has no servers.
-    pub(crate) fn breakable(self, version: Version) -> Option<Breakable> {
+    pub(crate) fn breakable(self, version: Version, disk: Option<Disk>) -> Option<Breakable> {
         let setup = setup(version);
         Some(match self {
             Self::Memory | Self::File | Self::Sqlite => return None,
-            Self::Postgres => breakable::postgres(setup),
-            Self::MariaDb => breakable::mariadb(setup),
-            Self::MySql => breakable::mysql(setup),
-            Self::Redis => breakable::redis(setup),
-            Self::Valkey => breakable::redis(Setup::valkey()),
+            Self::Postgres => breakable::postgres(setup, disk),
+            Self::MariaDb => breakable::mariadb(setup, disk),
+            Self::MySql => breakable::mysql(setup, disk),
+            Self::Redis => breakable::redis(setup, disk),
+            Self::Valkey => breakable::redis(Setup::valkey(), disk),
             Self::Sentinel => breakable::sentinel(setup),
             Self::Cluster => breakable::cluster(setup),
             Self::Redlock => breakable::redlock(setup),
-            Self::ZooKeeper => breakable::zookeeper(&ZooKeeperSetup::new().version(version)),
-            Self::Etcd => breakable::etcd(setup),
+            Self::ZooKeeper => breakable::zookeeper(&ZooKeeperSetup::new().version(version), disk),
+            Self::Etcd => breakable::etcd(setup, disk),
             Self::Memcached => breakable::memcached(Setup::new()),
-            Self::Nats => breakable::nats(),
+            Self::Nats => breakable::nats(disk),
             Self::S3 => breakable::objects(),
         })
     }

@@ -217,6 +217,8 @@ fn by_faults(runs: &[Run]) -> String {
             Faults::Pause => "clients paused",
             Faults::Kill => "clients killed",
             Faults::Cut => "clients partitioned",
+            Faults::Stale => "clients paused between the requests of a call",
+            Faults::Outage => "servers partitioned, power of all servers cut, and client faults",
         };
         let _ = writeln!(
             text,

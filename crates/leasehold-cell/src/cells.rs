@@ -159,9 +159,9 @@ impl System {
 
 /// A message from another client, or the loss of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Message {
     /// The text of the message.
-    Said(String),
+    Text(String),
     /// Messages may have been lost.
     Missed,
 }
@@ -169,16 +169,16 @@ pub enum Heard {
 /// Messages between clients, if the system supports them. A message arrives immediately or not at
 /// all.
 #[async_trait]
-pub trait Bells: fmt::Debug + Send + Sync {
-    /// Forwards the messages to `name` to `heard` from now on, instead of those to the previous
+pub trait Messenger: fmt::Debug + Send + Sync {
+    /// Forwards the messages to `name` to `sender` from now on, instead of those to the previous
     /// name.
     ///
     /// # Errors
     /// The errors of the system.
-    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()>;
+    async fn listen(&self, name: &str, sender: UnboundedSender<Message>) -> Result<()>;
 
     /// Sends a message to the client that listens under this name, without waiting for a reply.
-    async fn ring(&self, name: &str, what: String);
+    async fn send(&self, name: &str, what: String);
 }
 
 /// A system that supports compare-and-set of single values.
@@ -236,7 +236,7 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the means to send messages between clients, if the system supports them.
-    fn bells(&self) -> Option<&dyn Bells> {
+    fn messenger(&self) -> Option<&dyn Messenger> {
         None
     }
 

@@ -157,7 +157,7 @@ impl Claims {
     }
 
     /// Returns the session of a claim that was not given up and has not ended.
-    pub(crate) fn standing(&self, id: ClaimId, now: Moment) -> Option<String> {
+    pub(crate) fn session_of(&self, id: ClaimId, now: Moment) -> Option<String> {
         let session = self.with(id, |kept| {
             let is_good = !kept.is_given_up && kept.ends > now;
             kept.session.clone().filter(|_| is_good)

@@ -28,7 +28,7 @@ impl Shared {
         let certain = self.sessions.current().map(|session| session.certain());
         // Only a claim's own client knows when the claim ends.
         for (claim, entry) in claims.iter_mut().zip(queue.entries()) {
-            let ours = self.claims.standing(entry.id, now).is_some();
+            let ours = self.claims.session_of(entry.id, now).is_some();
             let ends = self.claims.ends(entry.id).filter(|_| ours);
             claim.remaining = ends.zip(certain).map(|(ends, certain)| ends.min(certain).since(now));
         }
@@ -109,7 +109,7 @@ impl Shared {
         for entry in &evicted {
             self.tell_evicted(entry.id, &entry.session).await;
         }
-        if !evicted.is_empty() && self.cells.bells().is_some() {
+        if !evicted.is_empty() && self.cells.messenger().is_some() {
             // The reply to this read shows that the messages were sent. Without it, the caller's
             // process could end before that.
             let _ = self.read_queue(name).await;
@@ -121,9 +121,9 @@ impl Shared {
     /// finds out at its next renewal.
     async fn tell_evicted(&self, id: ClaimId, session: &str) {
         if self.sessions.current().is_some_and(|ours| ours.id == session) {
-            self.ears.ask(id);
-        } else if let Some(bells) = self.cells.bells() {
-            bells.ring(session, text::evicted(id)).await;
+            self.listeners.ask(id);
+        } else if let Some(messenger) = self.cells.messenger() {
+            messenger.send(session, text::evicted(id)).await;
         }
     }
 }

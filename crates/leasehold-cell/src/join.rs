@@ -41,7 +41,7 @@ impl Shared {
     /// without a session, on systems where each write is expensive, so that a failed try writes
     /// nothing. A client without a session has no claim in any queue.
     async fn is_taken(&self, claim: &Claim) -> Result<Option<Joined>> {
-        let is_dear = !self.cells.system().forgets && self.cells.bells().is_none();
+        let is_dear = !self.cells.system().forgets && self.cells.messenger().is_none();
         if !is_dear || self.sessions.current().is_some() {
             return Ok(None);
         }

@@ -20,8 +20,8 @@
 //! - *leave* (`leave.rs`) costs the write, plus a read if another client has written since this
 //!   client joined. The same write grants the next waiter.
 //! - *renew* (`renew.rs`) reads the queues, hundreds in one round trip, and writes nothing.
-//! - *changed* (`wake.rs`) polls with growing pauses. If clients can send each other messages
-//!   ([`Bells`]), the client that grants a lock notifies exactly the new holder.
+//! - *changed* (`notifications.rs`) polls with growing pauses. If clients can send each other
+//!   messages ([`Messenger`]), the client that grants a lock notifies exactly the new holder.
 //!
 //! # Mutual exclusion
 //! A cell has one value at a time, and each value was computed from the previous one. So the events
@@ -80,6 +80,7 @@
 
 mod cells;
 mod claims;
+mod convert;
 mod epoch;
 #[cfg(any(
     feature = "memcached",
@@ -102,15 +103,14 @@ pub mod memcached;
 pub mod memory;
 #[cfg(feature = "nats")]
 pub mod nats;
+mod notifications;
 #[cfg(any(feature = "s3", feature = "gs", feature = "az"))]
 pub mod objects;
 mod renew;
-mod reweigh;
 mod session;
 mod shared;
 mod store;
 mod text;
-mod wake;
 
-pub use self::cells::{Answer, Bells, Cells, Found, Heard, Request, System, Version};
+pub use self::cells::{Answer, Cells, Found, Message, Messenger, Request, System, Version};
 pub use self::store::{CellStore, Options, promises};

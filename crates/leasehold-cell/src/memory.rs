@@ -14,7 +14,7 @@ use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::cells::{
-    Answer, Bells, CROWD, Cells, Found, Heard, IDLE, Request, SLOW, System, Version,
+    Answer, CROWD, Cells, Found, IDLE, Message, Messenger, Request, SLOW, System, Version,
 };
 
 /// Cells in memory. See the module's documentation.
@@ -40,7 +40,7 @@ struct State {
     /// Whether a touch is a write.
     rewrites: bool,
     /// The listeners by name.
-    listening: HashMap<String, UnboundedSender<Heard>>,
+    listening: HashMap<String, UnboundedSender<Message>>,
 }
 
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Cells for MemoryCells {
         self.clock.wall_micros()
     }
 
-    fn bells(&self) -> Option<&dyn Bells> {
+    fn messenger(&self) -> Option<&dyn Messenger> {
         locked(&self.state).rewrites.then_some(self)
     }
 
@@ -242,18 +242,18 @@ impl Cells for MemoryCells {
 }
 
 #[async_trait]
-impl Bells for MemoryCells {
-    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()> {
+impl Messenger for MemoryCells {
+    async fn listen(&self, name: &str, sender: UnboundedSender<Message>) -> Result<()> {
         let mut state = locked(&self.state);
-        state.listening.retain(|_, others| !others.is_closed() && !others.same_channel(&heard));
-        state.listening.insert(name.to_owned(), heard);
+        state.listening.retain(|_, others| !others.is_closed() && !others.same_channel(&sender));
+        state.listening.insert(name.to_owned(), sender);
         Ok(())
     }
 
-    async fn ring(&self, name: &str, what: String) {
-        if let Some(heard) = locked(&self.state).listening.get(name) {
+    async fn send(&self, name: &str, what: String) {
+        if let Some(sender) = locked(&self.state).listening.get(name) {
             // The listener may be gone.
-            let _ = heard.send(Heard::Said(what));
+            let _ = sender.send(Message::Text(what));
         }
     }
 }

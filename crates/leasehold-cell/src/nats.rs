@@ -15,7 +15,7 @@
 //! - *Repeated writes.* Servers that reconnect can pass on a request twice. While the first one is
 //!   being processed, the second one is refused, and the client may get only the reply to the
 //!   second one. So such a refusal leaves the write [in doubt](Answer::InDoubt) (`fault.rs`).
-//! - *Notification.* The client that grants a lock notifies the new holder (`bells.rs`). If the
+//! - *Notification.* The client that grants a lock notifies the new holder (`messenger.rs`). If the
 //!   message is lost, the new holder finds out at its next poll.
 //! - *Loss of data.* Servers that are killed and restarted with their disks lose nothing. A power
 //!   cut can lose the last two minutes of acknowledged writes, unless the servers sync each write
@@ -30,12 +30,12 @@
 //!   a value that was written at that moment. Sessions are safe, because clients stop renewing a
 //!   session shortly before it expires.
 
-mod bells;
 mod bucket;
 mod doctor;
 mod fault;
 pub mod fence;
 mod link;
+mod messenger;
 mod url;
 
 #[doc(no_inline)]
@@ -63,11 +63,11 @@ use leasehold_core::{Error, ErrorKind, Opening, Result};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use self::bells::{NatsBells, News};
 use self::bucket::Missing;
 use self::link::Link;
+use self::messenger::{NatsMessenger, News};
 use self::url::{Login, NatsUrl};
-use crate::cells::{Answer, Bells, CROWD, Cells, IDLE, Request, SLOW, System};
+use crate::cells::{Answer, CROWD, Cells, IDLE, Messenger, Request, SLOW, System};
 use crate::store::{CellStore, Options, promises};
 
 /// Time limit for each of the first requests.
@@ -109,7 +109,7 @@ struct Nats {
     context: Context,
     link: Arc<Link>,
     news: Arc<News>,
-    bells: Option<NatsBells>,
+    messenger: Option<NatsMessenger>,
     limit: Duration,
     round_trips: AtomicU64,
     runtime: Handle,
@@ -144,14 +144,14 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     let opened = runtime.spawn(async move { Nats::open(parsed, home).await }).await;
     let (nats, info) =
         opened.map_err(|_| fault::unreachable(&servers, "the runtime was shut down"))??;
-    let is_told = nats.bells.is_some();
+    let is_notified = nats.messenger.is_some();
     let options = Options {
         prefix: nats.url.prefix.clone(),
         session: nats.url.session,
-        poll: nats.url.poll.unwrap_or(if is_told { POLL[0] } else { POLL[1] }),
+        poll: nats.url.poll.unwrap_or(if is_notified { POLL[0] } else { POLL[1] }),
         ..Options::default()
     };
-    let promised = guarantees(&nats.system, &options, info.config.num_replicas, is_told);
+    let promised = guarantees(&nats.system, &options, info.config.num_replicas, is_notified);
     // A bucket of the same name that is created later is a different store.
     let identity = format!("nats:{}/{}/{}", info.created, nats.url.bucket, options.prefix);
     let info = StoreInfo::new(shown, promised).identified(identity);
@@ -200,15 +200,26 @@ impl Nats {
         let handle = handle.map_err(|why| fault::unreachable(&servers, why))?;
         let link =
             Arc::new(Link::new(context.clone(), handle, subjects, servers, info.config.max_bytes));
-        let bells = NatsBells::new(client.clone(), news.clone(), &url.bucket, runtime.clone());
-        let bells = bells.are_heard().await?.then_some(bells);
+        let messenger =
+            NatsMessenger::new(client.clone(), news.clone(), &url.bucket, runtime.clone());
+        let messenger = messenger.are_delivered().await?.then_some(messenger);
         // A permission violation by the test message is already handled, and must not be taken for
         // the cause of a later error.
         news.take_violation(CONNECT);
         let system = system(server.max_payload, &info);
         let round_trips = AtomicU64::new(0);
-        let nats =
-            Self { system, url, client, context, link, news, bells, limit, round_trips, runtime };
+        let nats = Self {
+            system,
+            url,
+            client,
+            context,
+            link,
+            news,
+            messenger,
+            limit,
+            round_trips,
+            runtime,
+        };
         Ok((nats, info))
     }
 
@@ -224,7 +235,7 @@ impl Nats {
         let asked = self.runtime.spawn(async move { timeout(limit, asked).await }).await;
         let error = match asked {
             Ok(Ok(Err(error))) if error.kind() == ErrorKind::Unreachable => error,
-            Ok(Ok(told)) => return told,
+            Ok(Ok(reply)) => return reply,
             Ok(Err(_)) => fault::unreachable(&self.url.servers(), "no reply in time"),
             Err(_) => fault::unreachable(&self.url.servers(), "the runtime was shut down"),
         };
@@ -345,8 +356,8 @@ impl Cells for Nats {
         }
     }
 
-    fn bells(&self) -> Option<&dyn Bells> {
-        self.bells.as_ref().map(|bells| bells as &dyn Bells)
+    fn messenger(&self) -> Option<&dyn Messenger> {
+        self.messenger.as_ref().map(|messenger| messenger as &dyn Messenger)
     }
 
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
@@ -366,7 +377,7 @@ impl Cells for Nats {
         };
         let info = self.ask(CONNECT, found).await?;
         let server = self.client.server_info().version;
-        Ok(doctor::judge(&self.url.bucket, &server, &info, self.bells.is_some()))
+        Ok(doctor::judge(&self.url.bucket, &server, &info, self.messenger.is_some()))
     }
 
     fn round_trips(&self) -> u64 {
@@ -374,9 +385,9 @@ impl Cells for Nats {
     }
 }
 
-fn guarantees(system: &System, options: &Options, copies: usize, is_told: bool) -> Guarantees {
+fn guarantees(system: &System, options: &Options, copies: usize, is_notified: bool) -> Guarantees {
     let mut promised = promises(system, options);
-    promised.wakeup = if is_told { Wakeup::Push } else { Wakeup::Poll };
+    promised.wakeup = if is_notified { Wakeup::Push } else { Wakeup::Poll };
     promised.evicted = promised.wakeup;
     promised.clock = ClockModel::Wall;
     promised.on_clock_step = Survival::Fenced;

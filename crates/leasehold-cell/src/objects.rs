@@ -151,7 +151,7 @@ impl Objects {
         // If the call is dropped, requests that were not sent yet are not sent any more.
         let _ends = Ends::new(&asking);
         match asking.await {
-            Ok(Ok(told)) => told,
+            Ok(Ok(reply)) => reply,
             Ok(Err(_)) => Err(fault::unreachable(&self.url, "no reply in time")),
             Err(_) => Err(fault::unreachable(&self.url, "the runtime was shut down")),
         }
@@ -219,7 +219,7 @@ impl Cells for Objects {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (lasting, url) = (self.lasting.clone(), self.url.clone());
-        let careless = self.ask(PROOF, async move { proof::told(&lasting, &url).await }).await?;
+        let careless = self.ask(PROOF, async move { proof::finding(&lasting, &url).await }).await?;
         let careless = careless.map(|what| {
             let why = "each lock is an object that is written conditionally, so two clients could \
                        hold the same lock";

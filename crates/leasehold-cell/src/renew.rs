@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use leasehold_core::kit::spawn_on;
 use leasehold_core::queue::Queue;
-use leasehold_core::store::{Renew, Renewal, Standing};
+use leasehold_core::store::{ClaimState, Renew, Renewal};
 use leasehold_core::{Name, Result};
 
 use crate::cells::Answer;
@@ -111,15 +111,15 @@ impl Shared {
         let mut fronts = Vec::new();
         for renew in renewals {
             let Some(Ok(seen)) = queues.get(&renew.claim.name) else { continue };
-            let mut waiting = seen.queue.entries().filter(|e| e.standing == Standing::Waiting);
+            let mut waiting = seen.queue.entries().filter(|e| e.state == ClaimState::Waiting);
             let behind = waiting.position(|e| e.id == renew.claim.id);
             drop(waiting);
             let Some(behind) = behind else { continue };
             // The number of waiters that check the front grows only with the logarithm of their
             // total number.
             let far = u32::try_from(behind).unwrap_or(u32::MAX).saturating_add(1);
-            let is_ours = far <= 2 || self.chance() < 2.0 / f64::from(far);
-            if is_ours && let Some((name, Ok(seen))) = queues.remove_entry(&renew.claim.name) {
+            let is_read = far <= 2 || self.chance() < 2.0 / f64::from(far);
+            if is_read && let Some((name, Ok(seen))) = queues.remove_entry(&renew.claim.name) {
                 fronts.push((name, seen));
             }
         }
@@ -172,18 +172,18 @@ impl Shared {
 
     fn renewal(&self, queue: &Queue, renew: &Renew, session: &Session) -> Renewal {
         let (claim, now) = (&renew.claim, self.clock.now());
-        let stands = self.claims.standing(claim.id, now).is_some_and(|id| id == session.id);
+        let is_ours = self.claims.session_of(claim.id, now).is_some_and(|id| id == session.id);
         let ours = queue.entries().any(|e| e.id == claim.id && e.session == session.id);
-        if !stands || !ours {
+        if !is_ours || !ours {
             return Renewal::Lost;
         }
-        let told = queue.peek(claim.id, self.time().now).unwrap_or(Renewal::Lost);
-        let lease = match told {
+        let answer = queue.peek(claim.id, self.time().now).unwrap_or(Renewal::Lost);
+        let lease = match answer {
             Renewal::Holding { .. } => renew.lease,
             _ => claim.waiter_lease,
         };
         let Some(ends) = self.claims.extend(claim.id, now, lease) else { return Renewal::Lost };
-        match told {
+        match answer {
             Renewal::Holding { token, .. } => {
                 self.claims.stands(claim.id, &session.id, ends, None);
                 let remaining = Some(ends.min(session.certain()).since(now));

@@ -37,7 +37,7 @@ use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::cells::{Answer, Cells, Heard, Request, Version};
+use crate::cells::{Answer, Cells, Message, Request, Version};
 use crate::text::SESSION;
 
 /// Maximum number of attempts to create a session.
@@ -111,19 +111,19 @@ pub(crate) struct Sessions {
     current: Mutex<Option<Arc<Session>>>,
     opening: tokio::sync::Mutex<()>,
     opened: Notify,
-    heard: UnboundedSender<Heard>,
+    sender: UnboundedSender<Message>,
 }
 
 impl Sessions {
-    /// Creates the session manager. Messages to the current session are sent to `heard`.
+    /// Creates the session manager. Messages to the current session are sent to `sender`.
     pub(crate) fn new(
         cells: Arc<dyn Cells>,
         lifetimes: Lifetimes,
         clock: Clock,
-        heard: UnboundedSender<Heard>,
+        sender: UnboundedSender<Message>,
     ) -> Self {
         let (current, opening, opened) = Default::default();
-        Self { lifetimes, cells, clock, current, opening, opened, heard }
+        Self { lifetimes, cells, clock, current, opening, opened, sender }
     }
 
     /// Returns the current session, unless it is known to have ended.
@@ -147,8 +147,8 @@ impl Sessions {
         }
         for _ in 0..CREATIONS {
             let id = ClaimId::random()?.to_hex();
-            if let Some(bells) = self.cells.bells() {
-                bells.listen(&id, self.heard.clone()).await?;
+            if let Some(messenger) = self.cells.messenger() {
+                messenger.listen(&id, self.sender.clone()).await?;
             }
             if let Some(session) = self.create(id, &key).await? {
                 *locked(&self.current) = Some(session.clone());

@@ -40,7 +40,7 @@
 //!   seconds later. A join that fits in addition to all claims, and a release without waiters, need
 //!   no such reads.
 //! - *Notification.* The client that writes a grant also notifies the new holder. Within one client
-//!   this is immediate. For other clients it takes a [message](crate::Bells), if the system
+//!   this is immediate. For other clients it takes a [message](crate::Messenger), if the system
 //!   supports messages. If the client crashes before it sends the message, the new holder finds out
 //!   at its next poll.
 
@@ -51,7 +51,7 @@ use std::time::Duration;
 
 use leasehold_core::kit::{locked, spawn_on};
 use leasehold_core::queue::{Queue, StoreTime, granted};
-use leasehold_core::store::{Ears, Signal, Standing};
+use leasehold_core::store::{ClaimState, EvictionListeners, Signal};
 use leasehold_core::{Claim, ClaimId, Clock, Error, ErrorKind, Kind, Moment, Name, Result};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -106,7 +106,7 @@ pub(crate) struct Shared {
     /// The longest pause between two polls of a waiter.
     pub(crate) poll: Duration,
     /// The listeners for evictions.
-    pub(crate) ears: Ears,
+    pub(crate) listeners: EvictionListeners,
     /// Random numbers, so that not all clients send their requests at once.
     pub(crate) rng: Mutex<fastrand::Rng>,
 }
@@ -249,7 +249,7 @@ impl Shared {
             };
             // Every few conflicts the client starts again with a marker. After a guess, it reads in
             // the same round trip if that costs nothing extra.
-            let is_free = is_guess && self.cells.bells().is_none();
+            let is_free = is_guess && self.cells.messenger().is_none();
             let may_read = is_free || conflicts % RETRIES_PER_MARKER != 0;
             let reads_after = may_read && !self.cells.system().forgets;
             let tried = seen.version.clone();
@@ -270,7 +270,7 @@ impl Shared {
                     // If new holders are notified, all waiters depend on this release, so it does
                     // not pause.
                     let leaves = matches!(about, ClaimEffect::Leaves(_));
-                    let hurries = leaves && self.cells.bells().is_some();
+                    let hurries = leaves && self.cells.messenger().is_some();
                     if since.is_none() && !hurries {
                         self.sleep(longest_pause_after(conflicts).mul_f64(self.chance())).await;
                     }
@@ -297,7 +297,7 @@ impl Shared {
         }
         // If new holders are notified, hand-overs are so fast that a client may keep losing races
         // for a long time. So other clients respect its marker.
-        let yields = joins && conflicts == 0 && self.cells.bells().is_some() && !asks_epoch;
+        let yields = joins && conflicts == 0 && self.cells.messenger().is_some() && !asks_epoch;
         if yields {
             requests.push(Request::Get { key: self.keys.contention_marker(name) });
         }
@@ -327,7 +327,7 @@ impl Shared {
 
     /// Returns whether the change `about` must first remove dead claims from the front.
     fn must_settle(&self, about: ClaimEffect, queue: &Queue) -> bool {
-        let waits = queue.entries().any(|entry| entry.standing == Standing::Waiting);
+        let waits = queue.entries().any(|entry| entry.state == ClaimState::Waiting);
         let is_clear = match about {
             ClaimEffect::Joins(id, fit) => {
                 // A long queue is checked occasionally, so that dead claims do not fill it.
@@ -450,8 +450,8 @@ impl Shared {
             let is_ours = self.sessions.current().is_some_and(|ours| ours.id == entry.session);
             if is_ours {
                 self.claims.notify(id, Signal::Granted(entry.token));
-            } else if let Some(bells) = self.cells.bells() {
-                bells.ring(&entry.session, text::rung(id, entry.token)).await;
+            } else if let Some(messenger) = self.cells.messenger() {
+                messenger.send(&entry.session, text::granted(id, entry.token)).await;
             }
         }
     }
@@ -531,7 +531,7 @@ impl Shared {
         let now = self.clock.now();
         if contended {
             self.last_writes.yield_until(name, now.plus(YIELD_TIME), YIELD_PAUSE);
-        } else if leaves && self.cells.bells().is_none() && !system.forgets {
+        } else if leaves && self.cells.messenger().is_none() && !system.forgets {
             // The pause is about as long as a read of the queue, a read of sessions, and a write.
             let pause = (now.since(sent) * 3).min(YIELD_TIME);
             self.last_writes.yield_until(name, now.plus(YIELD_TIME), pause);

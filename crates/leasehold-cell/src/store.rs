@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Ends, redacted, spawn_on};
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Ear, Ears, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Reweighed, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Converted, Evict, EvictionListener, EvictionListeners, Guarantees,
+    Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
+    Wakeup,
 };
 use leasehold_core::{Claim, ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
@@ -25,9 +26,9 @@ use crate::heartbeat::beat;
 use crate::keys::Keys;
 use crate::last_writes::{AliveSessions, LastWrites};
 use crate::leave::{REAPING, reap};
+use crate::notifications::receive_messages;
 use crate::session::{Lifetimes, Sessions};
 use crate::shared::Shared;
-use crate::wake::hear;
 
 /// The options of a [`CellStore`].
 #[derive(Clone, Debug)]
@@ -85,7 +86,7 @@ impl CellStore {
         let (clock, system) = (options.clock.clone(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);
         let lifetimes = options.lifetimes(system.grain);
-        let (say, heard) = unbounded_channel();
+        let (say, receiver) = unbounded_channel();
         let sessions = Arc::new(Sessions::new(cells.clone(), lifetimes, clock.clone(), say));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
@@ -101,12 +102,12 @@ impl CellStore {
             is_clearing: AtomicBool::new(false),
             reaping: Semaphore::new(REAPING),
             poll: options.poll,
-            ears: Ears::default(),
+            listeners: EvictionListeners::default(),
             rng: Mutex::new(rng()),
         });
         let beating = spawn_on(runtime, beat(Arc::downgrade(&shared)));
         let reaping = spawn_on(runtime, reap(Arc::downgrade(&shared)));
-        let hearing = spawn_on(runtime, hear(Arc::downgrade(&shared), heard));
+        let hearing = spawn_on(runtime, receive_messages(Arc::downgrade(&shared), receiver));
         let _tasks = [&beating, &reaping, &hearing].map(Ends::new);
         Self { info, shared, _tasks }
     }
@@ -114,7 +115,7 @@ impl CellStore {
     /// Ensures that all clients of this system use the same list of members ([`Options::members`]).
     #[cfg(feature = "memcached")]
     pub(crate) async fn agrees(&self) -> Result<()> {
-        self.told(None, self.shared.epochs.agree(&*self.shared.cells).await)
+        self.with_context(None, self.shared.epochs.agree(&*self.shared.cells).await)
     }
 
     /// Returns the number of round trips of this client so far. For measurements.
@@ -122,7 +123,7 @@ impl CellStore {
         self.shared.cells.round_trips()
     }
 
-    fn told<T>(&self, name: Option<&Name>, done: Result<T>) -> Result<T> {
+    fn with_context<T>(&self, name: Option<&Name>, done: Result<T>) -> Result<T> {
         done.map_err(|e| match name {
             Some(name) => e.with_lock(name).with_store(&self.info.url),
             None => e.with_store(&self.info.url),
@@ -174,11 +175,11 @@ impl Store for CellStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        self.told(Some(&claim.name), self.shared.join(claim, mode).await)
+        self.with_context(Some(&claim.name), self.shared.join(claim, mode).await)
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        self.told(None, self.shared.renew(renewals).await)
+        self.with_context(None, self.shared.renew(renewals).await)
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
@@ -191,11 +192,11 @@ impl Store for CellStore {
                 Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint))
             }
         };
-        self.told(Some(&claim.name), left)
+        self.with_context(Some(&claim.name), left)
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        self.told(Some(&claim.name), self.shared.reweigh(claim).await)
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        self.with_context(Some(&claim.name), self.shared.convert(claim).await)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -203,23 +204,23 @@ impl Store for CellStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        self.told(Some(name), self.shared.read(name).await)
+        self.with_context(Some(name), self.shared.read(name).await)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        self.told(None, self.shared.list(prefix).await)
+        self.with_context(None, self.shared.list(prefix).await)
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        self.told(Some(name), self.shared.evict(name, which).await)
+        self.with_context(Some(name), self.shared.evict(name, which).await)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.shared.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.shared.listeners.add(listener);
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.told(None, self.shared.cells.diagnose().await)
+        self.with_context(None, self.shared.cells.diagnose().await)
     }
 
     /// Several clients may share the store, so the session stays open while it has claims.

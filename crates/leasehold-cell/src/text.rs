@@ -19,7 +19,7 @@ use std::collections::HashSet;
 
 use leasehold_core::kit::{Escaped, unescape};
 use leasehold_core::queue::Queue;
-use leasehold_core::store::Standing;
+use leasehold_core::store::ClaimState;
 use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 
 /// The format number in the headers below. A version of leasehold that changes the format increases
@@ -27,11 +27,15 @@ use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 const FORMAT: u32 = 1;
 /// The beginnings of a queue's value, without and with the frame of an object.
 const FORMS: [&str; 2] = ["leasehold queue ", "leasehold object "];
+/// The beginning of a queue in the current format.
 const QUEUE: &str = "leasehold queue 1 ";
+/// The value of a session.
 pub(crate) const SESSION: &[u8] = b"leasehold session 1";
 /// The marker that replaces a session that is gone, so that the session cannot be created again.
 pub(crate) const GONE: &[u8] = b"leasehold session 1 gone";
+/// The beginning of the value of an epoch.
 const EPOCH: &str = "leasehold epoch 1 ";
+/// The beginning of the message to the client of an evicted claim.
 const EVICTED: &str = "evicted ";
 /// Number of hexadecimal digits of the IDs of sessions and epochs.
 const DIGITS: usize = 32;
@@ -126,7 +130,7 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
         if entry.weight == 0 || entry.weight > capacity {
             return Some("a claim's weight exceeds the capacity");
         }
-        if entry.expires.is_some() || entry.standing == Standing::Departed {
+        if entry.expires.is_some() || entry.state == ClaimState::Departed {
             return Some("a claim has an expiry time");
         }
         if !is_id(&entry.session) {
@@ -139,8 +143,8 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
     if last > queue.last_token() || queue.last_token() > Token::MAX {
         return Some("its last token is wrong");
     }
-    let mut standings = queue.entries().skip_while(|entry| entry.standing == Standing::Holding);
-    if standings.any(|entry| entry.standing == Standing::Holding) {
+    let mut after_holders = queue.entries().skip_while(|entry| entry.state == ClaimState::Holding);
+    if after_holders.any(|entry| entry.state == ClaimState::Holding) {
         return Some("a holder follows a waiter");
     }
     (capacity == 0 || queue.has_leases())
@@ -148,13 +152,13 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
 }
 
 /// Returns the message that notifies a claim of its grant.
-pub(crate) fn rung(id: ClaimId, token: Token) -> String {
+pub(crate) fn granted(id: ClaimId, token: Token) -> String {
     format!("granted {} {token}", id.to_hex())
 }
 
-/// Decodes a message that [`rung`] created.
-pub(crate) fn heard(said: &str) -> Option<(ClaimId, Token)> {
-    let (id, token) = said.strip_prefix("granted ")?.split_once(' ')?;
+/// Decodes a message that [`granted`] created.
+pub(crate) fn parse_granted(message: &str) -> Option<(ClaimId, Token)> {
+    let (id, token) = message.strip_prefix("granted ")?.split_once(' ')?;
     Some((ClaimId::from_hex(id)?, Token::new(token.parse().ok()?)?))
 }
 
@@ -164,8 +168,8 @@ pub(crate) fn evicted(id: ClaimId) -> String {
 }
 
 /// Decodes a message that [`evicted`] created.
-pub(crate) fn heard_evicted(said: &str) -> Option<ClaimId> {
-    ClaimId::from_hex(said.strip_prefix(EVICTED)?)
+pub(crate) fn parse_evicted(message: &str) -> Option<ClaimId> {
+    ClaimId::from_hex(message.strip_prefix(EVICTED)?)
 }
 
 /// Returns whether the text is the ID of a session or an epoch.
@@ -305,28 +309,28 @@ mod tests {
             assert_eq!((epoch.is_open, epoch.members.as_deref()), (is_open, members));
             assert_eq!(epoch.written(), value.as_bytes());
         }
-        let (id, token) = heard("granted a0b562a53633bf84fffe8c7c952aa902 7").unwrap();
-        assert_eq!(rung(id, token), "granted a0b562a53633bf84fffe8c7c952aa902 7");
-        assert_eq!(heard_evicted(&evicted(id)), Some(id));
+        let (id, token) = parse_granted("granted a0b562a53633bf84fffe8c7c952aa902 7").unwrap();
+        assert_eq!(granted(id, token), "granted a0b562a53633bf84fffe8c7c952aa902 7");
+        assert_eq!(parse_evicted(&evicted(id)), Some(id));
         assert_eq!(evicted(id), "evicted a0b562a53633bf84fffe8c7c952aa902");
     }
 
     #[test]
     fn grant_and_eviction_messages_are_distinct() {
         let (id, token) = (ClaimId::random().unwrap(), Token::new(7).unwrap());
-        let (granted, gone) = (rung(id, token), evicted(id));
-        assert_eq!((heard(&granted), heard_evicted(&granted)), (Some((id, token)), None));
-        assert_eq!((heard(&gone), heard_evicted(&gone)), (None, Some(id)));
-        assert_eq!(heard_evicted("evicted me"), None);
+        let (granted, gone) = (granted(id, token), evicted(id));
+        assert_eq!((parse_granted(&granted), parse_evicted(&granted)), (Some((id, token)), None));
+        assert_eq!((parse_granted(&gone), parse_evicted(&gone)), (None, Some(id)));
+        assert_eq!(parse_evicted("evicted me"), None);
     }
 
     // S90
     #[test]
     fn foreign_values_are_reported_and_names_are_never_confused() {
         let other = Name::new("other").unwrap();
-        let told = |result: Result<Queue>| result.map(drop).unwrap_err().to_string();
+        let message = |result: Result<Queue>| result.map(drop).unwrap_err().to_string();
         assert!(
-            told(read(&other, &text(&queue(Kind::Mutex, 1, &[1]))))
+            message(read(&other, &text(&queue(Kind::Mutex, 1, &[1]))))
                 .contains("another lock with a long name")
         );
         let damaged = |from: &str, to: &str| {

@@ -242,7 +242,10 @@ fn renewing_many_waiters_takes_one_read_each() {
             let began = Instant::now();
             let answers = ours.renew(&renewals(&waits)).await.unwrap();
             let took = began.elapsed();
-            assert!(answers.iter().all(|told| matches!(told, Renewal::Waiting(_))), "{answers:?}");
+            assert!(
+                answers.iter().all(|renewal| matches!(renewal, Renewal::Waiting(_))),
+                "{answers:?}"
+            );
             // One after the other would take more than three seconds, and the client waits for two.
             assert!(took < LOOK * 30, "{took:?}");
             tokio::time::sleep(LOOK * 10).await;
@@ -261,7 +264,7 @@ fn requests_per_minute_match_the_documentation() {
     let measured = |waiters: usize, holds: bool| {
         let objects = Arc::<values::Objects>::default();
         let minute = Arc::<std::sync::Mutex<[u64; 2]>>::default();
-        let told = minute.clone();
+        let counted = minute.clone();
         run(async move {
             let options = || Options { poll: Duration::from_secs(1), ..Options::default() };
             let holder = client_of(in_objects(&objects, options()));
@@ -281,7 +284,7 @@ fn requests_per_minute_match_the_documentation() {
             objects.asked("");
             tokio::time::sleep(Duration::from_secs(SECONDS)).await;
             let [looks, writes] = objects.asked("");
-            *told.lock().unwrap() = [looks, writes].map(|n| n * 60 / SECONDS);
+            *counted.lock().unwrap() = [looks, writes].map(|n| n * 60 / SECONDS);
             drop(release);
         });
         *minute.lock().unwrap()
@@ -369,14 +372,14 @@ fn the_callers_runtime_needs_no_timers() {
         let [holds, waits] = [claim("a"), claim("a")];
         held(holder.join(&holds, Mode::Try).await.unwrap());
         assert!(matches!(waiter.join(&waits, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
-        let told = waiter.changed(&waits);
-        let (told, left) = tokio::join!(told, async {
+        let signal = waiter.changed(&waits);
+        let (signal, left) = tokio::join!(signal, async {
             tokio::task::yield_now().await;
             holder.leave(&holds, None).await
         });
         assert!(left.unwrap());
         assert!(
-            matches!(told.unwrap(), leasehold_core::store::Signal::Granted(_)),
+            matches!(signal.unwrap(), leasehold_core::store::Signal::Granted(_)),
             "the waiter was not notified of its grant"
         );
     });

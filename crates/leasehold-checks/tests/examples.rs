@@ -18,10 +18,10 @@ fn directory() -> &'static std::path::Path {
 
 fn runs(name: &str, last: &str) {
     let output = Command::new(directory().join(name)).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {said}{complained}");
-    assert!(said.trim_end().ends_with(last), "{name}: {said}");
+    assert!(output.status.success(), "{name}: {stdout}{complained}");
+    assert!(stdout.trim_end().ends_with(last), "{name}: {stdout}");
 }
 
 #[test]
@@ -82,14 +82,14 @@ fn leadership_comes_back_after_a_long_outage() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     let mut lines = BufReader::new(leader.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut until = |what: &str| {
         let line = lines.by_ref().find(|line| {
-            said.push(line.clone());
+            printed.push(line.clone());
             line.contains(what)
         });
-        line.unwrap_or_else(|| panic!("it ended without {what:?}: {said:?}"))
+        line.unwrap_or_else(|| panic!("it ended without {what:?}: {printed:?}"))
     };
     until("leads, term");
     redis.stop();

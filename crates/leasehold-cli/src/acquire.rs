@@ -67,10 +67,10 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     // SAFETY: setsid is a system call and async-signal-safe.
     unsafe { hold.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
     let mut hold = hold.spawn().map_err(refused)?;
-    let (Some(mut order), Some(said)) = (hold.stdin.take(), hold.stdout.take()) else {
+    let (Some(mut order), Some(output)) = (hold.stdin.take(), hold.stdout.take()) else {
         return Err(no_answer());
     };
-    let token = outcome(args, lines(BufReader::new(said)))?;
+    let token = outcome(args, lines(BufReader::new(output)))?;
     // A shell that starts the parts of a pipeline has both ends open for a moment. By now it is
     // certain whether the shell reads this process's output.
     let still = whose().and_then(|now| {
@@ -93,7 +93,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
 /// The events of the hold that this command handles.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Said {
+enum HoldEvent {
     Waiting(Queue),
     Held {
         token: u64,
@@ -139,33 +139,33 @@ impl Queue {
 
 /// Parses the hold's lines as they arrive, and returns the channel that receives them. A separate
 /// thread reads them, so that the elapsed time in the line about the queue keeps updating.
-fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
-    let (tell, heard) = channel();
+fn lines(output: impl BufRead + Send + 'static) -> Receiver<HoldEvent> {
+    let (tell, receiver) = channel();
     std::thread::spawn(move || {
-        let lines = said.lines().map_while(Result::ok);
+        let lines = output.lines().map_while(Result::ok);
         let known = lines.filter_map(|line| serde_json::from_str(&line).ok());
-        known.for_each(|said| _ = tell.send(said));
+        known.for_each(|output| _ = tell.send(output));
     });
-    heard
+    receiver
 }
 
 /// Reads the hold's events until the lock is held or the acquisition has failed. Returns the token.
 #[allow(clippy::needless_pass_by_value, reason = "the reader owns its end of the channel")]
-fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
+fn outcome(args: &AcquireArgs, lines: Receiver<HoldEvent>) -> Result<u64, Failure> {
     let events = Events::new(Style::Quiet);
     let mut queue: Option<(Queue, Instant)> = None;
     loop {
-        if let Some((queue, told)) = &queue {
-            events.progress(queue.line(&args.name, told.elapsed()));
+        if let Some((queue, since)) = &queue {
+            events.progress(queue.line(&args.name, since.elapsed()));
         }
-        match said.recv_timeout(EACH) {
-            Ok(Said::Waiting(now)) => queue = Some((now, Instant::now())),
-            Ok(Said::Held { token }) => return Ok(token),
-            Ok(Said::Failed { code, message, hint }) => {
+        match lines.recv_timeout(EACH) {
+            Ok(HoldEvent::Waiting(now)) => queue = Some((now, Instant::now())),
+            Ok(HoldEvent::Held { token }) => return Ok(token),
+            Ok(HoldEvent::Failed { code, message, hint }) => {
                 let silent = args.take.quiet && code == args.take.conflict_code();
                 return Err(Failure { code, message, hint, silent });
             }
-            Ok(Said::Other) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(HoldEvent::Other) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(no_answer());
             }
@@ -229,19 +229,19 @@ mod tests {
 
     #[test]
     fn acquire_passes_its_options_to_hold() {
-        let said = "leasehold acquire --wait 1500ms --max 3 --permits 2 --lease 7s --max-hold 1m \
+        let given = "leasehold acquire --wait 1500ms --max 3 --permits 2 --lease 7s --max-hold 1m \
                     --min-hold 3s --lock-delay 4s --connect-timeout 5s --label=--x -q -E 9 -- -name";
-        let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
+        let Command::Acquire(given) = Args::parse_from(given.split_whitespace()).command else {
             panic!("expected the command acquire");
         };
         let hold = ["leasehold", "hold", "--json", "--pid=1"].map(OsString::from);
-        let Command::Hold(told) =
-            Args::parse_from(hold.into_iter().chain(words(&said.take, &said.name))).command
+        let Command::Hold(passed_on) =
+            Args::parse_from(hold.into_iter().chain(words(&given.take, &given.name))).command
         else {
             panic!("expected the command hold");
         };
-        assert_eq!(format!("{:?}", told.take), format!("{:?}", said.take));
-        assert_eq!(told.name, "-name");
+        assert_eq!(format!("{:?}", passed_on.take), format!("{:?}", given.take));
+        assert_eq!(passed_on.name, "-name");
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let json = r#"{"time":1.0,"event":"waiting","name":"x","ahead":2,"place":2,"held_by":"x",
             "holders":[{"state":"held","host":"web-1","pid":7,"label":"nightly","token":5,
             "weight":1,"since_seconds":12.0,"remaining_seconds":null}]}"#;
-        let Said::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
+        let HoldEvent::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
         assert_eq!(
             queue.line("x", Duration::from_secs(3)),
             "waiting for \"x\" (place 2 in the queue): held by web-1 pid 7 (nightly) for 15s"

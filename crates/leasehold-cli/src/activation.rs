@@ -18,6 +18,7 @@ const LISTEN_PID: &str = "LISTEN_PID";
 /// The pidfd ID of the process in `LISTEN_PID`. CMD does not get this variable, because it
 /// identifies leasehold.
 const LISTEN_PIDFDID: &str = "LISTEN_PIDFDID";
+/// The beginning of the variable whose value is replaced.
 const PREFIX: &[u8] = b"LISTEN_PID=";
 /// The maximum number of digits of a pid, and a NUL.
 const DIGITS: usize = 11;

@@ -150,17 +150,17 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn any_control_message_is_parsed_or_rejected(said in testbed::texts(&[
+        fn any_control_message_is_parsed_or_rejected(text in testbed::texts(&[
             r#"{"store":"file:/a@b","name":"x","token":7}"#, r#"{"failure":null}"#,
             r#"{"failure":[69,"the store is away"]}"#,
         ])) {
             let socket = ControlSocket::new("file:/a@b", "x", 7);
-            if socket.matches(&said) {
-                let asked: serde_json::Value = serde_json::from_str(&said).unwrap();
+            if socket.matches(&text) {
+                let asked: serde_json::Value = serde_json::from_str(&text).unwrap();
                 let asked = ["store", "name", "token"].map(|field| asked[field].to_string());
                 prop_assert_eq!(asked, ["\"file:/a@b\"", "\"x\"", "7"].map(str::to_owned));
             }
-            let _ = parse_answer(said.as_bytes());
+            let _ = parse_answer(text.as_bytes());
         }
 
         #[test]

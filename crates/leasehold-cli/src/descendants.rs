@@ -352,10 +352,10 @@ mod tests {
     #[test]
     fn survivors_are_named_in_one_line() {
         let survivors = Survivors((1..8).map(|pid| (pid, "a\nb".to_owned())).collect());
-        let said = survivors.to_string();
+        let message = survivors.to_string();
         assert!(
-            said.starts_with("pid 1 (a\\nb), pid 2") && said.ends_with(" and 2 more"),
-            "{said}"
+            message.starts_with("pid 1 (a\\nb), pid 2") && message.ends_with(" and 2 more"),
+            "{message}"
         );
     }
 }

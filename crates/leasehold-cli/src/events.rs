@@ -171,7 +171,7 @@ impl Style {
 }
 
 #[derive(Debug)]
-enum Said {
+enum Output {
     Line(String),
     Progress(String),
 }
@@ -181,13 +181,14 @@ enum Said {
 pub(crate) struct Events {
     style: Style,
     on_terminal: bool,
-    writer: Mutex<Option<(mpsc::Sender<Said>, JoinHandle<()>)>>,
+    writer: Mutex<Option<(mpsc::Sender<Output>, JoinHandle<()>)>>,
 }
 
 impl Events {
     pub(crate) fn new(style: Style) -> Self {
-        let (sender, said) = mpsc::channel();
-        let writer = std::thread::Builder::new().name("stderr".into()).spawn(move || write(said));
+        let (sender, receiver) = mpsc::channel();
+        let writer =
+            std::thread::Builder::new().name("stderr".into()).spawn(move || write(receiver));
         Self {
             style,
             on_terminal: style != Style::Json && stderr().is_terminal(),
@@ -211,7 +212,7 @@ impl Events {
         // system has no more threads, or after `finish`.
         let is_writing = locked(&self.writer).is_some();
         if is_writing {
-            self.say(Said::Line(line));
+            self.say(Output::Line(line));
         } else if matches!(event, Event::Failed { .. }) {
             let _ = stderr().write_all(format!("{line}\n").as_bytes());
         }
@@ -225,11 +226,11 @@ impl Events {
     /// Replaces the line about the queue; an empty one removes it.
     pub(crate) fn progress(&self, line: String) {
         if self.on_terminal {
-            self.say(Said::Progress(line));
+            self.say(Output::Progress(line));
         }
     }
 
-    fn say(&self, what: Said) {
+    fn say(&self, what: Output) {
         if let Some((sender, _)) = &*locked(&self.writer) {
             let _ = sender.send(what);
         }
@@ -253,15 +254,17 @@ impl Drop for Events {
 
 /// Writes until all senders are gone. A closed stderr is not a failure.
 #[allow(clippy::needless_pass_by_value, reason = "the thread owns its end of the channel")]
-fn write(said: mpsc::Receiver<Said>) {
+fn write(receiver: mpsc::Receiver<Output>) {
     let mut shown = false;
     let mut erase =
         |now_shown: bool| if std::mem::replace(&mut shown, now_shown) { "\r\x1b[K" } else { "" };
-    for what in said {
+    for what in receiver {
         let text = match what {
-            Said::Line(line) => format!("{}{line}\n", erase(false)),
-            Said::Progress(line) if line.is_empty() => erase(false).to_owned(),
-            Said::Progress(line) => format!("{}{}", erase(true), crate::table::cut(&line, width())),
+            Output::Line(line) => format!("{}{line}\n", erase(false)),
+            Output::Progress(line) if line.is_empty() => erase(false).to_owned(),
+            Output::Progress(line) => {
+                format!("{}{}", erase(true), crate::table::cut(&line, width()))
+            }
         };
         let mut stderr = stderr().lock();
         let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

@@ -88,9 +88,9 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
 fn comes_of_shortage(error: &Error) -> bool {
     let mut under = std::error::Error::source(error);
     while let Some(source) = under {
-        let told = source.downcast_ref::<io::Error>().is_some_and(is_shortage);
+        let io_shortage = source.downcast_ref::<io::Error>().is_some_and(is_shortage);
         let numbers = [Errno::EMFILE, Errno::ENFILE].map(|n| format!("(os error {})", n as i32));
-        if told || numbers.iter().any(|number| source.to_string().contains(number)) {
+        if io_shortage || numbers.iter().any(|number| source.to_string().contains(number)) {
             return true;
         }
         under = source.source();

@@ -34,23 +34,23 @@ mod tests {
     use std::time::Duration;
 
     use leasehold::Holder;
-    use leasehold::store::Standing;
+    use leasehold::store::ClaimState;
 
     use super::*;
 
     #[test]
     fn freeze_reason_is_read_back_except_from_a_holder() {
-        let claim = |standing, label: &str| {
+        let claim = |claim_state, label: &str| {
             let holder = Holder { host: "h".into(), pid: 1, label: label.into() };
-            ClaimInfo::new(standing, holder, None, 1, Duration::ZERO, None)
+            ClaimInfo::new(claim_state, holder, None, 1, Duration::ZERO, None)
         };
         for why in ["", "x", ": y", "frozen"] {
             let label = label(Some(why)).unwrap();
-            assert_eq!(reason(&claim(Standing::Departed, &label)), Some(why));
-            assert_eq!(reason(&claim(Standing::Holding, &label)), None);
+            assert_eq!(reason(&claim(ClaimState::Departed, &label)), Some(why));
+            assert_eq!(reason(&claim(ClaimState::Holding, &label)), None);
         }
-        assert_eq!(reason(&claim(Standing::Departed, "frozenfish")), None);
-        assert_eq!(reason(&claim(Standing::Departed, "nightly")), None);
+        assert_eq!(reason(&claim(ClaimState::Departed, "frozenfish")), None);
+        assert_eq!(reason(&claim(ClaimState::Departed, "nightly")), None);
         assert_eq!(label(Some(&"x".repeat(241))).unwrap_err().code, USAGE);
     }
 }

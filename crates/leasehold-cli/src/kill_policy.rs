@@ -174,15 +174,15 @@ mod tests {
     #[test]
     fn watchdog_terminates_after_leasehold_and_kills_before_expiry() {
         let now = boottime::now();
-        let told = deadlines(LEASE, LEASE, None, false);
+        let times = deadlines(LEASE, LEASE, None, false);
         // The deadlines are relative to a moment during the call.
         let took = boottime::now() - now;
-        let (term, kill) = (told.term.unwrap() - now, told.kill.unwrap() - now);
+        let (term, kill) = (times.term.unwrap() - now, times.kill.unwrap() - now);
         assert!((7_500_000_000..=7_500_000_000 + took).contains(&term), "{term} in {took}");
         assert!((9_000_000_000..=9_000_000_000 + took).contains(&kill), "{kill} in {took}");
         assert_eq!(deadlines(LEASE, LEASE, None, true).term, None);
         // However little is left, TERM is not sent before half of it has passed.
-        let (now, told) = (boottime::now(), deadlines(LEASE / 5, LEASE, None, false));
-        assert!(told.term.unwrap() - now >= 1_000_000_000);
+        let (now, times) = (boottime::now(), deadlines(LEASE / 5, LEASE, None, false));
+        assert!(times.term.unwrap() - now >= 1_000_000_000);
     }
 }

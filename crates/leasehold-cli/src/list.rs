@@ -7,7 +7,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use leasehold::Kind;
-use leasehold::store::{ClaimInfo, LockInfo, Standing};
+use leasehold::store::{ClaimInfo, ClaimState, LockInfo};
 use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
@@ -168,7 +168,7 @@ fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     let same = |other: &ClaimInfo| {
         (&other.holder.host, other.holder.pid) == (&c.holder.host, c.holder.pid)
     };
-    c.standing == Standing::Waiting && c.holder.pid != 0 && info.holders().any(same)
+    c.state == ClaimState::Waiting && c.holder.pid != 0 && info.holders().any(same)
 }
 
 /// The headings of a queue's table.
@@ -177,7 +177,7 @@ pub(crate) const CLAIM: [&str; 7] =
 
 /// Returns the cells of one claim, in the order of [`CLAIM`].
 pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
-    let state = c.standing.as_str();
+    let state = c.state.as_str();
     let behind = if waits_for_its_own_process(info, c) { " for its own process" } else { "" };
     let side = match info.kind {
         Kind::Mutex => String::new(),
@@ -209,7 +209,7 @@ mod tests {
     fn lock(label: &str) -> LockInfo {
         let holder = Holder { host: "web-1".into(), pid: 7, label: label.into() };
         let since = Duration::from_secs(75);
-        let claim = ClaimInfo::new(Standing::Holding, holder, Token::new(42), 1, since, None);
+        let claim = ClaimInfo::new(ClaimState::Holding, holder, Token::new(42), 1, since, None);
         LockInfo::new(Name::new("x y").unwrap(), Kind::Mutex, 1, vec![claim])
     }
 
@@ -228,7 +228,7 @@ mod tests {
     fn a_frozen_lock_is_listed_with_its_reason() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "frozen: moved".into() };
         let (since, left) = (Duration::from_secs(5), Some(Duration::from_secs(9)));
-        let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);
+        let claim = ClaimInfo::new(ClaimState::Departed, holder, Token::new(1), 1, since, left);
         let closed = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         let text = lines(&[closed]);
         assert!(
@@ -242,7 +242,7 @@ mod tests {
     fn waiter_blocked_by_its_own_process_is_marked() {
         let waits = |pid| {
             let holder = Holder { host: "web-1".into(), pid, label: String::new() };
-            ClaimInfo::new(Standing::Waiting, holder, Token::new(43), 1, Duration::ZERO, None)
+            ClaimInfo::new(ClaimState::Waiting, holder, Token::new(43), 1, Duration::ZERO, None)
         };
         let mut seen = lock("");
         seen.claims.extend([waits(7), waits(8)]);

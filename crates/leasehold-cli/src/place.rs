@@ -20,7 +20,7 @@ pub(crate) struct Place<'a> {
 impl<'a> Place<'a> {
     pub(crate) fn of(claim: &'a ClaimInfo) -> Self {
         Self {
-            state: claim.standing.as_str(),
+            state: claim.state.as_str(),
             host: &claim.holder.host,
             pid: claim.holder.pid,
             label: &claim.holder.label,

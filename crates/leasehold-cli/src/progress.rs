@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold::store::{LockInfo, Standing};
+use leasehold::store::{ClaimState, LockInfo};
 
 use crate::take::held_by;
 
 /// Pause before the first line. It avoids flicker, because most locks are acquired sooner.
 const FIRST: Duration = Duration::from_millis(300);
+/// Pause between further lines.
 const EACH: Duration = Duration::from_secs(1);
 
 /// The lock that this client waits for, and how many claims are ahead. `None` if it does not wait.
@@ -68,7 +69,7 @@ pub(crate) fn place(info: &LockInfo, ahead: usize) -> Option<usize> {
 
 /// Returns how many claims hold the lock or are in a cooldown.
 pub(crate) fn others(info: &LockInfo) -> usize {
-    info.claims.iter().filter(|claim| claim.standing != Standing::Waiting).count()
+    info.claims.iter().filter(|claim| claim.state != ClaimState::Waiting).count()
 }
 
 #[cfg(test)]
@@ -81,11 +82,11 @@ mod tests {
     #[test]
     fn waiting_line_shows_holder_duration_and_queue_position() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
-        let claim = |standing, since| {
+        let claim = |claim_state, since| {
             let since = Duration::from_secs(since);
-            ClaimInfo::new(standing, holder.clone(), Token::new(1), 1, since, None)
+            ClaimInfo::new(claim_state, holder.clone(), Token::new(1), 1, since, None)
         };
-        let claims = vec![claim(Standing::Holding, 12), claim(Standing::Waiting, 3)];
+        let claims = vec![claim(ClaimState::Holding, 12), claim(ClaimState::Waiting, 3)];
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, claims);
         assert_eq!(
             describe("x", Some(&info), 2),
@@ -100,7 +101,7 @@ mod tests {
     fn claim_in_cooldown_is_neither_a_holder_nor_a_waiter() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
         let (since, left) = (Duration::from_secs(9), Some(Duration::from_secs(60)));
-        let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);
+        let claim = ClaimInfo::new(ClaimState::Departed, holder, Token::new(1), 1, since, left);
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         assert_eq!(
             describe("x", Some(&info), 1),

@@ -23,6 +23,7 @@ use crate::orphans;
 
 /// The signals that end a program by default.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+/// The other signals that are passed on to the command.
 const OTHERS: [Signal; 7] = [
     Signal::SIGUSR1,
     Signal::SIGUSR2,

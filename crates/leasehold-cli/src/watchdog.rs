@@ -76,7 +76,7 @@ pub(crate) struct Watchdog {
     grace: Duration,
     mark: Mark,
     group: Option<Pid>,
-    told: Deadlines,
+    deadlines: Deadlines,
     /// How many more watchdogs may be started as replacements.
     spare: u8,
     /// Whether [`check`](Self::check) has reported that CMD continues without a watchdog.
@@ -94,10 +94,14 @@ const SPARE: u8 = 20;
 impl Watchdog {
     /// Starts a watchdog that gives CMD the time `grace` to end after leasehold's death, and that
     /// knows these deadlines.
-    pub(crate) fn start(grace: Duration, mark: Mark, told: Deadlines) -> Result<Self, Failure> {
-        let (process, pipe) = launch(grace, mark, told, None).map_err(not_started)?;
+    pub(crate) fn start(
+        grace: Duration,
+        mark: Mark,
+        deadlines: Deadlines,
+    ) -> Result<Self, Failure> {
+        let (process, pipe) = launch(grace, mark, deadlines, None).map_err(not_started)?;
         let (group, spare, has_given_up) = (None, SPARE, false);
-        Ok(Self { process, pipe, grace, mark, group, told, spare, has_given_up })
+        Ok(Self { process, pipe, grace, mark, group, deadlines, spare, has_given_up })
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -116,7 +120,7 @@ impl Watchdog {
 
     /// Sends new deadlines.
     pub(crate) fn send(&mut self, deadlines: Deadlines) {
-        self.told = deadlines;
+        self.deadlines = deadlines;
         // The pipe may be full or broken. Then the watchdog acts on the deadlines that it has, or
         // is replaced.
         let _ = self.pipe.write_all(deadlines.line().as_bytes());
@@ -154,7 +158,7 @@ impl Watchdog {
     fn replace(&mut self) -> Result<(), Failure> {
         self.spare -= 1;
         (self.process, self.pipe) =
-            launch(self.grace, self.mark, self.told, self.group).map_err(not_started)?;
+            launch(self.grace, self.mark, self.deadlines, self.group).map_err(not_started)?;
         Ok(())
     }
 
@@ -208,7 +212,7 @@ impl Deadlines {
 fn launch(
     grace: Duration,
     mark: Mark,
-    told: Deadlines,
+    deadlines: Deadlines,
     group: Option<Pid>,
 ) -> io::Result<(Child, PipeWriter)> {
     let (theirs, mut ours) = io::pipe()?;
@@ -216,7 +220,7 @@ fn launch(
     // block leasehold.
     rustix::io::ioctl_fionbio(&ours, true)?;
     // This is written before the watchdog starts, so that it always knows a deadline.
-    ours.write_all(told.line().as_bytes())?;
+    ours.write_all(deadlines.line().as_bytes())?;
     if let Some(group) = group {
         ours.write_all(format!("group {group}\n").as_bytes())?;
     }
@@ -413,13 +417,13 @@ fn say(acted: &Acted) {
         true => what.to_owned(),
         false => format!("{what}, except {survivors}: it may run without its lock"),
     };
-    let (tell, said) = mpsc::channel();
+    let (tell, receiver) = mpsc::channel();
     let write = move || {
         let _ = io::stderr().write_all(format!("leasehold: {what}\n").as_bytes());
         let _ = tell.send(());
     };
     if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = said.recv_timeout(TO_SPEAK);
+        let _ = receiver.recv_timeout(TO_SPEAK);
     }
 }
 

@@ -43,7 +43,7 @@ fn main() {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["write", url, dir] => std::process::exit(write(url, Path::new(dir))),
         ["write-late", url, dir] => std::process::exit(write_late(url, Path::new(dir))),
-        ["write-when-told", url, dir] => std::process::exit(write_when_told(url, Path::new(dir))),
+        ["write-on-signal", url, dir] => std::process::exit(write_on_signal(url, Path::new(dir))),
         _ => {}
     }
     // Like in the usual harness, a word is a part of the names of the tests to run.
@@ -230,7 +230,7 @@ fn write_late(url: &str, dir: &Path) -> i32 {
 /// Holds the lock, and writes when the file `go` appears, without checking the hold again. This
 /// simulates a holder that was paused after its last check. The lock is not renewed, so that the
 /// process is never paused in the middle of a write to SQLite.
-fn write_when_told(url: &str, dir: &Path) -> i32 {
+fn write_on_signal(url: &str, dir: &Path) -> i32 {
     runtime().block_on(async {
         let locks = leasehold::connect(url).await.unwrap();
         let mutex = locks.mutex("counter").lease(Duration::from_secs(1)).no_renewal();
@@ -277,7 +277,7 @@ fn sqlite_stopped() {
 fn stopped_case(url: &str) {
     let place = Place::new();
     let mut writer = Command::new(std::env::current_exe().unwrap());
-    writer.args(["write-when-told", url]).arg(place.path("")).stdin(Stdio::null());
+    writer.args(["write-on-signal", url]).arg(place.path("")).stdin(Stdio::null());
     let mut writer = writer.spawn().unwrap();
     eventually("the writer holds the lock", || place.read("held").ends_with('\n'));
     let late = place.read("held").trim().parse::<FencingToken>().unwrap();

@@ -4,7 +4,8 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::Place;
 use nix::sys::signal::{Signal, kill};
@@ -268,4 +269,124 @@ fn tokens_are_reloaded_on_sighup() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(status("first"), "401");
+}
+
+/// curl, which holds the lock `x` with a stream.
+struct Stream {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Stream {
+    /// Starts curl with these additional arguments, and waits until the lock is held.
+    fn hold(address: &str, more: &[&str]) -> Self {
+        let url = format!("{address}/v1/locks/x/hold?grace=0s");
+        let mut curl = Command::new("curl");
+        curl.args(["-sN", "-X", "POST"]).args(more).arg(url).stdout(Stdio::piped());
+        let mut child = curl.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut stream = Self { child, lines };
+        stream.next("held");
+        stream
+    }
+
+    /// Reads until this event.
+    fn next(&mut self, event: &str) {
+        let wanted = format!("\"event\":\"{event}\"");
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains(&wanted)), "the stream ended without {event}");
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const ON_TCP: [&str; 3] = ["--no-auth", "--listen", "127.0.0.1:0"];
+
+/// The client's machine is gone, or a firewall drops its packets. No side learns that.
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn half_open_stream_releases_its_lock() {
+    testbed::in_own_network("half_open_stream_releases_its_lock", || {
+        let place = Place::new();
+        let server = Server::start(&place, &ON_TCP);
+        let mut stream = Stream::hold(&server.address, &["--local-port", "45555"]);
+        assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
+        testbed::drop_port(45555);
+        assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
+        assert_eq!(stream.child.try_wait().unwrap(), None, "the connection was closed");
+    });
+}
+
+#[test]
+fn reader_that_is_paused_keeps_its_lock_and_delays_no_other_stream() {
+    let place = Place::new();
+    let server = Server::start(&place, &ON_TCP);
+    let mut stream = Stream::hold(&server.address, &[]);
+    stream.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
+    let other = ["run", "--store", &server.address, "y", "true"];
+    assert_eq!(place.code(&other), 0);
+    stream.signal(Signal::SIGCONT);
+    stream.next("ping");
+    drop(stream);
+    assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
+}
+
+/// A reverse proxy that closes connections without data.
+struct Proxy {
+    child: Child,
+    address: String,
+}
+
+impl Proxy {
+    fn start(place: &Place, server: &str, idle: &str) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = format!("127.0.0.1:{port}");
+        let server = server.strip_prefix("http://").unwrap();
+        let config = format!(
+            "defaults\n mode http\n timeout connect 5s\n timeout client {idle}\n timeout server {idle}\n\
+             frontend front\n bind {address}\n default_backend back\n\
+             backend back\n server one {server}\n"
+        );
+        std::fs::write(place.path("haproxy.cfg"), config).unwrap();
+        let mut haproxy = Command::new("/usr/sbin/haproxy");
+        haproxy.args(["-db", "-f"]).arg(place.path("haproxy.cfg"));
+        let child = haproxy.spawn().unwrap();
+        common::eventually("the proxy listens", || std::net::TcpStream::connect(&address).is_ok());
+        Self { child, address: format!("http://{address}") }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn stream_outlives_the_idle_timeout_of_a_proxy() {
+    let place = Place::new();
+    let server = Server::start(&place, &ON_TCP);
+    // Pings come at least every five seconds.
+    let proxy = Proxy::start(&place, &server.address, "6s");
+    let mut stream = Stream::hold(&proxy.address, &[]);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(15) {
+        stream.next("ping");
+    }
+    assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
+    drop(stream);
+    assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
 }

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::reference::{Dice, compare};
+use super::reference::{SeededRng, compare};
 use super::{Fault, Op, PATIENCE, Subject};
 use leasehold_core::store::{
-    Evict, Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Standing, Wakeup,
+    ClaimState, Evict, Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Wakeup,
 };
 use leasehold_core::testing::{downgrade, try_upgrade};
 use leasehold_core::{
@@ -23,7 +23,7 @@ use leasehold_core::{
 
 // --- helpers -----------------------------------------------------------------------------------
 
-fn must<T, E: std::fmt::Display>(what: &str, result: std::result::Result<T, E>) -> T {
+fn expect_ok<T, E: std::fmt::Display>(what: &str, result: std::result::Result<T, E>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{what}: {error}"),
@@ -38,7 +38,7 @@ fn kind_of<T: std::fmt::Debug>(what: &str, result: Result<T>) -> ErrorKind {
 }
 
 fn named(subject: &Subject, what: &str) -> Name {
-    must("name", Name::new(subject.name(what)))
+    expect_ok("name", Name::new(subject.name(what)))
 }
 
 /// Returns the shortest time after which this lease may expire. The clocks of some stores count
@@ -64,7 +64,7 @@ fn is_out_of_time(kind: ErrorKind) -> bool {
 }
 
 async fn waiters(locks: &Client, name: &str) -> usize {
-    let info = must("read", locks.inspect(name).await);
+    let info = expect_ok("read", locks.inspect(name).await);
     info.map_or(0, |info| info.waiters().count())
 }
 
@@ -78,14 +78,14 @@ async fn until_waiting(locks: &Client, name: &str, count: usize) {
 
 /// Acquires the lock, with a long time limit.
 async fn taken(locks: &Client, name: &str) -> MutexGuard {
-    must("lock", locks.mutex(name).lock_timeout(PATIENCE).await)
+    expect_ok("lock", locks.mutex(name).lock_timeout(PATIENCE).await)
 }
 
 /// Acquires and releases the lock, to show that nothing is left behind.
 async fn is_free_soon(locks: &Client, name: &str) {
     let guard = taken(locks, name).await;
-    must("release", guard.release().await);
-    eventually("empty", async || must("read", locks.inspect(name).await).is_none()).await;
+    expect_ok("release", guard.release().await);
+    eventually("empty", async || expect_ok("read", locks.inspect(name).await).is_none()).await;
 }
 
 async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Poll<F::Output> {
@@ -121,9 +121,9 @@ async fn moment(locks: &Client) {
 /// Joins the queue with a claim that is neither renewed nor released, like that of a crashed
 /// client.
 async fn ghost(locks: &Client, name: &Name, lease: Duration, mode: Mode) -> (Claim, Joined) {
-    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    let mut claim = expect_ok("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     (claim.lease, claim.waiter_lease) = (lease, lease);
-    let joined = must("join", locks.store().join(&claim, mode).await);
+    let joined = expect_ok("join", locks.store().join(&claim, mode).await);
     (claim, joined)
 }
 
@@ -138,7 +138,7 @@ fn who_knows<'a>(witness: &'a Client, owner: &'a Client) -> &'a Client {
 
 /// Returns the remaining time of the hold with this token at the store, if it exists.
 async fn left_at_the_store(locks: &Client, guard: &MutexGuard) -> Option<Option<Duration>> {
-    let info = must("read", locks.inspect(guard.name().as_str()).await)?;
+    let info = expect_ok("read", locks.inspect(guard.name().as_str()).await)?;
     info.holders().find(|c| c.token == Some(guard.grant())).map(|c| c.remaining)
 }
 
@@ -164,7 +164,7 @@ async fn believes_no_more_than_the_store(locks: &Client, guard: &MutexGuard) {
 
 /// Creates a claim without a client that renews it, waits for it or releases it.
 fn claim_of(name: &Name, (kind, weight, capacity): Shape, lease: Duration) -> Claim {
-    let mut claim = must("claim", Claim::new(name.clone(), kind, weight, capacity));
+    let mut claim = expect_ok("claim", Claim::new(name.clone(), kind, weight, capacity));
     (claim.lease, claim.waiter_lease) = (lease, lease);
     claim
 }
@@ -188,14 +188,14 @@ fn shapes(subject: &Subject) -> Vec<Shape> {
 }
 
 async fn holds(locks: &Client, claim: &Claim) {
-    let joined = must("join", locks.store().join(claim, Mode::Try).await);
+    let joined = expect_ok("join", locks.store().join(claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
 }
 
 /// Joins the queue, and checks that the claim has to wait. Returns its token, if it has one
 /// already.
 async fn stands(locks: &Client, claim: &Claim) -> Option<leasehold_core::Token> {
-    match must("join", locks.store().join(claim, Mode::Wait).await) {
+    match expect_ok("join", locks.store().join(claim, Mode::Wait).await) {
         Joined::Waiting(place) => place.token,
         other => panic!("expected to wait, got {other:?}"),
     }
@@ -203,8 +203,8 @@ async fn stands(locks: &Client, claim: &Claim) -> Option<leasehold_core::Token> 
 
 async fn renewed(locks: &Client, claim: &Claim) -> Renewal {
     let renew = Renew { claim: claim.clone(), lease: claim.lease };
-    match must("renew", locks.store().renew(&[renew]).await).pop() {
-        Some(renewal) => must("renew", renewal.known()),
+    match expect_ok("renew", locks.store().renew(&[renew]).await).pop() {
+        Some(renewal) => expect_ok("renew", renewal.known()),
         None => panic!("the store did not reply"),
     }
 }
@@ -213,16 +213,16 @@ async fn renewed(locks: &Client, claim: &Claim) -> Renewal {
 async fn takes_its_weight(locks: &Client, name: &Name, shape: Shape) {
     let (kind, weight, capacity) = shape;
     let too_much = claim_of(name, (kind, capacity - weight + 1, capacity), PATIENCE);
-    let joined = must("join", locks.store().join(&too_much, Mode::Try).await);
+    let joined = expect_ok("join", locks.store().join(&too_much, Mode::Try).await);
     assert!(matches!(joined, Joined::Busy { .. }), "beside {shape:?}: {joined:?}");
     stands(locks, &too_much).await;
-    assert!(must("leave", locks.store().leave(&too_much, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&too_much, None).await));
     if weight < capacity {
         // A read-write lock has only readers with weight 1 and writers with the full weight.
         let left = if kind == Kind::RwLock { 1 } else { capacity - weight };
         let beside = claim_of(name, (kind, left, capacity), PATIENCE);
         holds(locks, &beside).await;
-        assert!(must("leave", locks.store().leave(&beside, None).await));
+        assert!(expect_ok("leave", locks.store().leave(&beside, None).await));
     }
 }
 
@@ -252,7 +252,7 @@ async fn crowd(
             inside.fetch_sub(weight, Ordering::SeqCst);
             match (i + round) % 2 {
                 0 => drop(guard),
-                _ => drop(must("release", guard.release().await)),
+                _ => drop(expect_ok("release", guard.release().await)),
             }
         }
     };
@@ -295,7 +295,7 @@ pub async fn one_holder_at_a_time(subject: &Subject) {
                     Err(e) => panic!("{e}"),
                 }
             },
-            _ => must("lock", lock.lock().await),
+            _ => expect_ok("lock", lock.lock().await),
         };
         let token = guard.token().get();
         let before = last.swap(token, Ordering::SeqCst);
@@ -313,22 +313,22 @@ pub async fn readers_share_and_writers_do_not(subject: &Subject) {
     let name = subject.name("p1rw");
     let clients = [subject.client().await, subject.client().await];
     // Two readers of different clients hold the lock at once.
-    let first = must("read", clients[0].rwlock(&name).read().await);
-    let second = must("read", clients[1].rwlock(&name).try_read().await);
+    let first = expect_ok("read", clients[0].rwlock(&name).read().await);
+    let second = expect_ok("read", clients[1].rwlock(&name).try_read().await);
     let writer = clients[0].rwlock(&name).try_write().await;
     assert_eq!(kind_of("a writer while readers hold the lock", writer), ErrorKind::Contended);
     // A writer that waits is not granted either, even with no other waiter in the queue.
     let all = (Kind::RwLock, leasehold_core::MAX_READERS, leasehold_core::MAX_READERS);
     let writer = claim_of(&named(subject, "p1rw"), all, PATIENCE);
     stands(&clients[0], &writer).await;
-    assert!(must("leave", clients[0].store().leave(&writer, None).await));
+    assert!(expect_ok("leave", clients[0].store().leave(&writer, None).await));
     drop((first, second));
     const WRITER: i64 = 1 << 30;
     let most = crowd(subject, 12, 20, async |locks, i| {
         let lock = locks.rwlock(&name);
         match i % 3 {
-            0 => (must("write", lock.write().await).into(), WRITER),
-            _ => (must("read", lock.read().await).into(), 1),
+            0 => (expect_ok("write", lock.write().await).into(), WRITER),
+            _ => (expect_ok("read", lock.read().await).into(), 1),
         }
     });
     assert_eq!(most.await, WRITER, "a writer was not alone, or never acquired the lock");
@@ -342,7 +342,7 @@ pub async fn permits_never_exceed_the_capacity(subject: &Subject) {
     let name = subject.name("p1sem");
     let most = crowd(subject, 12, 20, async |locks, i| {
         let permits = 1 + u32::try_from(i % 3).unwrap_or(0);
-        let guard = must("acquire", locks.semaphore(&name, 4).acquire_many(permits).await);
+        let guard = expect_ok("acquire", locks.semaphore(&name, 4).acquire_many(permits).await);
         assert_eq!(guard.permits(), permits);
         (guard.into(), i64::from(permits))
     });
@@ -362,10 +362,10 @@ pub async fn each_grant_has_a_higher_token(subject: &Subject) {
         last = guard.token().get();
         match round % 3 {
             0 => drop(guard),
-            1 => drop(must("release", guard.release().await)),
+            1 => drop(expect_ok("release", guard.release().await)),
             _ => {
                 let evicted = locks.evict(&name, Evict::Token(guard.grant())).await;
-                assert_eq!(must("evict", evicted), 1);
+                assert_eq!(expect_ok("evict", evicted), 1);
             }
         }
     }
@@ -396,7 +396,7 @@ pub async fn first_come_first_served(subject: &Subject) {
     for i in 0..9 {
         let (lock, order) = (clients[i % 3].mutex(&name), order.clone());
         tasks.push(tokio::spawn(async move {
-            let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+            let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
             if let Ok(mut order) = order.lock() {
                 order.push(i);
             }
@@ -421,12 +421,12 @@ pub async fn crashed_holder_is_replaced_when_its_lease_expires(subject: &Subject
     let locks = subject.client().await;
     let start = Instant::now();
     let (_, joined) = ghost(&locks, &name, subject.lease(), Mode::Try).await;
-    let Joined::Holding { remaining: Some(told), .. } = joined else { panic!("{joined:?}") };
+    let Joined::Holding { remaining: Some(lease_left), .. } = joined else { panic!("{joined:?}") };
     // Stores may round the time.
     let lease = subject.lease();
     assert!(
-        told <= lease + Duration::from_millis(1),
-        "the store reports {told:?} left of a lease of {lease:?}"
+        lease_left <= lease + Duration::from_millis(1),
+        "the store reports {lease_left:?} left of a lease of {lease:?}"
     );
     let guard = taken(&locks, name.as_str()).await;
     let took = start.elapsed();
@@ -449,7 +449,7 @@ pub async fn expired_lease_frees_every_kind_of_lock(subject: &Subject) {
         let long = claim_of(&name, shape, PATIENCE);
         holds(&locks, &long).await;
         takes_its_weight(&locks, &name, shape).await;
-        assert!(must("leave", locks.store().leave(&long, None).await));
+        assert!(expect_ok("leave", locks.store().leave(&long, None).await));
         let start = Instant::now();
         holds(&locks, &claim_of(&name, shape, subject.lease())).await;
         opens(&locks, &name, shape).await;
@@ -464,11 +464,11 @@ pub async fn expired_lease_frees_every_kind_of_lock(subject: &Subject) {
 async fn opens(locks: &Client, name: &Name, (kind, _, capacity): Shape) {
     let all = claim_of(name, (kind, capacity, capacity), PATIENCE);
     eventually("the whole lock is available again", async || {
-        let joined = must("join", locks.store().join(&all, Mode::Wait).await);
+        let joined = expect_ok("join", locks.store().join(&all, Mode::Wait).await);
         matches!(joined, Joined::Holding { .. })
     })
     .await;
-    assert!(must("leave", locks.store().leave(&all, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&all, None).await));
 }
 
 // P6
@@ -484,9 +484,9 @@ pub async fn waiter_acquires_despite_lost_notifications(subject: &Subject) {
     };
     until_waiting(&locks, &name, 1).await;
     let before = guard.token();
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
     let Ok(granted) = waiting.await else { panic!("the waiter failed") };
-    assert!(must("lock", granted) > before);
+    assert!(expect_ok("lock", granted) > before);
 }
 
 /// When the lock is released, relative to the waiter's call for the notification.
@@ -508,7 +508,7 @@ pub async fn waiter_is_notified_without_a_heartbeat(subject: &Subject) {
     // The lease is long enough that no heartbeat is due.
     let long = PATIENCE * 6;
     let one = async |(i, (shape, given)): (usize, (Shape, Given))| {
-        let name = named(subject, &format!("p6-told-{i}"));
+        let name = named(subject, &format!("p6-notified-{i}"));
         let (kind, _, capacity) = shape;
         let holder = claim_of(&name, (kind, capacity, capacity), long);
         holds(&locks, &holder).await;
@@ -518,7 +518,7 @@ pub async fn waiter_is_notified_without_a_heartbeat(subject: &Subject) {
         if !matches!(given, Given::Before) {
             for _ in 0..3 {
                 if let Poll::Ready(signal) = poll_once(&mut news).await {
-                    let signal = must("changed", signal);
+                    let signal = expect_ok("changed", signal);
                     assert_eq!(
                         signal,
                         Signal::Ask,
@@ -532,13 +532,13 @@ pub async fn waiter_is_notified_without_a_heartbeat(subject: &Subject) {
         if matches!(given, Given::Again) {
             news.set(other.store().changed(&waiter));
         }
-        assert!(must("leave", locks.store().leave(&holder, None).await));
+        assert!(expect_ok("leave", locks.store().leave(&holder, None).await));
         let what = format!("{shape:?} released, {given:?}");
-        let token = told(&other, &waiter, news, &what).await;
+        let token = wait_for_grant(&other, &waiter, news, &what).await;
         assert!(place.is_none_or(|place| place == token), "{what}: {token} of {place:?}");
         let after = renewed(&other, &waiter).await;
         assert!(matches!(after, Renewal::Holding { token: t, .. } if t == token), "{after:?}");
-        assert!(must("leave", other.store().leave(&waiter, None).await));
+        assert!(expect_ok("leave", other.store().leave(&waiter, None).await));
     };
     let cases = shapes(subject)
         .into_iter()
@@ -547,7 +547,7 @@ pub async fn waiter_is_notified_without_a_heartbeat(subject: &Subject) {
 }
 
 /// Waits until a waiter is notified of its grant, or is notified to poll and then finds its grant.
-async fn told<F>(
+async fn wait_for_grant<F>(
     locks: &Client,
     claim: &Claim,
     mut news: std::pin::Pin<&mut F>,
@@ -559,7 +559,7 @@ where
     let first = tokio::time::timeout(PATIENCE, news.as_mut()).await;
     let Ok(mut signal) = first else { panic!("{what}: no notification arrived") };
     loop {
-        if let Signal::Granted(token) = must("changed", signal) {
+        if let Signal::Granted(token) = expect_ok("changed", signal) {
             return token;
         }
         if let Renewal::Holding { token, .. } = renewed(locks, claim).await {
@@ -579,22 +579,22 @@ pub async fn only_the_owner_releases_or_renews(subject: &Subject) {
     let name = named(subject, "p7");
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
-    let thief = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
-    assert!(!must("leave", locks.store().leave(&thief, None).await));
+    let thief = expect_ok("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    assert!(!expect_ok("leave", locks.store().leave(&thief, None).await));
     let renew = Renew { claim: thief.clone(), lease: subject.lease() };
-    let renewed = must("renew", locks.store().renew(&[renew]).await);
+    let renewed = expect_ok("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     let other = subject.client().await;
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
     assert!(guard.is_held());
     // A renewal does not acquire a free lock either.
-    let free = must("claim", Claim::new(named(subject, "p7-free"), Kind::Mutex, 1, 1));
+    let free = expect_ok("claim", Claim::new(named(subject, "p7-free"), Kind::Mutex, 1, 1));
     let renew = Renew { claim: free.clone(), lease: subject.lease() };
-    let renewed = must("renew", locks.store().renew(&[renew]).await);
+    let renewed = expect_ok("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
-    assert!(must("read", locks.inspect(free.name.as_str()).await).is_none());
+    assert!(expect_ok("read", locks.inspect(free.name.as_str()).await).is_none());
     // R41, R49: a client that failed to acquire the lock does not release the other client's hold.
-    assert!(!must("leave", other.store().leave(&thief, None).await));
+    assert!(!expect_ok("leave", other.store().leave(&thief, None).await));
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
 }
 
@@ -611,9 +611,9 @@ pub async fn late_release_does_not_free_the_next_hold(subject: &Subject) {
     // and tries to renew.
     let next = taken(&other, name.as_str()).await;
     for _ in 0..2 {
-        must("leave", locks.store().leave(&late, None).await);
+        expect_ok("leave", locks.store().leave(&late, None).await);
         let renew = Renew { claim: late.clone(), lease: subject.lease() };
-        let renewed = must("renew", locks.store().renew(&[renew]).await);
+        let renewed = expect_ok("renew", locks.store().renew(&[renew]).await);
         assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     }
     let third = locks.mutex(name.as_str()).try_lock().await;
@@ -621,8 +621,8 @@ pub async fn late_release_does_not_free_the_next_hold(subject: &Subject) {
         kind_of("a third client while the second holds the lock", third),
         ErrorKind::Contended
     );
-    must("check", locks.check(&next.sequencer()).await);
-    must("release", next.release().await);
+    expect_ok("check", locks.check(&next.sequencer()).await);
+    expect_ok("release", next.release().await);
 }
 
 // S02
@@ -645,7 +645,7 @@ pub async fn late_renewal_does_not_take_the_lock_from_a_waiter(subject: &Subject
     // A store that needs time to grant the lock to the next waiter returns when to poll again.
     let granted = async || matches!(renewed(&locks, &waits).await, Renewal::Holding { .. });
     eventually("the next waiter holds the lock", granted).await;
-    assert!(must("leave", locks.store().leave(&waits, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&waits, None).await));
 }
 
 // S07
@@ -665,15 +665,15 @@ pub async fn repeated_release_does_not_free_the_next_hold(subject: &Subject) {
         }
         for pair in line.windows(2) {
             let [gone, next] = pair else { continue };
-            assert!(must("leave", locks.store().leave(gone, None).await));
-            assert!(!must("leave again", locks.store().leave(gone, None).await));
+            assert!(expect_ok("leave", locks.store().leave(gone, None).await));
+            assert!(!expect_ok("leave again", locks.store().leave(gone, None).await));
             let after = renewed(&locks, next).await;
             assert!(matches!(after, Renewal::Holding { .. }), "{kind}: {after:?}");
-            let info = must("read", locks.inspect(name.as_str()).await);
+            let info = expect_ok("read", locks.inspect(name.as_str()).await);
             let holders = info.map_or(0, |info| info.holders().count());
             assert_eq!(holders, 1, "{kind}: after a second leave");
         }
-        assert!(must("leave", locks.store().leave(&line[3], None).await));
+        assert!(expect_ok("leave", locks.store().leave(&line[3], None).await));
     };
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
@@ -687,34 +687,34 @@ pub async fn renewal_racing_a_release_does_not_restore_the_claim(subject: &Subje
     stands(&locks, &waiter).await;
     let renewals = join_all((0..8).map(|_| renewed(&locks, &waiter)));
     let (renewals, left) = tokio::join!(renewals, locks.store().leave(&waiter, None));
-    must("leave", left);
+    expect_ok("leave", left);
     for renewal in renewals {
         assert!(matches!(renewal, Renewal::Waiting(_) | Renewal::Lost), "{renewal:?}");
     }
     let after = renewed(&locks, &waiter).await;
     assert!(matches!(after, Renewal::Lost), "{after:?}");
-    must("leave", locks.store().leave(&holder, None).await);
+    expect_ok("leave", locks.store().leave(&holder, None).await);
 }
 
 // P8
 pub async fn repeated_acquires_of_one_claim_get_one_grant(subject: &Subject) {
     let name = named(subject, "p8");
     let locks = subject.client().await;
-    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    let mut claim = expect_ok("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     claim.lease = PATIENCE;
     let joins = (0..8).map(|_| locks.store().join(&claim, Mode::Wait));
     let mut tokens = BTreeSet::new();
     for joined in join_all(joins).await {
-        match must("join", joined) {
+        match expect_ok("join", joined) {
             Joined::Holding { token, .. } => tokens.insert(token),
             other => panic!("{other:?}"),
         };
     }
     assert_eq!(tokens.len(), 1);
-    let info = must("read", locks.inspect(name.as_str()).await);
+    let info = expect_ok("read", locks.inspect(name.as_str()).await);
     assert_eq!(info.map(|i| i.claims.len()), Some(1));
-    assert!(must("leave", locks.store().leave(&claim, None).await));
-    assert!(!must("leave", locks.store().leave(&claim, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&claim, None).await));
+    assert!(!expect_ok("leave", locks.store().leave(&claim, None).await));
     is_free_soon(&locks, name.as_str()).await;
 }
 
@@ -746,16 +746,16 @@ pub async fn owner_reenters_without_contacting_the_store(subject: &Subject) {
     let (locks, faults) = subject.faulty().await;
     let me = Owner::new();
     let lock = locks.mutex(&name).owner(&me);
-    let outer = must("lock", lock.lock().await);
+    let outer = expect_ok("lock", lock.lock().await);
     let asked = faults.count(Op::Join);
-    let inner = must("again", lock.try_lock().await);
+    let inner = expect_ok("again", lock.try_lock().await);
     assert_eq!(inner.token(), outer.token());
-    must("release of one of two", outer.release().await);
+    expect_ok("release of one of two", outer.release().await);
     assert!(inner.is_held());
     assert_eq!((faults.count(Op::Join), faults.count(Op::Leave)), (asked, 0));
     let another = locks.mutex(&name).owner(&Owner::new()).try_lock().await;
     assert_eq!(kind_of("another owner", another), ErrorKind::Contended);
-    must("release of the last", inner.release().await);
+    expect_ok("release of the last", inner.release().await);
     is_free_soon(&locks, &name).await;
 }
 
@@ -771,7 +771,7 @@ pub async fn lease_of_a_late_grant_counts_from_before_the_request(subject: &Subj
     // shorter by the delay.
     let (lease, held_back) = (subject.lease() * 4, subject.lease() / 2);
     faults.always(Op::Join, Fault::DelayReply(held_back));
-    let guard = must("lock", locks.mutex(&name).lease(lease).no_renewal().lock().await);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(lease).no_renewal().lock().await);
     let left = guard.remaining();
     // On a busy machine a renewal may have replaced this answer, and the renewal was not delayed.
     if faults.count(Op::Renew) == 0 {
@@ -803,7 +803,7 @@ pub async fn late_renewal_does_not_revive_an_expired_hold(subject: &Subject) {
     }
     let name = subject.name("s02");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
     faults.always(Op::Renew, Fault::DelayReply(subject.lease() * 2));
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Expired));
@@ -812,16 +812,16 @@ pub async fn late_renewal_does_not_revive_an_expired_hold(subject: &Subject) {
     assert!(!guard.is_held());
     assert!(matches!(guard.state(), State::Lost(LostReason::Expired)));
     // A store may also fail to answer within such a short lease.
-    let told = kind_of("release", guard.release().await);
-    assert!(matches!(told, ErrorKind::Lost | ErrorKind::Unreachable), "{told:?}");
+    let outcome = kind_of("release", guard.release().await);
+    assert!(matches!(outcome, ErrorKind::Lost | ErrorKind::Unreachable), "{outcome:?}");
 }
 
 // S03
 pub async fn evicted_hold_is_reported_lost_and_not_reacquired(subject: &Subject) {
     let name = subject.name("s03");
     let locks = subject.client().await;
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
-    assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
+    assert_eq!(expect_ok("evict", locks.evict(&name, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
     assert!(!guard.is_held());
@@ -830,7 +830,7 @@ pub async fn evicted_hold_is_reported_lost_and_not_reacquired(subject: &Subject)
     // The end of the old guard does not affect the new hold.
     drop(guard);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let info = must("read", locks.inspect(&name).await);
+    let info = expect_ok("read", locks.inspect(&name).await);
     assert_eq!(info.and_then(|i| i.holders().next()?.token), Some(next.grant()));
 }
 
@@ -839,7 +839,7 @@ pub async fn release_reports_an_unnoticed_loss(subject: &Subject) {
     let name = subject.name("s03b");
     let locks = subject.client().await;
     let guard = taken(&locks, &name).await;
-    assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
+    assert_eq!(expect_ok("evict", locks.evict(&name, Evict::Holders).await), 1);
     let error = match guard.release().await {
         Err(error) => error,
         Ok(_) => panic!("the release of a lost hold succeeded"),
@@ -860,7 +860,7 @@ pub async fn acquire_dropped_at_any_await_leaves_no_claim(subject: &Subject) {
             let mut taking = pin!(lock.lock());
             match poll_times(&mut taking, polls).await {
                 Poll::Ready(guard) => {
-                    must("release", must("lock", guard).release().await);
+                    expect_ok("release", expect_ok("lock", guard).release().await);
                     true
                 }
                 Poll::Pending => false,
@@ -887,7 +887,7 @@ pub async fn acquire_dropped_at_any_await_leaves_no_claim(subject: &Subject) {
                         drop(guard.take());
                     }
                     if let Poll::Ready(guard) = poll_once(&mut taking).await {
-                        drop(must("lock", guard));
+                        drop(expect_ok("lock", guard));
                         break;
                     }
                     moment(&other).await;
@@ -917,7 +917,7 @@ pub async fn delayed_acquire_blocks_the_lock_for_at_most_a_lease(subject: &Subje
     // The clean-up arrives before the delayed request. The request then creates a holder without a
     // client.
     eventually("the delayed request takes effect", async || {
-        must("read", other.inspect(&name).await).is_some()
+        expect_ok("read", other.inspect(&name).await).is_some()
     })
     .await;
     let start = Instant::now();
@@ -926,7 +926,7 @@ pub async fn delayed_acquire_blocks_the_lock_for_at_most_a_lease(subject: &Subje
     let (took, promises) = (start.elapsed(), subject.guarantees());
     let stated = promises.recovery + lease * promises.recovery_leases;
     assert!(took < stated + PATIENCE / 3, "took {took:?}, but the stated limit is {stated:?}");
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
     is_free_soon(&other, &name).await;
 }
 
@@ -938,14 +938,14 @@ pub async fn acquire_with_a_lost_reply_is_granted_once(subject: &Subject) {
         let (locks, faults) = subject.faulty().await;
         faults.next(Op::Join, 1, fault);
         let lock = locks.mutex(&name).lease(subject.lease() * 3);
-        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
         assert!(faults.count(Op::Join) >= 2, "{fault:?}");
-        let info = must("read", other.inspect(&name).await);
+        let info = expect_ok("read", other.inspect(&name).await);
         let claims: Vec<_> = info.iter().flat_map(|i| &i.claims).collect();
-        let holding = claims.iter().filter(|c| c.standing == Standing::Holding).count();
+        let holding = claims.iter().filter(|c| c.state == ClaimState::Holding).count();
         assert_eq!(holding, 1, "{fault:?}: {claims:?}");
         assert_eq!(claims[0].token, Some(guard.grant()), "{fault:?}");
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
         is_free_soon(&other, &name).await;
     }
 }
@@ -956,20 +956,20 @@ pub async fn release_with_a_lost_reply_takes_effect_once(subject: &Subject) {
     let other = subject.client().await;
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::Double] {
         let (locks, faults) = subject.faulty().await;
-        let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 8).lock().await);
+        let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease() * 8).lock().await);
         let successor = {
             let lock = other.mutex(&name);
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
         };
         until_waiting(&other, &name, 1).await;
         faults.next(Op::Leave, 1, fault);
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
         let Ok(successor) = successor.await else { panic!("the successor failed") };
-        let successor = must("lock", successor);
+        let successor = expect_ok("lock", successor);
         assert!(successor.is_held());
         let held = kind_of("try", locks.mutex(&name).try_lock().await);
         assert_eq!(held, ErrorKind::Contended, "{fault:?}");
-        must("release", successor.release().await);
+        expect_ok("release", successor.release().await);
     }
 }
 
@@ -983,13 +983,13 @@ pub async fn a_blocked_executor_keeps_its_locks(subject: &Subject) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { panic!("cannot build a runtime") };
         runtime.block_on(async {
-            let guard = must("lock", lock.lock().await);
+            let guard = expect_ok("lock", lock.lock().await);
             std::thread::sleep(lease * 5 / 4);
             let (held, awake) = (guard.is_held(), Instant::now());
             (held, awake, guard.release().await.is_ok())
         })
     });
-    eventually("held", async || must("read", other.inspect(&name).await).is_some()).await;
+    eventually("held", async || expect_ok("read", other.inspect(&name).await).is_some()).await;
     let next = taken(&other, &name).await;
     let taken = Instant::now();
     let Ok((held, awake, released)) = worker.join() else { panic!("the holder panicked") };
@@ -1007,7 +1007,7 @@ pub async fn paused_holder_detects_its_loss_on_the_first_check(subject: &Subject
     let name = subject.name("s09");
     let clock = Clock::stepped();
     let (locks, _) = subject.faulty_with(Builder::default().clock(clock.clone())).await;
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
     assert!(guard.is_held());
     clock.advance(subject.lease() * 3);
     assert!(!guard.is_held(), "is_held() is true after the lease expired");
@@ -1030,7 +1030,7 @@ pub async fn guards_may_be_dropped_anywhere(subject: &Subject) {
     let outlived = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { panic!("cannot build a runtime") };
-        let guard = runtime.block_on(async { must("lock", lock.lock().await) });
+        let guard = runtime.block_on(async { expect_ok("lock", lock.lock().await) });
         runtime.shutdown_background();
         drop(guard);
     });
@@ -1050,16 +1050,17 @@ pub async fn dropped_guard_does_not_block_its_own_client(subject: &Subject) {
     let locks = subject.client().await;
     let mut last = None;
     for _ in 0..10 {
-        let guard = must("try_lock, immediately after a drop", locks.mutex(&name).try_lock().await);
+        let guard =
+            expect_ok("try_lock, immediately after a drop", locks.mutex(&name).try_lock().await);
         assert!(last.is_none_or(|last| last < guard.token()));
         last = Some(guard.token());
         drop(guard);
     }
     // A pending release of another lock does not delay it.
     let other = subject.name("own-way-not");
-    let held = must("lock", locks.mutex(&other).try_lock().await);
-    drop(must("try_lock", locks.mutex(&name).try_lock().await));
-    must("release", held.release().await);
+    let held = expect_ok("lock", locks.mutex(&other).try_lock().await);
+    drop(expect_ok("try_lock", locks.mutex(&name).try_lock().await));
+    expect_ok("release", held.release().await);
     is_free_soon(&locks, &name).await;
 }
 
@@ -1069,7 +1070,7 @@ pub async fn panic_releases_the_lock(subject: &Subject) {
     let locks = subject.client().await;
     let lock = locks.mutex(&name);
     let panicked = tokio::spawn(async move {
-        let _guard = must("lock", lock.lock().await);
+        let _guard = expect_ok("lock", lock.lock().await);
         std::panic::resume_unwind(Box::new("on purpose"));
     });
     assert!(panicked.await.is_err());
@@ -1080,14 +1081,14 @@ pub async fn panic_releases_the_lock(subject: &Subject) {
 pub async fn failed_renewals_are_retried(subject: &Subject) {
     let name = subject.name("s14");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
     for fault in [Fault::ErrorBefore, Fault::ErrorAfter, Fault::LoseReply] {
         let before = faults.count(Op::Renew);
         faults.next(Op::Renew, 1, fault);
         eventually("two more renewals", async || faults.count(Op::Renew) >= before + 2).await;
         assert!(guard.is_held(), "{fault:?}");
     }
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
 }
 
 // S14
@@ -1098,7 +1099,7 @@ pub async fn lock_lost_in_a_long_outage_can_be_acquired_again(subject: &Subject)
     let name = subject.name("s14b");
     let (locks, faults) = subject.faulty().await;
     let lock = locks.mutex(&name).lease(subject.lease() * 7);
-    let guard = must("lock", lock.lock().await);
+    let guard = expect_ok("lock", lock.lock().await);
     let mut watch = guard.watch();
     assert_eq!(watch.state(), State::Held);
     faults.always(Op::Renew, Fault::ErrorBefore);
@@ -1108,7 +1109,7 @@ pub async fn lock_lost_in_a_long_outage_can_be_acquired_again(subject: &Subject)
     assert!(matches!(then, Ok(State::Lost(LostReason::Expired))), "{then:?}");
     faults.heal();
     drop(guard);
-    let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+    let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
     tokio::time::sleep(subject.lease() * 9).await;
     assert!(guard.is_held(), "the next lock is not renewed");
 }
@@ -1121,14 +1122,14 @@ pub async fn hold_expires_on_time_while_the_store_is_unreachable(subject: &Subje
     let name = subject.name("s14-silent");
     let (locks, faults) = subject.faulty().await;
     let lease = subject.lease() * 4;
-    let guard = must("lock", locks.mutex(&name).lease(lease).lock_timeout(PATIENCE).await);
+    let guard = expect_ok("lock", locks.mutex(&name).lease(lease).lock_timeout(PATIENCE).await);
     faults.freeze();
     // No renewal is acknowledged from here on. Earlier ones were sent before.
     tokio::time::sleep(lease).await;
     assert!(!guard.is_held(), "is_held() is true after the lease expired");
     assert!(matches!(guard.state(), State::Lost(LostReason::Expired)), "{:?}", guard.state());
-    let told = tokio::time::timeout(PATIENCE, guard.lost()).await;
-    assert_eq!(told.ok(), Some(LostReason::Expired));
+    let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
+    assert_eq!(reason.ok(), Some(LostReason::Expired));
     faults.heal();
 }
 
@@ -1142,13 +1143,13 @@ pub async fn lock_delay_follows_only_an_unclean_end(subject: &Subject) {
         assert_eq!(kind_of("lock_delay", lock.try_lock().await), ErrorKind::Unsupported);
         return;
     }
-    must("release", must("lock", lock.try_lock().await).release().await);
-    let again = must("try_lock, immediately after a release", lock.try_lock().await);
-    must("release", again.release().await);
-    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    expect_ok("release", expect_ok("lock", lock.try_lock().await).release().await);
+    let again = expect_ok("try_lock, immediately after a release", lock.try_lock().await);
+    expect_ok("release", again.release().await);
+    let mut claim = expect_ok("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     (claim.lease, claim.lock_delay) = (subject.lease(), delay);
     let start = Instant::now();
-    let joined = must("join", locks.store().join(&claim, Mode::Try).await);
+    let joined = expect_ok("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     let next = taken(&locks, name.as_str()).await;
     assert!(start.elapsed() >= whole(subject.lease() + delay), "free after {:?}", start.elapsed());
@@ -1170,7 +1171,7 @@ pub async fn lock_delay_blocks_every_kind_of_lock(subject: &Subject) {
         holds(&locks, &gone).await;
         takes_its_weight(&locks, &name, shape).await;
         eventually("the lease expires", async || {
-            let info = must("read", locks.inspect(name.as_str()).await);
+            let info = expect_ok("read", locks.inspect(name.as_str()).await);
             info.is_none_or(|info| info.holders().count() == 0)
         })
         .await;
@@ -1196,15 +1197,15 @@ pub async fn late_release_does_not_shorten_the_lock_delay(subject: &Subject) {
     let name = named(subject, "s15-late");
     let (locks, other) = (subject.client().await, subject.client().await);
     let delay = subject.lease() * 3;
-    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    let mut claim = expect_ok("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     (claim.lease, claim.lock_delay) = (subject.lease(), delay);
     let start = Instant::now();
-    let joined = must("join", locks.store().join(&claim, Mode::Try).await);
+    let joined = expect_ok("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     // The holder was paused beyond the end of its lease, and now releases a hold that it has lost.
     tokio::time::sleep(subject.lease() * 3 / 2).await;
-    must("leave", locks.store().leave(&claim, None).await);
-    must("leave again", locks.store().leave(&claim, Some(subject.lease() / 10)).await);
+    expect_ok("leave", locks.store().leave(&claim, None).await);
+    expect_ok("leave again", locks.store().leave(&claim, Some(subject.lease() / 10)).await);
     let next = taken(&other, name.as_str()).await;
     assert!(start.elapsed() >= whole(subject.lease() + delay), "free after {:?}", start.elapsed());
     drop(next);
@@ -1221,9 +1222,9 @@ pub async fn sequencer_is_valid_as_long_as_its_hold(subject: &Subject) {
     );
     let guard = taken(&locks, &name).await;
     let text = guard.sequencer().to_string();
-    let shown = must("parse", text.parse::<Sequencer>());
+    let shown = expect_ok("parse", text.parse::<Sequencer>());
     assert_eq!(shown, guard.sequencer());
-    let held = must("check", other.check(&shown).await);
+    let held = expect_ok("check", other.check(&shown).await);
     assert_eq!(held.token, Some(guard.grant()));
     assert!(shown.is_exclusive() && shown.kind() == Kind::Mutex);
 
@@ -1235,9 +1236,9 @@ pub async fn sequencer_is_valid_as_long_as_its_hold(subject: &Subject) {
         Poll::Ready(())
     })
     .await;
-    must("check while another client waits", other.check(&shown).await);
-    must("release", guard.release().await);
-    let next = must(
+    expect_ok("check while another client waits", other.check(&shown).await);
+    expect_ok("release", guard.release().await);
+    let next = expect_ok(
         "the next waiter holds the lock",
         tokio::time::timeout(PATIENCE, next)
             .await
@@ -1247,18 +1248,18 @@ pub async fn sequencer_is_valid_as_long_as_its_hold(subject: &Subject) {
             .and_then(|next| next),
     );
     assert_eq!(kind_of("check of the old hold", other.check(&shown).await), ErrorKind::Lost);
-    must("check of the next hold", locks.check(&next.sequencer()).await);
+    expect_ok("check of the next hold", locks.check(&next.sequencer()).await);
 
     // An eviction is visible at the store before the guard finds out.
     let evicted = next.sequencer();
-    must("evict", locks.evict(&name, Evict::Holders).await);
+    expect_ok("evict", locks.evict(&name, Evict::Holders).await);
     assert_eq!(kind_of("check of an evicted hold", locks.check(&evicted).await), ErrorKind::Lost);
     drop(next);
     is_free_soon(&locks, &name).await;
     assert_eq!(kind_of("a free lock", locks.check(&shown).await), ErrorKind::Lost);
 
     let text = text.replacen(&escaped(locks.identity()), "elsewhere", 1);
-    let foreign = must("parse", text.parse::<Sequencer>());
+    let foreign = expect_ok("parse", text.parse::<Sequencer>());
     assert_eq!(
         kind_of("check of another store's hold", locks.check(&foreign).await),
         ErrorKind::Mismatch
@@ -1267,17 +1268,17 @@ pub async fn sequencer_is_valid_as_long_as_its_hold(subject: &Subject) {
     if locks.guarantees().keeps(Kind::RwLock) {
         let name = subject.name("r34rw");
         let lock = locks.rwlock(&name);
-        let (a, b) = (must("read", lock.read().await), must("read", lock.read().await));
+        let (a, b) = (expect_ok("read", lock.read().await), expect_ok("read", lock.read().await));
         for reader in [&a, &b] {
             assert!(!reader.sequencer().is_exclusive());
-            must("check a reader", other.check(&reader.sequencer()).await);
+            expect_ok("check a reader", other.check(&reader.sequencer()).await);
         }
         let forged = a.sequencer().to_string().replacen(":read:", ":write:", 1);
-        let forged = must("parse", forged.parse::<Sequencer>());
+        let forged = expect_ok("parse", forged.parse::<Sequencer>());
         assert_eq!(kind_of("a writer's", other.check(&forged).await), ErrorKind::Lost);
-        must("release", a.release().await);
-        must("the other reader", other.check(&b.sequencer()).await);
-        must("release", b.release().await);
+        expect_ok("release", a.release().await);
+        expect_ok("the other reader", other.check(&b.sequencer()).await);
+        expect_ok("release", b.release().await);
         is_free_soon_as(&locks, &name).await;
     }
 }
@@ -1293,7 +1294,7 @@ pub async fn sequencer_becomes_invalid_when_its_lease_expires(subject: &Subject)
         let lock = delay.into_iter().fold(lock, |lock, delay| lock.lock_delay(delay));
         // The lock is free. The long limit allows for slow answers, for which a short lease leaves
         // `try_lock` too little time.
-        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
         let sequencer = guard.sequencer();
         eventually("the hold is lost at the store", async || match other.check(&sequencer).await {
             Ok(_) => false,
@@ -1311,7 +1312,7 @@ pub async fn sequencer_becomes_invalid_when_its_lease_expires(subject: &Subject)
         kind_of("check of the old hold", other.check(&guard.sequencer()).await),
         ErrorKind::Lost
     );
-    must("check of the next hold", locks.check(&next.sequencer()).await);
+    expect_ok("check of the next hold", locks.check(&next.sequencer()).await);
 
     // A claim in cooldown is not a hold. The cooldown is longer than this test's waits.
     if subject.claims("a lock-delay", subject.guarantees().lock_delay) {
@@ -1335,7 +1336,7 @@ fn escaped(text: &str) -> String {
 
 /// Waits until the queue is empty, for any kind of lock.
 async fn is_free_soon_as(locks: &Client, name: &str) {
-    eventually("empty", async || must("inspect", locks.inspect(name).await).is_none()).await;
+    eventually("empty", async || expect_ok("inspect", locks.inspect(name).await).is_none()).await;
 }
 
 // R34
@@ -1343,31 +1344,31 @@ pub async fn at_risk_is_reported_before_the_loss(subject: &Subject) {
     let name = subject.name("r34j");
     let (locks, faults) = subject.faulty().await;
     // The lease is longer than in other cases, so that there is time to recover in between.
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
-    must("ensure", guard.ensure(subject.lease() / 10));
+    let guard = expect_ok("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
+    expect_ok("ensure", guard.ensure(subject.lease() / 10));
     if !subject.claims_leases() {
         // Holds never expire in this store, so they are never at risk, however long the store is
         // unreachable.
         faults.always(Op::Renew, Fault::ErrorBefore);
-        must("ensure", guard.ensure(subject.lease() * 1000));
+        expect_ok("ensure", guard.ensure(subject.lease() * 1000));
         return;
     }
     assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
     let mut work = guard.watch();
-    must("wait_until_held, while held", work.wait_until_held().await);
+    expect_ok("wait_until_held, while held", work.wait_until_held().await);
     faults.always(Op::Renew, Fault::ErrorBefore);
     eventually("at risk", async || matches!(guard.state(), State::AtRisk(_))).await;
     assert!(guard.is_held(), "at risk is still held");
     // Paused work continues after the next renewal, if it arrives in time.
-    let (asked, told) = tokio::sync::oneshot::channel();
+    let (asked, receiver) = tokio::sync::oneshot::channel();
     let paused = tokio::spawn(async move {
         let _ = asked.send(());
         work.wait_until_held().await
     });
-    must("paused", told.await.map_err(|_| gone()));
+    expect_ok("paused", receiver.await.map_err(|_| gone()));
     faults.heal();
-    let steady = must("joined", paused.await.map_err(|_| gone()));
-    must("wait_until_held, after a renewal", steady);
+    let steady = expect_ok("joined", paused.await.map_err(|_| gone()));
+    expect_ok("wait_until_held, after a renewal", steady);
     assert!(guard.is_held());
     faults.always(Op::Renew, Fault::ErrorBefore);
     let mut work = guard.watch();
@@ -1401,7 +1402,7 @@ pub async fn using_one_name_for_two_kinds_is_a_mismatch(subject: &Subject) {
     drop(guard);
     is_free_soon(&locks, &name).await;
     if promises.keeps(Kind::Semaphore) {
-        let guard = must("acquire", locks.semaphore(&name, 2).acquire().await);
+        let guard = expect_ok("acquire", locks.semaphore(&name, 2).acquire().await);
         let wrong = other.semaphore(&name, 3).acquire_timeout(PATIENCE).await;
         assert_eq!(kind_of("another capacity", wrong), ErrorKind::Mismatch);
         drop(guard);
@@ -1417,7 +1418,7 @@ pub async fn a_writer_is_not_starved(subject: &Subject) {
     let name = subject.name("s17");
     let (locks, other) = (subject.client().await, subject.client().await);
     let lock = locks.rwlock(&name);
-    let reading = must("read", lock.read().await);
+    let reading = expect_ok("read", lock.read().await);
     let writer = {
         let lock = other.rwlock(&name);
         tokio::spawn(async move { lock.write_timeout(PATIENCE).await })
@@ -1430,14 +1431,14 @@ pub async fn a_writer_is_not_starved(subject: &Subject) {
         tokio::spawn(async move { lock.read_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &name, 2).await;
-    must("release", reading.release().await);
+    expect_ok("release", reading.release().await);
     let Ok(writing) = writer.await else { panic!("the writer failed") };
-    let writing = must("write", writing);
+    let writing = expect_ok("write", writing);
     assert!(!later.is_finished(), "a reader acquired the lock while the writer holds it");
     let written = writing.grant();
-    must("release", writing.release().await);
+    expect_ok("release", writing.release().await);
     let Ok(later) = later.await else { panic!("the reader failed") };
-    assert!(must("read", later).grant() > written);
+    assert!(expect_ok("read", later).grant() > written);
 }
 
 // S18
@@ -1456,7 +1457,7 @@ pub async fn crashed_waiters_cost_one_lease_in_total(subject: &Subject) {
         assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
     }
     let start = Instant::now();
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
     let live = taken(&locks, name.as_str()).await;
     // The limit allows for one lease and the heartbeat after it.
     let took = start.elapsed();
@@ -1482,16 +1483,16 @@ pub async fn lease_of_a_late_notification_counts_from_the_last_heartbeat(subject
         until_waiting(&other, &name, 1).await;
         // The lock is granted while no message reaches the waiter's client.
         faults.freeze();
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
         tokio::time::sleep(held_back).await;
         faults.heal();
         let Ok(late) = waiting.await else { panic!("the waiter failed") };
-        let late = must("lock", late);
+        let late = expect_ok("lock", late);
         believes_no_more_than_the_store(who_knows(&other, &locks), &late).await;
         assert!(late.is_held());
         let rival = kind_of("a rival", other.mutex(&name).try_lock().await);
         assert_eq!(rival, ErrorKind::Contended);
-        must("release", late.release().await);
+        expect_ok("release", late.release().await);
     }
 }
 
@@ -1540,14 +1541,14 @@ pub async fn hostile_names_are_distinct_ordinary_locks(subject: &Subject) {
     let mut held = Vec::new();
     for name in odd {
         // Each name is a separate lock, so all can be held at once.
-        held.push(must(name, locks.mutex(subject.name(name)).try_lock().await));
+        held.push(expect_ok(name, locks.mutex(subject.name(name)).try_lock().await));
     }
-    let listed = must("list", locks.list(subject.prefix()).await);
+    let listed = expect_ok("list", locks.list(subject.prefix()).await);
     let listed: Vec<&str> = listed.iter().map(|i| i.name.as_str()).collect();
     let expected: BTreeSet<String> = odd.iter().map(|name| subject.name(name)).collect();
     assert_eq!(listed, expected.iter().collect::<Vec<_>>());
     for guard in held {
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
     }
     for bad in ["", "a\0b", "a\r\nb", &"x".repeat(10_240)] {
         assert_eq!(kind_of("bad", locks.mutex(bad).try_lock().await), ErrorKind::InvalidName);
@@ -1562,7 +1563,7 @@ pub async fn many_held_locks_are_renewed_in_batches(subject: &Subject) {
     let (mut held, mut members) = (Vec::new(), BTreeSet::new());
     for i in 0..many {
         let lock = locks.mutex(subject.name(&format!("s92-{i}"))).lease(lease);
-        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
         members.insert(locks.store().shard(guard.name()));
         held.push(guard);
     }
@@ -1585,7 +1586,7 @@ pub async fn many_held_locks_are_renewed_in_batches(subject: &Subject) {
         }
     }
     for guard in held {
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
     }
 }
 
@@ -1608,14 +1609,14 @@ pub async fn list_filters_by_prefix_and_is_sorted(subject: &Subject) {
     ];
     let mut held = Vec::new();
     for name in names {
-        held.push(must(name, locks.mutex(subject.name(name)).try_lock().await));
+        held.push(expect_ok(name, locks.mutex(subject.name(name)).try_lock().await));
     }
     // Unused locks are not listed, and a lock with a holder and a waiter is listed once.
     for name in ["list-gone", "list-a-gone"] {
-        must(name, taken(&locks, &subject.name(name)).await.release().await);
+        expect_ok(name, taken(&locks, &subject.name(name)).await.release().await);
     }
     let waiting = claim_of(&named(subject, "list-a"), MUTEX, PATIENCE);
-    let joined = must("join", locks.store().join(&waiting, Mode::Wait).await);
+    let joined = expect_ok("join", locks.store().join(&waiting, Mode::Wait).await);
     assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
     let prefixes = [
         "",
@@ -1638,7 +1639,7 @@ pub async fn list_filters_by_prefix_and_is_sorted(subject: &Subject) {
         "%",
     ];
     for prefix in prefixes {
-        let shown = must("list", locks.list(&subject.name(prefix)).await);
+        let shown = expect_ok("list", locks.list(&subject.name(prefix)).await);
         let shown: Vec<&str> = shown.iter().map(|info| info.name.as_str()).collect();
         let starts = |name: &&&str| name.starts_with(prefix);
         let expected = names.iter().filter(starts).map(|name| subject.name(name));
@@ -1647,10 +1648,10 @@ pub async fn list_filters_by_prefix_and_is_sorted(subject: &Subject) {
     }
     // A prefix must match at the beginning of a name.
     let part: String = subject.name("list-a").chars().skip(1).collect();
-    assert_eq!(must("list", locks.list(&part).await).len(), 0, "list({part:?})");
-    must("leave", locks.store().leave(&waiting, None).await);
+    assert_eq!(expect_ok("list", locks.list(&part).await).len(), 0, "list({part:?})");
+    expect_ok("leave", locks.store().leave(&waiting, None).await);
     for guard in held {
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
     }
 }
 
@@ -1667,11 +1668,11 @@ pub async fn min_hold_keeps_a_released_lock_unavailable(subject: &Subject) {
     }
     for by_drop in [false, true] {
         let start = Instant::now();
-        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let guard = expect_ok("lock", lock.lock_timeout(PATIENCE).await);
         let token = guard.token();
         match by_drop {
             true => drop(guard),
-            false => drop(must("release", guard.release().await)),
+            false => drop(expect_ok("release", guard.release().await)),
         }
         let contended = kind_of("try", other.mutex(&name).try_lock().await);
         assert_eq!(contended, ErrorKind::Contended);
@@ -1693,17 +1694,17 @@ pub async fn once_per_runs_on_one_client_per_period(subject: &Subject) {
         return;
     }
     let start = Instant::now();
-    let OncePer::Ran(guard) = must("once_per", ours.once_per(period).await) else {
+    let OncePer::Ran(guard) = expect_ok("once_per", ours.once_per(period).await) else {
         panic!("expected Ran in a new period")
     };
-    match must("once_per", theirs.once_per(period).await) {
+    match expect_ok("once_per", theirs.once_per(period).await) {
         OncePer::Running(holder) => {
             assert_eq!((holder.token, &*holder.holder.label), (Some(guard.grant()), "reports"));
         }
         was => panic!("expected Running while another client works, got {was:?}"),
     }
-    must("release", guard.release().await);
-    let next = match must("once_per", theirs.once_per(period).await) {
+    expect_ok("release", guard.release().await);
+    let next = match expect_ok("once_per", theirs.once_per(period).await) {
         OncePer::Done { next } => next,
         // The machine was paused for a whole period.
         OncePer::Ran(_) if start.elapsed() >= whole(period) => return,
@@ -1712,7 +1713,7 @@ pub async fn once_per_runs_on_one_client_per_period(subject: &Subject) {
     // Some stores round up to seconds.
     assert!(next > Duration::ZERO && next <= period * 3, "{next:?}");
     eventually("the next period begins", async || {
-        must("once_per", theirs.once_per(period).await).ran().is_some()
+        expect_ok("once_per", theirs.once_per(period).await).ran().is_some()
     })
     .await;
     assert!(start.elapsed() + Duration::from_millis(20) >= period, "{:?}", start.elapsed());
@@ -1728,21 +1729,21 @@ pub async fn min_hold_keeps_every_kind_of_lock_unavailable(subject: &Subject) {
         let gone = claim_of(&name, shape, PATIENCE * 4);
         holds(&locks, &gone).await;
         takes_its_weight(&locks, &name, shape).await;
-        assert!(must("leave", locks.store().leave(&gone, Some(PATIENCE * 4)).await));
+        assert!(expect_ok("leave", locks.store().leave(&gone, Some(PATIENCE * 4)).await));
         takes_its_weight(&locks, &name, shape).await;
         // A release that is repeated or late does not end the cooldown.
         for keep in [None, Some(Duration::from_millis(1))] {
-            must("leave again", locks.store().leave(&gone, keep).await);
+            expect_ok("leave again", locks.store().leave(&gone, keep).await);
             tokio::time::sleep(Duration::from_millis(5)).await;
             takes_its_weight(&locks, &name, shape).await;
         }
         // An operator ends the cooldown.
         let evicted = locks.evict(name.as_str(), Evict::Holders).await;
-        assert_eq!(must("evict", evicted), 1, "{shape:?}: evictions of a lock in cooldown");
+        assert_eq!(expect_ok("evict", evicted), 1, "{shape:?}: evictions of a lock in cooldown");
         let (kind, _, capacity) = shape;
         let all = claim_of(&name, (kind, capacity, capacity), PATIENCE);
         holds(&locks, &all).await;
-        assert!(must("leave", locks.store().leave(&all, None).await));
+        assert!(expect_ok("leave", locks.store().leave(&all, None).await));
     };
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
@@ -1753,7 +1754,7 @@ pub async fn max_hold_ends_a_hold(subject: &Subject) {
     let lease = subject.lease() * 6;
     let lock = locks.mutex(&name).lease(lease).max_hold(subject.lease() * 7);
     let start = Instant::now();
-    let guard = must("lock", lock.lock().await);
+    let guard = expect_ok("lock", lock.lock().await);
     let next = taken(&other, &name).await;
     assert!(
         start.elapsed() >= whole(lease),
@@ -1777,11 +1778,11 @@ pub async fn acquire_meets_min_validity_or_fails(subject: &Subject) {
     let lock = locks.mutex(&name).lease(lease).min_validity(lease * 9 / 10);
     // The first reply is too late for the required validity. A renewal makes up for it.
     faults.next(Op::Join, 1, Fault::DelayReply(late));
-    let guard = must("lock", lock.lock().await);
+    let guard = expect_ok("lock", lock.lock().await);
     // If the reply was so late that the claim was sent again, the second reply has made up for it.
     let asked = faults.count(Op::Join) + faults.count(Op::Renew);
     assert!(asked > 1, "the lock was not renewed, although too little of the lease was left");
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
     // All replies are too late, so the lock is refused and released.
     faults.always(Op::Join, Fault::DelayReply(late));
     faults.always(Op::Renew, Fault::DelayReply(late));
@@ -1797,7 +1798,8 @@ pub async fn no_renewal_lets_the_lease_expire(subject: &Subject) {
     let name = subject.name("no-renewal");
     let (locks, other) = (subject.client().await, subject.client().await);
     let start = Instant::now();
-    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).no_renewal().lock().await);
+    let guard =
+        expect_ok("lock", locks.mutex(&name).lease(subject.lease()).no_renewal().lock().await);
     let next = taken(&other, &name).await;
     assert!(
         start.elapsed() >= whole(subject.lease()),
@@ -1813,15 +1815,15 @@ pub async fn manual_renewal_extends_a_hold_but_does_not_revive_it(subject: &Subj
     let name = subject.name("by-hand");
     let locks = subject.client().await;
     let lock = locks.mutex(&name).lease(subject.lease() * 10).no_renewal();
-    let guard = must("lock", lock.lock().await);
+    let guard = expect_ok("lock", lock.lock().await);
     let at_store = async || {
-        let info = must("read", locks.inspect(&name).await);
+        let info = expect_ok("read", locks.inspect(&name).await);
         info.and_then(|info| info.holders().next().and_then(|holder| holder.remaining))
     };
     if subject.claims_leases() {
         tokio::time::sleep(subject.lease()).await;
         let (here, there) = (guard.remaining(), at_store().await);
-        let left = must("renew", guard.renew().await);
+        let left = expect_ok("renew", guard.renew().await);
         assert!(left > here, "{left:?} left after a renewal, {here:?} before");
         assert!(guard.remaining() <= left);
         if let (Some(before), Some(after)) = (there, at_store().await) {
@@ -1832,9 +1834,9 @@ pub async fn manual_renewal_extends_a_hold_but_does_not_revive_it(subject: &Subj
             );
         }
     } else {
-        assert_eq!(must("renew", guard.renew().await), Duration::MAX);
+        assert_eq!(expect_ok("renew", guard.renew().await), Duration::MAX);
     }
-    must("evict", locks.evict(&name, Evict::Holders).await);
+    expect_ok("evict", locks.evict(&name, Evict::Holders).await);
     assert_eq!(kind_of("renew", guard.renew().await), ErrorKind::Lost);
     assert!(matches!(guard.state(), State::Lost(_)));
     assert_eq!(kind_of("renew", guard.renew().await), ErrorKind::Lost);
@@ -1851,13 +1853,13 @@ pub async fn queue_changes_are_reported_to_watchers(subject: &Subject) {
     /// Waits for the next event of this kind, from any claim.
     async fn next(changes: &mut LockEvents, wanted: LockEventKind) -> LockEvent {
         loop {
-            let change = must("next", changes.next().await);
+            let change = expect_ok("next", changes.next().await);
             if change.became == wanted {
                 return change;
             }
         }
     }
-    let first = must("lock", locks.mutex(&name).label("first").lock().await);
+    let first = expect_ok("lock", locks.mutex(&name).label("first").lock().await);
     for changes in [&mut of_one, &mut of_all] {
         let change = next(changes, LockEventKind::Holds).await;
         assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(first.grant())));
@@ -1868,12 +1870,12 @@ pub async fn queue_changes_are_reported_to_watchers(subject: &Subject) {
     let change = next(&mut of_one, LockEventKind::Waits).await;
     assert_eq!(change.claim.holder.label, "second");
     // The other lock appears only in the watch of the prefix.
-    let third = must("lock", locks.mutex(&other).lock().await);
+    let third = expect_ok("lock", locks.mutex(&other).lock().await);
     let change = next(&mut of_all, LockEventKind::Holds).await;
     assert_eq!((change.name.as_str(), change.claim.token), (&*other, Some(third.grant())));
     let token = first.grant();
-    must("release", first.release().await);
-    let second = must("wait", must("join", second.await));
+    expect_ok("release", first.release().await);
+    let second = expect_ok("wait", expect_ok("join", second.await));
     let change = next(&mut of_one, LockEventKind::Ended).await;
     assert_eq!(change.claim.token, Some(token));
     let change = next(&mut of_one, LockEventKind::Holds).await;
@@ -1890,31 +1892,31 @@ pub async fn evicted_holder_is_notified_immediately(subject: &Subject) {
     let long = Duration::from_secs(90).min(locks.store().longest_lease());
     let mutex = |what: &str| locks.mutex(subject.name(what)).lease(long);
     let mut held: Vec<Hold> = vec![
-        must("lock", mutex("evicted:mutex").lock().await).into(),
-        must("lock", mutex("evicted:unrenewed").no_renewal().lock().await).into(),
+        expect_ok("lock", mutex("evicted:mutex").lock().await).into(),
+        expect_ok("lock", mutex("evicted:unrenewed").no_renewal().lock().await).into(),
     ];
     if subject.guarantees().keeps(Kind::RwLock) {
         let lock = locks.rwlock(subject.name("evicted:read")).lease(long);
-        held.push(must("read", lock.read().await).into());
+        held.push(expect_ok("read", lock.read().await).into());
         let lock = locks.semaphore(subject.name("evicted:permit"), 3).lease(long);
-        held.push(must("acquire", lock.acquire_many(2).await).into());
+        held.push(expect_ok("acquire", lock.acquire_many(2).await).into());
     }
     for guard in held {
         let began = Instant::now();
-        must("evict", other.evict(guard.name().as_str(), Evict::Holders).await);
+        expect_ok("evict", other.evict(guard.name().as_str(), Evict::Holders).await);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
         assert_eq!(reason.ok(), Some(LostReason::Gone), "{guard:?}");
         // A renewal would find out later, at a third of the lease.
         assert!(began.elapsed() < long / 4, "{guard:?}: notified after {:?}", began.elapsed());
     }
     // A notification for one hold does not affect another hold of the same client.
-    let kept = must("lock", mutex("evicted:not").lock().await);
-    let gone = must("lock", mutex("evicted:beside").lock().await);
-    assert_eq!(must("evict", other.evict(gone.name().as_str(), Evict::Holders).await), 1);
+    let kept = expect_ok("lock", mutex("evicted:not").lock().await);
+    let gone = expect_ok("lock", mutex("evicted:beside").lock().await);
+    assert_eq!(expect_ok("evict", other.evict(gone.name().as_str(), Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, gone.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone), "{gone:?}");
     assert!(kept.is_held(), "{kept:?}");
-    must("release", kept.release().await);
+    expect_ok("release", kept.release().await);
 }
 
 /// If the store notifies watchers, they are notified long before they would poll.
@@ -1923,24 +1925,24 @@ pub async fn watcher_is_notified_without_polling(subject: &Subject) {
         return;
     }
     async fn next(changes: &mut LockEvents, wanted: LockEventKind) -> LockEvent {
-        let told = tokio::time::timeout(PATIENCE, async {
+        let notified = tokio::time::timeout(PATIENCE, async {
             loop {
-                let change = must("next", changes.next().await);
+                let change = expect_ok("next", changes.next().await);
                 if change.became == wanted {
                     return change;
                 }
             }
         });
-        let Ok(told) = told.await else { panic!("no watcher was notified of {wanted:?}") };
-        told
+        let Ok(notified) = notified.await else { panic!("no watcher was notified of {wanted:?}") };
+        notified
     }
-    let name = subject.name("told:a");
+    let name = subject.name("notified:a");
     let (locks, others) = (subject.client().await, subject.client().await);
     // This waits until the watch is running and has reported everything that exists.
-    let before = must("lock", locks.mutex(subject.name("told:before")).lock().await);
-    let mut of_all = others.watch_all(subject.name("told:")).every(PATIENCE * 20);
+    let before = expect_ok("lock", locks.mutex(subject.name("notified:before")).lock().await);
+    let mut of_all = others.watch_all(subject.name("notified:")).every(PATIENCE * 20);
     next(&mut of_all, LockEventKind::Holds).await;
-    let first = must("lock", locks.mutex(&name).lock().await);
+    let first = expect_ok("lock", locks.mutex(&name).lock().await);
     assert_eq!(next(&mut of_all, LockEventKind::Holds).await.claim.token, Some(first.grant()));
     let mut of_one = others.watch(&name).every(PATIENCE * 20);
     next(&mut of_one, LockEventKind::Holds).await;
@@ -1950,13 +1952,13 @@ pub async fn watcher_is_notified_without_polling(subject: &Subject) {
     };
     next(&mut of_one, LockEventKind::Waits).await;
     let token = first.grant();
-    must("release", first.release().await);
-    let second = must("wait", must("join", waiting.await));
+    expect_ok("release", first.release().await);
+    let second = expect_ok("wait", expect_ok("join", waiting.await));
     assert_eq!(next(&mut of_one, LockEventKind::Ended).await.claim.token, Some(token));
     assert_eq!(next(&mut of_one, LockEventKind::Holds).await.claim.token, Some(second.grant()));
-    must("release", second.release().await);
+    expect_ok("release", second.release().await);
     assert_eq!(next(&mut of_one, LockEventKind::Ended).await.name.as_str(), name);
-    must("release", before.release().await);
+    expect_ok("release", before.release().await);
     let all =
         async { while next(&mut of_all, LockEventKind::Ended).await.name.as_str() == name {} };
     all.await;
@@ -1984,7 +1986,7 @@ pub async fn blocking_candidate_leads_until_it_resigns(subject: &Subject) {
     });
     let mut all = Vec::new();
     for thread in threads {
-        let terms = must("lead", must("join", thread.await));
+        let terms = expect_ok("lead", expect_ok("join", thread.await));
         assert!(terms[0] < terms[1], "{terms:?}");
         all.extend(terms);
     }
@@ -1993,19 +1995,19 @@ pub async fn blocking_candidate_leads_until_it_resigns(subject: &Subject) {
     assert_eq!(all.len(), 4, "two terms have the same token");
     // The lock has no leader now.
     let last = tokio::task::spawn_blocking(move || observer.changed());
-    assert!(must("changed", must("join", last.await)).is_none());
+    assert!(expect_ok("changed", expect_ok("join", last.await)).is_none());
 }
 
 pub async fn operator_sees_holders_and_waiters_and_evicts(subject: &Subject) {
     let name = subject.name("people");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let guard = must("lock", locks.mutex(&name).label("the nightly job").lock().await);
+    let guard = expect_ok("lock", locks.mutex(&name).label("the nightly job").lock().await);
     let waiting = {
         let lock = other.mutex(&name).label("another");
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &name, 1).await;
-    let Some(info) = must("read", other.inspect(&name).await) else {
+    let Some(info) = expect_ok("read", other.inspect(&name).await) else {
         panic!("the lock is not listed")
     };
     let Some(holder) = info.holders().next() else { panic!("no holder is listed") };
@@ -2021,14 +2023,14 @@ pub async fn operator_sees_holders_and_waiters_and_evicts(subject: &Subject) {
     // Evicting a token that does not exist removes nothing. Evicting the right one hands the lock
     // over.
     let Some(no_such) = leasehold_core::Token::new(1) else { panic!("1 is not a token") };
-    assert_eq!(must("evict", other.evict(&name, Evict::Token(no_such)).await), 0);
-    assert_eq!(must("evict", other.evict(&name, Evict::Token(guard.grant())).await), 1);
+    assert_eq!(expect_ok("evict", other.evict(&name, Evict::Token(no_such)).await), 0);
+    assert_eq!(expect_ok("evict", other.evict(&name, Evict::Token(guard.grant())).await), 1);
     let Ok(next) = waiting.await else { panic!("the waiter failed") };
-    let next = must("lock", next);
+    let next = expect_ok("lock", next);
     assert!(next.token() > guard.token());
     let unused = subject.name("unused");
-    assert!(must("inspect", locks.inspect(&unused).await).is_none());
-    assert_eq!(must("evict", locks.evict(&unused, Evict::Holders).await), 0);
+    assert!(expect_ok("inspect", locks.inspect(&unused).await).is_none());
+    assert_eq!(expect_ok("evict", locks.evict(&unused, Evict::Holders).await), 0);
 }
 
 /// `holders` returns the holders that the whole queue shows, including their tokens.
@@ -2042,28 +2044,28 @@ pub async fn holders_query_matches_the_full_queue(subject: &Subject) {
         // One claim waits, possibly after readers.
         claims.push(claim_of(&name, (kind, capacity, capacity), PATIENCE));
         for claim in &claims {
-            must("join", store.join(claim, Mode::Wait).await);
+            expect_ok("join", store.join(claim, Mode::Wait).await);
         }
-        let Some(whole) = must("read", store.read(&name).await) else {
+        let Some(whole) = expect_ok("read", store.read(&name).await) else {
             panic!("the lock is not listed")
         };
         let shown = |info: &LockInfo| -> Vec<_> {
             info.holders().map(|c| (c.token, c.weight, c.holder.clone())).collect()
         };
-        let Some(info) = must("holders", store.holders(&name, None).await) else {
+        let Some(info) = expect_ok("holders", store.holders(&name, None).await) else {
             panic!("no holder is listed")
         };
         assert_eq!((info.kind, info.capacity), (whole.kind, whole.capacity));
         assert_eq!(shown(&info), shown(&whole), "{shape:?}");
         for (token, ..) in shown(&whole) {
-            let info = must("holders", store.holders(&name, token).await);
+            let info = expect_ok("holders", store.holders(&name, token).await);
             let is_shown = info.is_some_and(|info| info.holders().any(|c| c.token == token));
             assert!(is_shown, "{shape:?}: the holder with token {token:?} is not listed");
         }
         for claim in claims.iter().rev() {
-            must("leave", store.leave(claim, None).await);
+            expect_ok("leave", store.leave(claim, None).await);
         }
-        let info = must("holders", store.holders(&name, None).await);
+        let info = expect_ok("holders", store.holders(&name, None).await);
         assert_eq!(
             info.map_or(0, |info| info.claims.len()),
             0,
@@ -2076,25 +2078,25 @@ pub async fn holders_query_matches_the_full_queue(subject: &Subject) {
 pub async fn work_runs_under_its_lock(subject: &Subject) {
     let name = subject.name("work");
     let (locks, other) = (subject.client().await, subject.client().await);
-    must("ping", locks.ping(PATIENCE).await);
+    expect_ok("ping", locks.ping(PATIENCE).await);
     let mut options = leasehold_core::LockOptions::default();
     options.lease = subject.lease() * 10;
     options.label = "as it was set".into();
     let mutex = locks.mutex(&name).options(&options);
     let work = mutex.run(async |guard| {
-        let info = must("read", other.inspect(&name).await);
+        let info = expect_ok("read", other.inspect(&name).await);
         let label = info.and_then(|info| Some(info.holders().next()?.holder.label.clone()));
         assert_eq!(label.as_deref(), Some("as it was set"));
         assert!(guard.remaining() <= subject.lease() * 10 || !subject.guarantees().has_leases());
         kind_of("a second", other.mutex(&name).try_lock().await)
     });
-    assert_eq!(must("run", work.await), ErrorKind::Contended);
+    assert_eq!(expect_ok("run", work.await), ErrorKind::Contended);
     type Failed = Box<dyn std::error::Error + Send + Sync>;
     let failed = mutex.try_run(async |_| Err::<(), Failed>("no paper".into())).await;
     assert_eq!(failed.err().map(|why| why.to_string()).as_deref(), Some("no paper"));
     drop(taken(&other, &name).await);
     let work = mutex.run(async |_| {
-        must("evict", other.evict(&name, Evict::Holders).await);
+        expect_ok("evict", other.evict(&name, Evict::Holders).await);
         std::future::pending::<()>().await;
     });
     let Ok(lost) = tokio::time::timeout(PATIENCE, work).await else {
@@ -2109,30 +2111,30 @@ pub async fn blocking_client_locks_like_the_async_client(subject: &Subject) {
     let (locks, other) = (subject.client().await, subject.client().await);
     let thread = tokio::task::spawn_blocking(move || {
         let [locks, other] = [locks, other].map(blocking::Client::from);
-        must("ping", locks.ping(PATIENCE));
-        let guard = must("lock", locks.mutex(&name).lock());
+        expect_ok("ping", locks.ping(PATIENCE));
+        let guard = expect_ok("lock", locks.mutex(&name).lock());
         let second = other.mutex(&name);
         assert_eq!(kind_of("a second", second.try_lock()), ErrorKind::Contended);
         let short = Duration::from_millis(20);
         assert!(is_out_of_time(kind_of("a third", second.lock_timeout(short))));
         let first = guard.token();
-        must("release", guard.release());
-        let next = must("run", second.run(|guard| guard.token()));
+        expect_ok("release", guard.release());
+        let next = expect_ok("run", second.run(|guard| guard.token()));
         assert!(next > first);
         let failed = second.try_run(|_| Err::<(), _>(gone()));
         assert_eq!(kind_of("the work's own error", failed), ErrorKind::Closed);
-        let both = must("all", locks.lock_all([format!("{name}:b"), format!("{name}:a")]));
-        assert_eq!(must("list", other.list(&format!("{name}:"))).len(), 2);
-        must("release", both.release());
-        let seen = must("watch", {
-            let guard = must("lock", second.lock());
+        let both = expect_ok("all", locks.lock_all([format!("{name}:b"), format!("{name}:a")]));
+        assert_eq!(expect_ok("list", other.list(&format!("{name}:"))).len(), 2);
+        expect_ok("release", both.release());
+        let seen = expect_ok("watch", {
+            let guard = expect_ok("lock", second.lock());
             let change = locks.watch(&name).next();
-            must("release", guard.release());
+            expect_ok("release", guard.release());
             change
         });
         assert_eq!((seen.name.as_str(), seen.became), (&*name, LockEventKind::Holds));
     });
-    must("joined", thread.await);
+    expect_ok("joined", thread.await);
 }
 
 /// Clients outside a namespace cannot reach its locks by accident, and notifications reach the
@@ -2142,12 +2144,12 @@ pub async fn namespace_isolates_its_locks_and_delivers_notifications(subject: &S
     let store = subject.client().await;
     let namespace = subject.name("acme/");
     let within = Builder::default().namespace(&namespace).store(store.store().clone());
-    let within = must("a namespace", within);
-    let guard = must("lock", within.mutex("job").lock().await);
+    let within = expect_ok("a namespace", within);
+    let guard = expect_ok("lock", within.mutex("job").lock().await);
     assert_eq!(guard.name().as_str(), "job");
-    assert_eq!(must("list", within.list("").await).len(), 1);
-    assert_eq!(must("watch", within.watch_all("").next().await).name.as_str(), "job");
-    drop(must("another", locks.mutex(subject.name("job")).try_lock().await));
+    assert_eq!(expect_ok("list", within.list("").await).len(), 1);
+    assert_eq!(expect_ok("watch", within.watch_all("").next().await).name.as_str(), "job");
+    drop(expect_ok("another", locks.mutex(subject.name("job")).try_lock().await));
     let whole = format!("{namespace}job");
     let error = kind_of("the same", locks.mutex(&whole).try_lock().await);
     assert_eq!(error, ErrorKind::Contended);
@@ -2159,11 +2161,11 @@ pub async fn namespace_isolates_its_locks_and_delivers_notifications(subject: &S
         tokio::spawn(async move { mutex.lock_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &whole, 1).await;
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
     let Ok(next) = waits.await else { panic!("the waiter failed") };
-    let next = must("lock", next);
+    let next = expect_ok("lock", next);
     let began = Instant::now();
-    assert_eq!(must("evict", locks.evict(&whole, Evict::Holders).await), 1);
+    assert_eq!(expect_ok("evict", locks.evict(&whole, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, next.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
     // The holder did not find out by its own renewal, which is due after a third of the lease.
@@ -2181,7 +2183,7 @@ pub async fn operator_evicts_a_waiter_by_its_token(subject: &Subject) {
     holds(&locks, &holder).await;
     stands(&locks, &first).await;
     stands(&locks, &second).await;
-    let Some(info) = must("read", other.inspect(name.as_str()).await) else {
+    let Some(info) = expect_ok("read", other.inspect(name.as_str()).await) else {
         panic!("the lock is not listed")
     };
     let tokens: Vec<_> = info.waiters().map(|waiter| waiter.token).collect();
@@ -2190,21 +2192,21 @@ pub async fn operator_evicts_a_waiter_by_its_token(subject: &Subject) {
         return;
     }
     let Some(token) = first_token else { return };
-    assert_eq!(must("evict", other.evict(name.as_str(), Evict::Token(token)).await), 1);
-    assert_eq!(must("evict", other.evict(name.as_str(), Evict::Token(token)).await), 0);
+    assert_eq!(expect_ok("evict", other.evict(name.as_str(), Evict::Token(token)).await), 1);
+    assert_eq!(expect_ok("evict", other.evict(name.as_str(), Evict::Token(token)).await), 0);
     let after = renewed(&locks, &first).await;
     assert!(matches!(after, Renewal::Lost), "the evicted waiter: {after:?}");
     let after = renewed(&locks, &holder).await;
     assert!(matches!(after, Renewal::Holding { .. }), "the holder: {after:?}");
     let after = renewed(&locks, &second).await;
     assert!(matches!(after, Renewal::Waiting(_)), "the next waiter, during the hold: {after:?}");
-    assert!(must("leave", locks.store().leave(&holder, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&holder, None).await));
     let after = renewed(&locks, &second).await;
     assert!(
         matches!(after, Renewal::Holding { .. }),
         "the next waiter, after the release: {after:?}"
     );
-    assert!(must("leave", locks.store().leave(&second, None).await));
+    assert!(expect_ok("leave", locks.store().leave(&second, None).await));
 }
 
 pub async fn released_permits_wake_all_waiters_that_fit(subject: &Subject) {
@@ -2213,7 +2215,7 @@ pub async fn released_permits_wake_all_waiters_that_fit(subject: &Subject) {
     }
     let name = subject.name("permits");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let all = must("acquire", locks.semaphore(&name, 3).acquire_many(3).await);
+    let all = expect_ok("acquire", locks.semaphore(&name, 3).acquire_many(3).await);
     let mut waiting = Vec::new();
     for i in 0..4 {
         let client = if i % 2 == 0 { &locks } else { &other };
@@ -2221,18 +2223,18 @@ pub async fn released_permits_wake_all_waiters_that_fit(subject: &Subject) {
         waiting.push(tokio::spawn(async move { lock.acquire_timeout(PATIENCE).await }));
         until_waiting(&locks, &name, i + 1).await;
     }
-    must("release", all.release().await);
+    expect_ok("release", all.release().await);
     let mut held = Vec::new();
     for task in waiting.drain(..3) {
         let Ok(permit) = task.await else { panic!("a waiter failed") };
-        held.push(must("acquire", permit));
+        held.push(expect_ok("acquire", permit));
     }
     until_waiting(&locks, &name, 1).await;
     // Whichever of the three is released first makes room for the fourth.
     drop(held.swap_remove(1));
     let Some(last) = waiting.pop() else { panic!("no waiter is left") };
     let Ok(last) = last.await else { panic!("the last waiter failed") };
-    assert!(must("acquire", last).is_held());
+    assert!(expect_ok("acquire", last).is_held());
 }
 
 pub async fn delayed_and_duplicated_messages_do_not_break_exclusion(subject: &Subject) {
@@ -2241,27 +2243,27 @@ pub async fn delayed_and_duplicated_messages_do_not_break_exclusion(subject: &Su
     let (inside, last) = (AtomicI64::new(0), AtomicU64::new(0));
     let short = Duration::from_millis(20);
     let one = async |i: usize| {
-        let mut dice = Dice::new(7 + i as u64);
+        let mut rng = SeededRng::new(7 + i as u64);
         let (locks, faults) = &clients[i % 2];
         for _ in 0..10 {
-            let op = [Op::Join, Op::Leave, Op::Changed, Op::Renew][dice.below(4)];
+            let op = [Op::Join, Op::Leave, Op::Changed, Op::Renew][rng.below(4)];
             let fault = [
                 Fault::DelayRequest(short),
                 Fault::DelayReply(short),
                 Fault::Double,
                 Fault::ErrorAfter,
                 Fault::ErrorBefore,
-            ][dice.below(5)];
+            ][rng.below(5)];
             faults.next(op, 1, fault);
             let lock = locks.mutex(&name).lease(PATIENCE);
-            let guard = must("lock", lock.lock_timeout(PATIENCE * 3).await);
+            let guard = expect_ok("lock", lock.lock_timeout(PATIENCE * 3).await);
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two clients hold the lock");
             let token = guard.token().get();
             assert!(token > last.swap(token, Ordering::SeqCst), "tokens out of order");
             tokio::time::sleep(Duration::from_millis(1)).await;
             assert!(guard.is_held());
             inside.fetch_sub(1, Ordering::SeqCst);
-            must("release", guard.release().await);
+            expect_ok("release", guard.release().await);
         }
     };
     join_all((0..6).map(one)).await;
@@ -2297,7 +2299,7 @@ pub async fn waiting_ends_at_its_timeout(subject: &Subject) {
     // answer, and the wait needs two: its own time limit and its last try.
     let confirming = locks.store().info().replication_timeout * 3;
     assert!(start.elapsed() < PATIENCE + confirming, "{:?}", start.elapsed());
-    must("release", guard.release().await);
+    expect_ok("release", guard.release().await);
 }
 
 pub async fn store_behaves_like_the_reference_queue(subject: &Subject) {
@@ -2325,21 +2327,21 @@ pub async fn election_continues_after_lost_terms(subject: &Subject) {
     let last: std::sync::Mutex<Option<Watch>> = std::sync::Mutex::new(None);
     let mut observer = clients[0].election(&name).observe();
     assert!(
-        must("observe", observer.changed().await).is_none(),
+        expect_ok("observe", observer.changed().await).is_none(),
         "a leader is reported before the first term"
     );
     let first = taken(&clients[1], &name).await;
-    let leader = must("observe", observer.changed().await);
+    let leader = expect_ok("observe", observer.changed().await);
     assert_eq!(leader.and_then(|leader| leader.token), Some(first.grant()));
     let before = first.token();
-    must("release", first.release().await);
+    expect_ok("release", first.release().await);
     let pauses = Arc::new(AtomicU64::new(0));
     let one = async |i: usize| {
-        let told = pauses.clone();
+        let observed_pauses = pauses.clone();
         let election = clients[i].election(&name).max_hold(Duration::from_millis(300));
         let election = election.on_pause(move |error, _| {
             assert_eq!(error.lost_reason(), Some(LostReason::MaxHold), "{error}");
-            told.fetch_add(1, Ordering::SeqCst);
+            observed_pauses.fetch_add(1, Ordering::SeqCst);
         });
         let work = async |guard: MutexGuard| {
             leading.fetch_add(1, Ordering::SeqCst);
@@ -2360,7 +2362,7 @@ pub async fn election_continues_after_lost_terms(subject: &Subject) {
                 _ => std::ops::ControlFlow::Break(()),
             }
         };
-        must("lead", election.lead(work).await);
+        expect_ok("lead", election.lead(work).await);
     };
     join_all((0..2).map(one)).await;
     let terms = terms.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -2369,7 +2371,7 @@ pub async fn election_continues_after_lost_terms(subject: &Subject) {
     assert_eq!(leading.into_inner(), 0, "work continues after its term");
     assert_eq!(pauses.load(Ordering::SeqCst), 2, "number of pauses after lost terms");
     assert!(
-        must("observe", observer.changed().await).is_none(),
+        expect_ok("observe", observer.changed().await).is_none(),
         "a leader is reported after the last term"
     );
     is_free_soon(&clients[0], &name).await;
@@ -2393,7 +2395,7 @@ fn several(subject: &Subject, what: &str) -> [String; 3] {
 /// Waits until all locks have no holder and no waiter.
 async fn all_are_free(locks: &Client, names: &[String]) {
     for name in names {
-        eventually(name, async || must("read", locks.inspect(name).await).is_none()).await;
+        eventually(name, async || expect_ok("read", locks.inspect(name).await).is_none()).await;
     }
 }
 
@@ -2401,7 +2403,7 @@ pub async fn lock_all_acquires_all_locks_or_none(subject: &Subject) {
     let names = several(subject, "together");
     let [b, _, c] = &names;
     let (locks, other) = (subject.client().await, subject.client().await);
-    let all = must("lock_all", locks.lock_all(names.iter().chain([b])).await);
+    let all = expect_ok("lock_all", locks.lock_all(names.iter().chain([b])).await);
     assert_eq!(all.iter().count(), 3, "a lock that is named twice must be acquired once");
     assert!(all.is_held() && all.remaining() > Duration::ZERO);
     for name in &names {
@@ -2413,7 +2415,7 @@ pub async fn lock_all_acquires_all_locks_or_none(subject: &Subject) {
         );
     }
     assert!(all.get("another").is_none());
-    must("release", all.release().await);
+    expect_ok("release", all.release().await);
     all_are_free(&other, &names).await;
     // The last lock in the order is held. A failed attempt keeps none of the others.
     let held = taken(&other, c).await;
@@ -2449,14 +2451,14 @@ pub async fn lock_all_acquires_all_locks_or_none(subject: &Subject) {
         );
     }
     all_are_free(&other, &names[..2]).await;
-    must("release", held.release().await);
+    expect_ok("release", held.release().await);
     let both_ways = [locks.mutex(b).into(), locks.rwlock(b).read_request()];
     assert_eq!(
         kind_of("one lock with two kinds", locks.lock_all(both_ways).await),
         ErrorKind::Config
     );
     let none: [&str; 0] = [];
-    assert!(must("no locks at all", locks.lock_all(none).await).is_held());
+    assert!(expect_ok("no locks at all", locks.lock_all(none).await).is_held());
     all_are_free(&other, &names).await;
 }
 
@@ -2473,9 +2475,9 @@ pub async fn multi_guard_is_lost_with_any_of_its_locks(subject: &Subject) {
     if keeps(Kind::Semaphore) {
         wanted.push(locks.semaphore(c, 3).permit_request(2));
     }
-    let all = must("lock_all", locks.lock_all(wanted).await);
+    let all = expect_ok("lock_all", locks.lock_all(wanted).await);
     if keeps(Kind::RwLock) {
-        drop(must("another reader", locks.rwlock(a).try_read().await));
+        drop(expect_ok("another reader", locks.rwlock(a).try_read().await));
         assert_eq!(kind_of("a writer", locks.rwlock(a).try_write().await), ErrorKind::Contended);
     }
     if keeps(Kind::Semaphore) {
@@ -2503,7 +2505,7 @@ pub async fn lock_all_in_different_orders_never_deadlocks(subject: &Subject) {
         for round in 0..4 {
             let (first, second) = ((i + round) % 3, (i * 2 + round + 1) % 3);
             let two = [&names[first], &names[second]];
-            let all = must("lock_all", clients[i % 2].lock_all_timeout(two, PATIENCE).await);
+            let all = expect_ok("lock_all", clients[i % 2].lock_all_timeout(two, PATIENCE).await);
             for which in BTreeSet::from([first, second]) {
                 assert_eq!(
                     inside[which].fetch_add(1, Ordering::SeqCst),
@@ -2515,7 +2517,7 @@ pub async fn lock_all_in_different_orders_never_deadlocks(subject: &Subject) {
             for which in BTreeSet::from([first, second]) {
                 inside[which].fetch_sub(1, Ordering::SeqCst);
             }
-            must("release", all.release().await);
+            expect_ok("release", all.release().await);
         }
     };
     join_all((0..6).map(one)).await;
@@ -2531,7 +2533,7 @@ pub async fn downgrade_grants_waiting_readers_up_to_the_next_writer(subject: &Su
     let (a, b) = (subject.client().await, subject.client().await);
     let name = subject.name("downgrade");
     let lock = a.rwlock(&name);
-    let guard = must("write", lock.write().await);
+    let guard = expect_ok("write", lock.write().await);
     let (token, shown) = (guard.grant(), guard.sequencer());
     let mut waiting = Vec::new();
     for (place, writes) in [false, false, true, false].into_iter().enumerate() {
@@ -2541,34 +2543,34 @@ pub async fn downgrade_grants_waiting_readers_up_to_the_next_writer(subject: &Su
                 true => lock.write_timeout(PATIENCE).await.map(Hold::from),
                 false => lock.read_timeout(PATIENCE).await.map(Hold::from),
             };
-            must("wait", guard)
+            expect_ok("wait", guard)
         }));
         until_waiting(&a, &name, place + 1).await;
     }
-    must("check", b.check(&shown).await);
-    must("downgrade", downgrade(&guard).await);
+    expect_ok("check", b.check(&shown).await);
+    expect_ok("downgrade", downgrade(&guard).await);
     assert_eq!((guard.grant(), guard.permits()), (token, 1));
     assert!(guard.is_held());
     let mut readers = Vec::new();
     for reader in waiting.drain(..2) {
-        readers.push(must("reader", reader.await));
+        readers.push(expect_ok("reader", reader.await));
     }
     // The writer waits, and so does the reader after it.
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "a waiter was granted too early");
     assert_eq!(waiters(&a, &name).await, 2);
     assert_eq!(kind_of("a writer's sequencer", b.check(&shown).await), ErrorKind::Lost);
-    must("check", b.check(&guard.sequencer()).await);
+    expect_ok("check", b.check(&guard.sequencer()).await);
     let fenced = leasehold_core::fence::Fence::fence(&guard);
     assert_eq!(kind_of("a fence", fenced), ErrorKind::Unsupported);
-    must("the same request again", downgrade(&guard).await);
+    expect_ok("the same request again", downgrade(&guard).await);
     for guard in readers.into_iter().chain([guard.into()]) {
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
     }
     for waiting in waiting {
-        must("release", must("next", waiting.await).release().await);
+        expect_ok("release", expect_ok("next", waiting.await).release().await);
     }
-    eventually("empty", async || must("read", a.inspect(&name).await).is_none()).await;
+    eventually("empty", async || expect_ok("read", a.inspect(&name).await).is_none()).await;
 }
 
 /// A reader becomes a writer immediately or not at all. That is impossible for a writer that was
@@ -2580,8 +2582,8 @@ pub async fn upgrade_succeeds_only_without_other_holders(subject: &Subject) {
     let (a, b) = (subject.client().await, subject.client().await);
     let name = subject.name("upgrade");
     let (first, second) = (a.rwlock(&name), b.rwlock(&name));
-    let mine = must("read", first.read().await);
-    let other = must("read", second.read().await);
+    let mine = expect_ok("read", first.read().await);
+    let other = expect_ok("read", second.read().await);
     assert_eq!(
         kind_of("an upgrade while a later reader holds the lock", try_upgrade(&mine).await),
         ErrorKind::Contended
@@ -2591,34 +2593,34 @@ pub async fn upgrade_succeeds_only_without_other_holders(subject: &Subject) {
         ErrorKind::Contended
     );
     assert_eq!(mine.permits(), 1);
-    must("release", mine.release().await);
+    expect_ok("release", mine.release().await);
     // A waiting writer continues to wait.
     let waiting = {
         let lock = first.clone();
-        tokio::spawn(async move { must("write", lock.write_timeout(PATIENCE).await) })
+        tokio::spawn(async move { expect_ok("write", lock.write_timeout(PATIENCE).await) })
     };
     until_waiting(&b, &name, 1).await;
     let token = other.grant();
-    must("an upgrade by the only reader", try_upgrade(&other).await);
-    must("the same request again", try_upgrade(&other).await);
+    expect_ok("an upgrade by the only reader", try_upgrade(&other).await);
+    expect_ok("the same request again", try_upgrade(&other).await);
     assert_eq!((other.grant(), other.permits()), (token, leasehold_core::MAX_READERS));
-    must("check", a.check(&other.sequencer()).await);
+    expect_ok("check", a.check(&other.sequencer()).await);
     assert_eq!(other.fencing_token().map(leasehold_core::Token::from), Some(token));
     assert!(!waiting.is_finished());
-    must("downgrade", downgrade(&other).await);
+    expect_ok("downgrade", downgrade(&other).await);
     assert_eq!(kind_of("again", try_upgrade(&other).await), ErrorKind::Unsupported);
-    must("release", other.release().await);
-    let next = must("next", waiting.await);
+    expect_ok("release", other.release().await);
+    let next = expect_ok("next", waiting.await);
     assert!(next.grant() > token);
-    must("release", next.release().await);
-    let free = must("read", first.read().await);
-    must("an upgrade by the only reader", try_upgrade(&free).await);
+    expect_ok("release", next.release().await);
+    let free = expect_ok("read", first.read().await);
+    expect_ok("an upgrade by the only reader", try_upgrade(&free).await);
     assert_eq!(
         kind_of("a reader while a writer holds the lock", second.try_read().await),
         ErrorKind::Contended
     );
-    must("release", free.release().await);
-    drop(must("free", second.try_write().await));
+    expect_ok("release", free.release().await);
+    drop(expect_ok("free", second.try_write().await));
 }
 
 /// If a downgrade's reply is lost, the client finds out that it was executed. The hold continues.
@@ -2632,14 +2634,14 @@ pub async fn downgrade_with_a_lost_reply_takes_effect_once(subject: &Subject) {
     for (n, fault) in [Fault::ErrorAfter, Fault::ErrorBefore, Fault::Double].into_iter().enumerate()
     {
         let name = subject.name(&format!("downgrade-{n}"));
-        let guard = must("write", locks.rwlock(&name).lease(lease).write().await);
-        faults.next(Op::Reweigh, 1, fault);
-        must("downgrade", downgrade(&guard).await);
-        let other = must(
+        let guard = expect_ok("write", locks.rwlock(&name).lease(lease).write().await);
+        faults.next(Op::Convert, 1, fault);
+        expect_ok("downgrade", downgrade(&guard).await);
+        let other = expect_ok(
             "a reader while another reader holds the lock",
             witness.rwlock(&name).try_read().await,
         );
-        must("release", other.release().await);
+        expect_ok("release", other.release().await);
         // The hold is renewed as before.
         tokio::time::sleep(lease * 3 / 2).await;
         assert!(guard.is_held(), "{fault:?}: {guard:?}");
@@ -2650,8 +2652,8 @@ pub async fn downgrade_with_a_lost_reply_takes_effect_once(subject: &Subject) {
             ),
             ErrorKind::Contended
         );
-        must("release", guard.release().await);
-        drop(must("free", witness.rwlock(&name).try_write().await));
+        expect_ok("release", guard.release().await);
+        drop(expect_ok("free", witness.rwlock(&name).try_write().await));
     }
 }
 
@@ -2664,8 +2666,8 @@ pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
     let ((locks, faults), witness) = (subject.faulty().await, subject.client().await);
     for fault in [Fault::LoseRequest, Fault::LoseReply] {
         let name = subject.name("dropped-downgrade");
-        let guard = must("write", locks.rwlock(&name).write().await);
-        faults.next(Op::Reweigh, 1, fault);
+        let guard = expect_ok("write", locks.rwlock(&name).write().await);
+        faults.next(Op::Convert, 1, fault);
         let dropped = tokio::time::timeout(Duration::from_millis(30), downgrade(&guard)).await;
         assert!(dropped.is_err(), "the downgrade was answered");
         assert_eq!(guard.permits(), 1);
@@ -2673,12 +2675,12 @@ pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
             kind_of("an upgrade after a downgrade", try_upgrade(&guard).await),
             ErrorKind::Unsupported
         );
-        must("downgrade", downgrade(&guard).await);
-        drop(must(
+        expect_ok("downgrade", downgrade(&guard).await);
+        drop(expect_ok(
             "a reader while another reader holds the lock",
             witness.rwlock(&name).try_read().await,
         ));
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
         eventually("free", async || witness.rwlock(&name).try_write().await.is_ok()).await;
     }
 }
@@ -2687,17 +2689,17 @@ pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
 /// nothing.
 pub async fn unsupported_or_lost_conversion_returns_an_error(subject: &Subject) {
     let (a, b) = (subject.client().await, subject.client().await);
-    let name = subject.name("reweigh");
+    let name = subject.name("convert");
     if !subject.claims("read-write locks", subject.guarantees().keeps(Kind::RwLock)) {
         return;
     }
     if !subject.guarantees().upgrades {
-        let reader = must("read", a.rwlock(&name).read().await);
+        let reader = expect_ok("read", a.rwlock(&name).read().await);
         assert_eq!(kind_of("try_upgrade", try_upgrade(&reader).await), ErrorKind::Unsupported);
         assert_eq!(reader.permits(), 1);
-        must("release", reader.release().await);
+        expect_ok("release", reader.release().await);
     }
-    let guard = must("write", a.rwlock(&name).write().await);
+    let guard = expect_ok("write", a.rwlock(&name).write().await);
     if !subject.guarantees().downgrades {
         assert_eq!(kind_of("downgrade", downgrade(&guard).await), ErrorKind::Unsupported);
         assert_eq!(guard.permits(), leasehold_core::MAX_READERS);
@@ -2708,12 +2710,12 @@ pub async fn unsupported_or_lost_conversion_returns_an_error(subject: &Subject) 
             ),
             ErrorKind::Contended
         );
-        must("release", guard.release().await);
+        expect_ok("release", guard.release().await);
         return;
     }
-    assert_eq!(must("evict", b.evict(&name, Evict::Holders).await), 1);
-    let next = must("write", b.rwlock(&name).write().await);
+    assert_eq!(expect_ok("evict", b.evict(&name, Evict::Holders).await), 1);
+    let next = expect_ok("write", b.rwlock(&name).write().await);
     assert_eq!(kind_of("evicted", downgrade(&guard).await), ErrorKind::Lost);
-    must("release", next.release().await);
+    expect_ok("release", next.release().await);
     assert!(!guard.is_held());
 }

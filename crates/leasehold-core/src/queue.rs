@@ -24,7 +24,7 @@
 //!   [settles](Queue::settle) first: in one step, it removes what has expired and grants what now
 //!   fits.
 //!
-//! The weight of a holder can change ([`reweigh`](Queue::reweigh)): a writer becomes a reader, or a
+//! The weight of a holder can change ([`convert`](Queue::convert)): a writer becomes a reader, or a
 //! single reader becomes a writer. A lower weight lowers the sums of the claims after it, as if one
 //! of them had left. A higher weight is rejected unless there is no other holder. In that case, all
 //! claims after it are waiters. So neither change takes a grant away, and the position and the
@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::index::{Found, Index};
-use crate::types::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
+use crate::types::answer::{ClaimInfo, ClaimState, Converted, Evict, Joined, Mode, Place, Renewal};
 use crate::types::claim::{Claim, ClaimId, Kind};
 use crate::types::error::HolderInfo;
 use crate::types::holder::Holder;
@@ -101,9 +101,10 @@ pub struct Entry {
     pub token: Token,
     /// How much of the lock's capacity the claim takes.
     pub weight: u32,
-    /// The status of the claim.
-    pub standing: Standing,
-    /// The time at which the claim got this status.
+    /// The state of the claim.
+    #[cfg_attr(feature = "serde", serde(rename = "standing"))]
+    pub state: ClaimState,
+    /// The time at which the claim entered this state.
     pub since: u64,
     /// The time at which the position expires unless it is renewed, or `None` if it never expires.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
@@ -226,7 +227,7 @@ impl Queue {
         }
         let mut fresh = std::mem::take(&mut self.fresh);
         let holds = |id: &ClaimId| {
-            self.entries.iter().any(|e| e.id == *id && e.standing == Standing::Holding)
+            self.entries.iter().any(|e| e.id == *id && e.state == ClaimState::Holding)
         };
         fresh.retain(holds);
         fresh
@@ -243,11 +244,11 @@ impl Queue {
     fn expire(&mut self, now: u64) {
         self.entries.retain_mut(|e| {
             let Some(expires) = e.expires.filter(|&t| t <= now) else { return true };
-            if e.standing != Standing::Holding || e.lock_delay == 0 {
+            if e.state != ClaimState::Holding || e.lock_delay == 0 {
                 return false;
             }
             let reopens = expires.saturating_add(e.lock_delay);
-            e.standing = Standing::Departed;
+            e.state = ClaimState::Departed;
             e.since = expires;
             e.expires = Some(reopens);
             reopens > now
@@ -263,11 +264,11 @@ impl Queue {
 
     fn grant(&mut self, now: u64) {
         let fit = granted(self.entries.iter().map(|e| e.weight), self.capacity);
-        let waiting = |e: &&mut Entry| e.standing == Standing::Waiting;
+        let waiting = |e: &&mut Entry| e.state == ClaimState::Waiting;
         for e in self.entries.iter_mut().take(fit).filter(waiting) {
             // The waiter's expiry stays. If the waiter has just crashed, the grant lasts no longer
             // than its position would have, unless it is renewed.
-            e.standing = Standing::Holding;
+            e.state = ClaimState::Holding;
             e.since = now;
             self.fresh.push(e.id);
         }
@@ -311,7 +312,7 @@ impl Queue {
             id: claim.id,
             token,
             weight: claim.weight,
-            standing: if fits { Standing::Holding } else { Standing::Waiting },
+            state: if fits { ClaimState::Holding } else { ClaimState::Waiting },
             since: at.now,
             expires,
             lock_delay: micros(claim.lock_delay),
@@ -349,13 +350,13 @@ impl Queue {
     pub fn peek(&self, id: ClaimId, now: u64) -> Option<Renewal> {
         let i = self.position(id)?;
         let e = self.entries.get(i).filter(|e| e.expires.is_none_or(|t| t > now))?;
-        match e.standing {
-            Standing::Holding => {
+        match e.state {
+            ClaimState::Holding => {
                 let remaining = remaining(e.expires, now);
                 Some(Renewal::Holding { token: e.token, remaining })
             }
-            Standing::Waiting => Some(Renewal::Waiting(self.place(i, now))),
-            Standing::Departed => None,
+            ClaimState::Waiting => Some(Renewal::Waiting(self.place(i, now))),
+            ClaimState::Departed => None,
         }
     }
 
@@ -363,36 +364,36 @@ impl Queue {
     /// reply.
     fn beat(&mut self, i: usize, lease: Duration, waiter_lease: Duration, now: u64) -> Renewal {
         let e = &mut self.entries[i];
-        let lease = match e.standing {
-            Standing::Holding => lease,
-            Standing::Waiting => waiter_lease,
-            Standing::Departed => return Renewal::Lost,
+        let lease = match e.state {
+            ClaimState::Holding => lease,
+            ClaimState::Waiting => waiter_lease,
+            ClaimState::Departed => return Renewal::Lost,
         };
         e.expires = e.expires.map(|t| t.max(now.saturating_add(micros(lease))));
-        if e.standing == Standing::Waiting {
+        if e.state == ClaimState::Waiting {
             return Renewal::Waiting(self.place(i, now));
         }
         Renewal::Holding { token: e.token, remaining: remaining(e.expires, now) }
     }
 
-    /// Implements [`Store::reweigh`](crate::store::Store::reweigh) on this queue.
+    /// Implements [`Store::convert`](crate::store::Store::convert) on this queue.
     ///
     /// Decreasing the weight only lowers the sums of the claims after it. Increasing it is rejected
     /// unless there is no other holder. In that case, the claim alone is the granted prefix, before
     /// and after, and no grant is taken away.
-    pub fn reweigh(&mut self, claim: &Claim, now: u64) -> Reweighed {
+    pub fn convert(&mut self, claim: &Claim, now: u64) -> Converted {
         self.settle(now);
-        let holds = |&i: &usize| self.entries[i].standing == Standing::Holding;
-        let Some(i) = self.position(claim.id).filter(holds) else { return Reweighed::Lost };
+        let holds = |&i: &usize| self.entries[i].state == ClaimState::Holding;
+        let Some(i) = self.position(claim.id).filter(holds) else { return Converted::Lost };
         let (before, after) = (self.entries[i].weight, claim.weight);
-        let others = |(at, e): (usize, &Entry)| at != i && e.standing != Standing::Waiting;
+        let others = |(at, e): (usize, &Entry)| at != i && e.state != ClaimState::Waiting;
         let alone = !self.entries.iter().enumerate().any(others);
         if after == 0 || after > before && !(alone && after <= self.capacity) {
-            return Reweighed::Busy;
+            return Converted::Busy;
         }
         self.entries[i].weight = after;
         self.grant(now);
-        Reweighed::Done { token: self.entries[i].token }
+        Converted::Done { token: self.entries[i].token }
     }
 
     /// Implements [`Store::leave`](crate::store::Store::leave) on this queue. Returns whether the
@@ -400,16 +401,16 @@ impl Queue {
     pub fn leave(&mut self, id: ClaimId, keep: Option<Duration>, now: u64) -> bool {
         self.settle(now);
         let Some(i) = self.position(id) else { return false };
-        let keep = keep.filter(|k| !k.is_zero() && self.entries[i].standing == Standing::Holding);
+        let keep = keep.filter(|k| !k.is_zero() && self.entries[i].state == ClaimState::Holding);
         match keep {
             Some(keep) => {
                 let e = &mut self.entries[i];
-                e.standing = Standing::Departed;
+                e.state = ClaimState::Departed;
                 e.since = now;
                 e.expires = Some(now.saturating_add(micros(keep)));
                 self.expect_expiry(Some(now.saturating_add(micros(keep))));
             }
-            None if self.entries[i].standing == Standing::Departed => {}
+            None if self.entries[i].state == ClaimState::Departed => {}
             None => {
                 self.entries.remove(i);
                 self.grant(now);
@@ -424,7 +425,7 @@ impl Queue {
         self.settle(now);
         let is_meant = |e: &Entry| match which {
             Evict::Token(token) => e.token == token,
-            Evict::Holders => e.standing != Standing::Waiting,
+            Evict::Holders => e.state != ClaimState::Waiting,
         };
         let (removed, stay): (Vec<Entry>, Vec<Entry>) =
             std::mem::take(&mut self.entries).into_iter().partition(is_meant);
@@ -445,7 +446,7 @@ impl Queue {
     pub fn resize(&mut self, capacity: u32, now: u64) {
         self.settle(now);
         self.capacity = capacity;
-        self.entries.retain(|e| e.standing != Standing::Waiting || e.weight <= capacity);
+        self.entries.retain(|e| e.state != ClaimState::Waiting || e.weight <= capacity);
         self.grant(now);
     }
 
@@ -453,7 +454,7 @@ impl Queue {
     pub fn claims(&self, now: u64) -> Vec<ClaimInfo> {
         let shown = self.entries.iter().map(|e| {
             ClaimInfo::new(
-                e.standing,
+                e.state,
                 Holder::clone(&e.holder),
                 Some(e.token),
                 e.weight,
@@ -495,14 +496,14 @@ impl Queue {
     }
 
     fn place(&self, i: usize, now: u64) -> Place {
-        let first_waiting = self.entries.iter().position(|e| e.standing == Standing::Waiting);
+        let first_waiting = self.entries.iter().position(|e| e.state == ClaimState::Waiting);
         let soonest = || self.entries.iter().take(i).filter_map(|e| e.expires).min();
         let head = if first_waiting == Some(i) { soonest() } else { None };
         Place { ahead: i, head_remaining: remaining(head, now), token: Some(self.entries[i].token) }
     }
 
     fn holders(&self, now: u64) -> Vec<HolderInfo> {
-        let held = self.entries.iter().filter(|e| e.standing != Standing::Waiting);
+        let held = self.entries.iter().filter(|e| e.state != ClaimState::Waiting);
         let shown = held.map(|e| {
             let since = Duration::from_micros(now.saturating_sub(e.since));
             HolderInfo::new(Holder::clone(&e.holder), e.token, since)
@@ -699,26 +700,26 @@ mod tests {
         }
         let lighter = Claim { weight: 1, ..w.clone() };
         assert_eq!(
-            q.reweigh(&Claim { weight: 1, ..w2.clone() }, 2),
-            Reweighed::Lost,
-            "a waiter was reweighed"
+            q.convert(&Claim { weight: 1, ..w2.clone() }, 2),
+            Converted::Lost,
+            "a waiter was converted"
         );
-        assert_eq!(q.reweigh(&lighter, 2), Reweighed::Done { token });
+        assert_eq!(q.convert(&lighter, 2), Converted::Done { token });
         assert_eq!(q.take_fresh_grants(), [r1.id, r2.id]);
-        assert_eq!(q.reweigh(&lighter, 3), Reweighed::Done { token }, "the same request again");
+        assert_eq!(q.convert(&lighter, 3), Converted::Done { token }, "the same request again");
         assert_eq!(
-            q.reweigh(&w, 4),
-            Reweighed::Busy,
+            q.convert(&w, 4),
+            Converted::Busy,
             "a reader became a writer while others hold the lock"
         );
         q.leave(r1.id, None, 5);
         q.leave(r2.id, None, 5);
         // The upgrade succeeds without another holder, and the waiting writer keeps waiting.
-        assert_eq!(q.reweigh(&w, 6), Reweighed::Done { token });
+        assert_eq!(q.convert(&w, 6), Converted::Done { token });
         assert!(q.take_fresh_grants().is_empty());
         q.leave(w.id, None, 7);
         assert_eq!(q.take_fresh_grants(), [w2.id]);
-        assert_eq!(q.reweigh(&w, 8), Reweighed::Lost);
+        assert_eq!(q.convert(&w, 8), Converted::Lost);
     }
 
     #[test]
@@ -729,13 +730,13 @@ mod tests {
         let token = holds(&join(&mut q, &b, 0));
         q.leave(a.id, Some(Duration::from_micros(10)), 1);
         let heavier = Claim { weight: 8, ..b.clone() };
-        assert_eq!(q.reweigh(&heavier, 2), Reweighed::Busy);
+        assert_eq!(q.convert(&heavier, 2), Converted::Busy);
         assert_eq!(
-            q.reweigh(&Claim { weight: 9, ..b }, 11),
-            Reweighed::Busy,
-            "reweighed to more than the capacity"
+            q.convert(&Claim { weight: 9, ..b }, 11),
+            Converted::Busy,
+            "converted to more than the capacity"
         );
-        assert_eq!(q.reweigh(&heavier, 11), Reweighed::Done { token });
+        assert_eq!(q.convert(&heavier, 11), Converted::Done { token });
     }
 
     #[test]

@@ -20,11 +20,10 @@ use crate::types::name::Name;
 use crate::types::token::Token;
 
 pub use crate::types::answer::{
-    ClaimInfo, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Reweighed, Signal, Standing,
+    ClaimInfo, ClaimState, Converted, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal,
     holders_of, mismatch,
 };
 
-pub(crate) mod above;
 pub(crate) mod addresses;
 pub(crate) mod encryption;
 pub(crate) mod features;
@@ -38,13 +37,14 @@ pub(crate) mod namespaced;
 pub(crate) mod open;
 pub(crate) mod registry;
 pub(crate) mod secrets;
+pub(crate) mod token_offset;
 pub(crate) mod url;
 pub(crate) mod waiters;
 
 pub use guarantees::{
     ALL_KINDS, ClockModel, Durability, Guarantee, Guarantees, Liveness, Stall, Survival, Wakeup,
 };
-pub use hints::{Ear, Ears, Follow, Followers, Queues, Stirrer};
+pub use hints::{EvictionListener, EvictionListeners, Follow, Followers, Notifier, Queues};
 pub use info::StoreInfo;
 pub use memory::MemoryStore;
 
@@ -95,17 +95,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Changes the weight of a granted claim to `claim.weight`, and grants the claims that now fit,
     /// atomically.
     ///
-    /// Idempotent: returns [`Reweighed::Done`] if the claim already has this weight. The claim
+    /// Idempotent: returns [`Converted::Done`] if the claim already has this weight. The claim
     /// keeps its position, its token and its lease, and waiters keep waiting. Decreasing the weight
     /// always succeeds. Increasing it requires that the claim is the only holder and that there is
-    /// no cooldown. Otherwise the result is [`Reweighed::Busy`], and nothing has changed.
+    /// no cooldown. Otherwise the result is [`Converted::Busy`], and nothing has changed.
     ///
     /// # Errors
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot do it atomically
     ///   ([`Guarantees::downgrades`], [`Guarantees::upgrades`]).
     /// - Any other error of the store.
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        Err(cannot_reweigh(claim))
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        Err(cannot_convert(claim))
     }
 
     /// Waits until it may be worthwhile to poll again for a claim whose result was
@@ -138,16 +138,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims on behalf of an operator, and grants the next ones. Returns how many claims
     /// were removed.
     ///
-    /// Their clients are notified if they [listen](Self::hear). Otherwise they find out at their
-    /// next renewal.
+    /// Their clients are notified if they [listen](Self::on_eviction). Otherwise they find out at
+    /// their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
 
-    /// Registers a client to notify of evictions while `ear` exists.
+    /// Registers a client to notify of evictions while `listener` exists.
     ///
     /// Called once per client of the store, before its first claim. Notifications are hints, and a
     /// store need not send them: see [`Guarantees::evicted`].
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        let _ = ear;
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        let _ = listener;
     }
 
     /// Subscribes to these queues. The subscription reports that something may have changed: claims
@@ -237,7 +237,7 @@ impl dyn Store + '_ {
 }
 
 /// Creates the error for a store that cannot change the weight of a hold.
-pub fn cannot_reweigh(claim: &Claim) -> Error {
+pub fn cannot_convert(claim: &Claim) -> Error {
     let what = "this store cannot change a held lock from writing to reading or back";
     let hint = "release the lock, and acquire it again";
     Error::new(ErrorKind::Unsupported, what).with_hint(hint).with_lock(&claim.name)

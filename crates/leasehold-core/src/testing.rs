@@ -38,8 +38,8 @@ pub use faulty::{Fault, Faults, Faulty, Op};
 
 use crate::lock::builder::Builder;
 use crate::lock::client::Client;
+use crate::lock::convert;
 use crate::lock::hold::Hold;
-use crate::lock::reweigh;
 use crate::store::{MemoryStore, Store};
 use crate::types::error::Result;
 use crate::util::clock::Clock;
@@ -53,7 +53,7 @@ use crate::util::clock::Clock;
 /// The same as `WriteGuard::downgrade`.
 #[doc(hidden)]
 pub async fn downgrade(hold: &Hold) -> Result<()> {
-    reweigh::downgrade(hold).await
+    convert::downgrade(hold).await
 }
 
 /// Does the same as `ReadGuard::try_upgrade`, for the suites of stores. The caller keeps the hold.
@@ -65,7 +65,7 @@ pub async fn downgrade(hold: &Hold) -> Result<()> {
 /// The same as `ReadGuard::try_upgrade`.
 #[doc(hidden)]
 pub async fn try_upgrade(hold: &Hold) -> Result<()> {
-    reweigh::try_upgrade(hold).await
+    convert::try_upgrade(hold).await
 }
 
 /// A store for tests, and the clock of all its clients. Clones represent the same store.

@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn old_versions_are_reported_only_for_clusters() {
-        let told = version(3, "3.5.12").unwrap();
-        assert!(told.id == "version" && told.what.contains("3.5.12"));
+        let finding = version(3, "3.5.12").unwrap();
+        assert!(finding.id == "version" && finding.what.contains("3.5.12"));
         assert!(version(1, "3.5.12").is_none());
         assert!(version(3, "3.5.13").is_none() && version(3, "").is_none());
     }

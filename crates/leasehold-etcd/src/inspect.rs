@@ -15,7 +15,7 @@ use super::proto::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest
 use super::queue::{Entry, Queue, end_of, is_place, name_of};
 use super::requests::{OPERATIONS, delete, oldest, range, still};
 use leasehold_core::kit::LISTED_HOLDERS;
-use leasehold_core::store::{Evict, LockInfo, Standing};
+use leasehold_core::store::{ClaimState, Evict, LockInfo};
 use leasehold_core::{Error, ErrorKind, Name, Token};
 
 /// Maximum number of keys per read.
@@ -60,7 +60,7 @@ impl Shared {
         token: Option<Token>,
     ) -> Result<Option<LockInfo>, Failure> {
         let mut queue = self.oldest(name).await?;
-        let holds = |queue: &Queue, at| queue.standing(at) != Standing::Waiting;
+        let holds = |queue: &Queue, at| queue.state_at(at) != ClaimState::Waiting;
         let has = |queue: &Queue, token| {
             let at = queue.entries.iter().position(|entry| entry.token == token);
             at.is_some_and(|at| holds(queue, at))
@@ -174,7 +174,7 @@ impl Shared {
             let queue = self.queue(name).await?;
             let gone = queue.entries.iter().enumerate().filter(|(at, entry)| match which {
                 Evict::Token(token) => entry.token == token,
-                Evict::Holders => queue.standing(*at) != Standing::Waiting,
+                Evict::Holders => queue.state_at(*at) != ClaimState::Waiting,
             });
             let (gone, left): (Vec<_>, Vec<_>) =
                 gone.map(|(_, entry)| entry).partition(|entry| entry.certain);

@@ -275,7 +275,7 @@ impl Shared {
         }
         let shown = shown(&going, false, revision, answer.responses)?;
         if shown.own.is_some() {
-            return self.standing(&mut going, shown).await;
+            return self.existing_claim(&mut going, shown).await;
         }
         match in_vain(claim, &shown.front, shown.complete)? {
             Some(busy) => Ok(busy),
@@ -307,7 +307,7 @@ impl Shared {
         let nested = nested(answer)?;
         let shown = shown(&going, nested.succeeded, revision, nested.responses)?;
         match shown.own {
-            Some(_) => self.standing(&mut going, shown).await,
+            Some(_) => self.existing_claim(&mut going, shown).await,
             None => self.join_slowly(going, None).await,
         }
     }
@@ -350,7 +350,7 @@ impl Shared {
     }
 
     /// Returns the result for a claim whose key exists.
-    async fn standing(
+    async fn existing_claim(
         self: &Arc<Self>,
         going: &mut Going<'_>,
         shown: Shown,
@@ -436,7 +436,7 @@ impl Shared {
                         let (own, count) = (Some(own), found.count);
                         let (made, complete, front) = (false, true, queue);
                         let shown = Shown { made, own, front, count, complete, revision };
-                        return self.standing(&mut going, shown).await;
+                        return self.existing_claim(&mut going, shown).await;
                     }
                     Seen { queue, revision }
                 }
@@ -469,7 +469,7 @@ impl Shared {
             // The queue is read again for the claim's position, because claims ahead may have left.
             let (own, front, count) = (Some(own), Queue::default(), 0);
             let shown = Shown { made: true, own, front, count, complete: false, revision };
-            return self.standing(&mut going, shown).await;
+            return self.existing_claim(&mut going, shown).await;
         }
         let what = "other clients kept joining the queue during the operation";
         Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what).with_hint("retry")))

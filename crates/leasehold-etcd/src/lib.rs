@@ -57,6 +57,7 @@ mod claims;
 mod client;
 mod compare;
 mod contention_hints;
+mod convert;
 mod doctor;
 mod fault;
 mod inspect;
@@ -72,7 +73,6 @@ mod proto;
 mod queue;
 mod renew;
 mod requests;
-mod reweigh;
 #[cfg(feature = "tls")]
 mod tls;
 mod url;
@@ -103,9 +103,9 @@ use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
-    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo,
-    Survival, Wakeup,
+    ALL_KINDS, ClockModel, Converted, Durability, Evict, EvictionListener, EvictionListeners,
+    Follow, Guarantees, Joined, Liveness, LockInfo, Mode, Ownership, Queues, Renew, Renewal,
+    Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Name, Result, Token};
 
@@ -114,7 +114,7 @@ pub struct EtcdStore {
     info: StoreInfo,
     members: usize,
     shared: Arc<Shared>,
-    ears: Arc<Ears>,
+    listeners: Arc<EvictionListeners>,
     /// The task that watches for evictions, once a listener has been added.
     eviction_listener: OnceLock<Ends>,
     /// Whether this user may watch for evictions.
@@ -179,9 +179,17 @@ impl EtcdStore {
             }
         };
         let info = StoreInfo::new(redacted(url), guarantees(&found)).identified(identity);
-        let (ears, eviction_listener) = (Arc::default(), OnceLock::new());
+        let (listeners, eviction_listener) = (Arc::default(), OnceLock::new());
         let (members, can_listen) = (found.members, found.can_listen);
-        Ok(Self { info, members, shared, ears, eviction_listener, can_listen, _tending: tending })
+        Ok(Self {
+            info,
+            members,
+            shared,
+            listeners,
+            eviction_listener,
+            can_listen,
+            _tending: tending,
+        })
     }
 
     /// Returns how many requests this client has sent, including those on streams (keep-alives,
@@ -251,8 +259,8 @@ impl Store for EtcdStore {
         self.result_about(&claim.name, self.shared.leave(claim, keep).await)
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        self.result_about(&claim.name, self.shared.reweigh(claim).await)
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        self.result_about(&claim.name, self.shared.convert(claim).await)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -275,10 +283,10 @@ impl Store for EtcdStore {
         self.result_about(name, self.shared.evict(name, which).await)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.listeners.add(listener);
         if self.can_listen {
-            let listen = || self.shared.listen_for_evictions(self.ears.clone());
+            let listen = || self.shared.listen_for_evictions(self.listeners.clone());
             self.eviction_listener.get_or_init(listen);
         }
     }

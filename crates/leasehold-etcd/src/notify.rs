@@ -25,7 +25,7 @@ use super::requests::{delete, put, range};
 use super::watch::{Watched, Watching};
 use leasehold_core::ClaimId;
 use leasehold_core::kit::Ends;
-use leasehold_core::store::{Ears, Follow, Queues, Stirrer};
+use leasehold_core::store::{EvictionListeners, Follow, Notifier, Queues};
 
 /// Pause before a watch is created again.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -53,8 +53,11 @@ impl Shared {
         }
     }
 
-    /// Notifies `ears` of evictions until the returned handle is dropped.
-    pub(super) fn listen_for_evictions(self: &Arc<Self>, ears: Arc<Ears>) -> Ends {
+    /// Notifies `listeners` of evictions until the returned handle is dropped.
+    pub(super) fn listen_for_evictions(
+        self: &Arc<Self>,
+        listeners: Arc<EvictionListeners>,
+    ) -> Ends {
         let shared = self.clone();
         let listening = self.client.runtime().spawn(async move {
             loop {
@@ -66,7 +69,7 @@ impl Shared {
                         if let Ok(watching) = shared.watches.watch_values(from, end).await {
                             while let Ok(notices) = watching.written_values().await {
                                 let evicted = notices.iter().flat_map(|notice| ids(notice));
-                                evicted.for_each(|id| ears.ask(id));
+                                evicted.for_each(|id| listeners.ask(id));
                             }
                         }
                         PAUSE
@@ -97,8 +100,8 @@ impl Shared {
         let all = [Watched::All(from, end)];
         let watching = self.watches.watch(&all).await?;
         watching.confirmed().await?;
-        let (follow, stirrer) = Follow::new();
-        let following = self.clone().report_changes(all, watching, stirrer);
+        let (follow, notifier) = Follow::new();
+        let following = self.clone().report_changes(all, watching, notifier);
         let following = self.client.runtime().spawn(following);
         Ok(follow.keeping(Ends::new(&following)))
     }
@@ -107,13 +110,13 @@ impl Shared {
         self: Arc<Self>,
         all: [Watched; 1],
         mut watching: Watching,
-        stirrer: Stirrer,
+        notifier: Notifier,
     ) {
         loop {
             while watching.event().await.is_ok() {
                 // From here on, the next event wakes this task again.
                 watching.clear();
-                if !stirrer.stir() {
+                if !notifier.notify() {
                     return;
                 }
             }
@@ -125,7 +128,7 @@ impl Shared {
             let Ok(renewed) = self.watches.watch(&all).await else { continue };
             if renewed.confirmed().await.is_ok() {
                 watching = renewed;
-                stirrer.stir();
+                notifier.notify();
             }
         }
     }

@@ -43,7 +43,7 @@ use super::leases::delay;
 use super::proto::{Compare, KeyValue, Operand, Relation, Target};
 use leasehold_core::kit::wall_micros;
 use leasehold_core::queue::granted;
-use leasehold_core::store::{ClaimInfo, Standing};
+use leasehold_core::store::{ClaimInfo, ClaimState};
 use leasehold_core::{Claim, ClaimId, Holder, HolderInfo, Kind, Token};
 
 /// One claim in a queue.
@@ -183,7 +183,7 @@ pub(super) fn value(claim: &Claim, departed: bool) -> Vec<u8> {
 
 /// Returns the value of the same entry with another weight. Returns `None` if leasehold did not
 /// create the value.
-pub(super) fn reweighed(value: &[u8], weight: u32) -> Option<Vec<u8>> {
+pub(super) fn converted(value: &[u8], weight: u32) -> Option<Vec<u8>> {
     let Written { claim: Some(_), kind, capacity, mut value } = Written::by_us(value)? else {
         return None;
     };
@@ -369,11 +369,11 @@ impl Queue {
         held.map(|e| HolderInfo::new(Holder::clone(&e.holder), e.token, e.since())).collect()
     }
 
-    pub(super) fn standing(&self, at: usize) -> Standing {
+    pub(super) fn state_at(&self, at: usize) -> ClaimState {
         match self.entries.get(at) {
-            Some(entry) if entry.departed => Standing::Departed,
-            Some(_) if at < self.granted => Standing::Holding,
-            _ => Standing::Waiting,
+            Some(entry) if entry.departed => ClaimState::Departed,
+            Some(_) if at < self.granted => ClaimState::Holding,
+            _ => ClaimState::Waiting,
         }
     }
 
@@ -382,7 +382,7 @@ impl Queue {
     pub(super) fn claims(&self, remaining: &[Option<Duration>]) -> Vec<ClaimInfo> {
         let shown = self.entries.iter().enumerate().map(|(at, e)| {
             ClaimInfo::new(
-                self.standing(at),
+                self.state_at(at),
                 Holder::clone(&e.holder),
                 Some(e.token),
                 e.weight,
@@ -478,9 +478,9 @@ mod tests {
             let written = String::from_utf8(value(&same, entry.departed)).unwrap();
             let since = |text: &str| text.split_once("\"since\":").unwrap().1[..16].to_owned();
             assert_eq!(written.replace(&since(&written), &since(line)), line);
-            let heavier = reweighed(line.as_bytes(), entry.capacity).unwrap();
+            let heavier = converted(line.as_bytes(), entry.capacity).unwrap();
             assert_eq!(read(&heavier).weight, entry.capacity);
-            assert_eq!(reweighed(&heavier, entry.weight).unwrap(), line.as_bytes());
+            assert_eq!(converted(&heavier, entry.weight).unwrap(), line.as_bytes());
             // Fields that a later version may add are ignored.
             let newer = line.replacen('{', "{\"later\":{\"a\":[1]},", 1);
             assert_eq!(read(newer.as_bytes()).claim, entry.claim);

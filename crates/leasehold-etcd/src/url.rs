@@ -5,7 +5,9 @@ use leasehold_core::{Error, ErrorKind, Result};
 
 /// The default port of etcd.
 const PORT: u16 = 2379;
+/// Examples of valid URLs, for error messages.
 const FORM: &str = "etcd://host1,host2,host3 or etcds://user:password@host/namespace";
+/// The words of error messages about TLS.
 const TLS: TlsWords = TlsWords {
     scheme: "etcds:",
     ca: "ca",
@@ -88,8 +90,8 @@ mod tests {
             ("u@x".into(), "p@ss:w%".into())
         );
         assert_eq!(url.namespace, "a/b/");
-        let told = url.tls.unwrap().ca().unwrap_err().to_string();
-        assert!(told.contains(r#"ca="/x y.pem""#), "{told}");
+        let message = url.tls.unwrap().ca().unwrap_err().to_string();
+        assert!(message.contains(r#"ca="/x y.pem""#), "{message}");
         assert_eq!(EtcdUrl::parse("etcd://h").unwrap().namespace, "");
         assert_eq!(EtcdUrl::parse("etcd://h/").unwrap().namespace, "");
     }
@@ -142,11 +144,11 @@ mod tests {
             "etcds://u:sekret@h1,h2:2379,[::1]:7/a/b?ca=/x%20y&cert=/c&key=/k", "etcd://h"
         ])) {
             if let Err(error) = EtcdUrl::parse(&url) {
-                let told = format!("{error:#}");
-                proptest::prop_assert_eq!(told.lines().count(), 1);
+                let message = format!("{error:#}");
+                proptest::prop_assert_eq!(message.lines().count(), 1);
                 // The text is the password only if it is still in front of the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

@@ -64,6 +64,7 @@ const REPLACED: usize = 64;
 /// single new field. Otherwise an older version would drop that field when it writes the queue
 /// back. Every format begins with [`BEGINNING`] and its number, so that it can be recognized.
 const FORMAT: u32 = 1;
+/// The beginning of a control file in any format. The number of the format follows.
 const BEGINNING: &[u8] = b"{\"leasehold\":";
 
 /// Result of one attempt to work on a queue.
@@ -495,7 +496,7 @@ impl Control {
     /// Parses the file. Returns `None` if it is empty.
     fn parse(&mut self, stat: &Stat) -> Result<Option<Queue>> {
         self.long = None;
-        if self.said().is_empty() {
+        if self.content().is_empty() {
             return Ok(None);
         }
         let found = self.found(stat).map_err(|e| fault("read", &self.path, e))?;
@@ -542,12 +543,12 @@ impl Control {
 
     /// Returns the format of the file if a later version wrote it.
     fn newer(&self, why: &str) -> Option<u64> {
-        let number = self.said().strip_prefix(BEGINNING)?;
+        let number = self.content().strip_prefix(BEGINNING)?;
         let digits = number.iter().take_while(|b| b.is_ascii_digit()).count();
         let format = str::from_utf8(&number[..digits]).ok()?.parse().ok()?;
         // By rule, each new field needs a new format. If a version broke that rule, its field must
         // still not be lost.
-        let whole = || serde_json::from_slice::<serde::de::IgnoredAny>(self.said()).is_ok();
+        let whole = || serde_json::from_slice::<serde::de::IgnoredAny>(self.content()).is_ok();
         let is_newer = format != u64::from(FORMAT) || (why.starts_with("unknown ") && whole());
         is_newer.then_some(format)
     }
@@ -555,25 +556,27 @@ impl Control {
     /// Returns whether unreadable content began as a control file of leasehold.
     fn is_damaged(&self) -> bool {
         let ours = [BEGINNING, FORMAT.to_string().as_bytes()].concat();
-        let said = self.said();
-        let (both, same) = (ours.len().min(said.len()), |n: usize| said[..n] == ours[..n]);
-        let ended = said.get(ours.len()).is_none_or(|b| !b.is_ascii_digit());
-        !said.is_empty() && same(both) && ended
+        let text = self.content();
+        let (both, same) = (ours.len().min(text.len()), |n: usize| text[..n] == ours[..n]);
+        let ended = text.get(ours.len()).is_none_or(|b| !b.is_ascii_digit());
+        !text.is_empty() && same(both) && ended
     }
 
     /// Returns the first page without trailing zeros. They appear if a client crashed between the
     /// two writes of a long queue.
-    fn said(&self) -> &[u8] {
+    fn content(&self) -> &[u8] {
         let end = self.text.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
         &self.text[..end]
     }
 
     fn found(&mut self, stat: &Stat) -> io::Result<serde_json::Result<ControlContents>> {
         let line = line(&self.text);
-        if let Some(queue) = line.and_then(|said| text::read(FORMAT, said, &mut self.holders)) {
+        if let Some(queue) =
+            line.and_then(|text_read| text::read(FORMAT, text_read, &mut self.holders))
+        {
             return Ok(Ok(ControlContents { leasehold: FORMAT, queue: Some(queue), long: None }));
         }
-        let first = serde_json::from_slice::<ControlContents>(line.unwrap_or(self.said()));
+        let first = serde_json::from_slice::<ControlContents>(line.unwrap_or(self.content()));
         let Ok(ControlContents { leasehold: FORMAT, long: Some(long), .. }) = first else {
             return Ok(first);
         };
@@ -624,15 +627,15 @@ struct QueueFingerprint {
 
 impl QueueFingerprint {
     fn of(queue: &Queue) -> Self {
-        use leasehold_core::store::Standing::{Departed, Holding};
+        use leasehold_core::store::ClaimState::{Departed, Holding};
         let entries = queue.entries();
         let (last, len) = (queue.last_token(), entries.len());
         let (mut holding, mut departed, mut weight) = (0, 0, 0);
         for entry in entries {
-            let holds = entry.standing == Holding;
+            let holds = entry.state == Holding;
             holding += usize::from(holds);
             weight += if holds { u64::from(entry.weight) } else { 0 };
-            departed += usize::from(entry.standing == Departed);
+            departed += usize::from(entry.state == Departed);
         }
         Self { last, len, holding, departed, weight }
     }

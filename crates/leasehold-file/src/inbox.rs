@@ -13,9 +13,9 @@
 //!   in two pieces is joined.
 //! - *The thread's task is aborted* only between two messages, by a waiter that reads from then on.
 //! - *A holder is notified of its eviction.* The client's thread reads whenever no other thread
-//!   does ([`Reader::hear`]). After a thread has read itself, the client's thread takes over a
-//!   moment later. So it does not disturb a thread that acquires locks repeatedly, and messages in
-//!   that moment stay in the pipe.
+//!   does ([`Reader::on_eviction`]). After a thread has read itself, the client's thread takes over
+//!   a moment later. So it does not disturb a thread that acquires locks repeatedly, and messages
+//!   in that moment stay in the pipe.
 
 use std::fs::File;
 use std::io;
@@ -33,22 +33,22 @@ use super::session::Lines;
 use super::waiters::Waiters;
 use leasehold_core::ClaimId;
 use leasehold_core::kit::{listen, locked};
-use leasehold_core::store::{Ear, Ears, Signal};
+use leasehold_core::store::{EvictionListener, EvictionListeners, Signal};
 
 /// Maximum time without a reader.
 const UNREAD: Duration = Duration::from_millis(20);
 
 pub(super) struct Reader {
     fifo: Arc<File>,
-    ear: Arc<dyn AsFd + Send + Sync>,
+    fifo_descriptor: Arc<dyn AsFd + Send + Sync>,
     waiters: Weak<Waiters>,
     lines: Mutex<Lines>,
     runtime: Handle,
     /// Task on the client's thread, while it reads.
     task: Mutex<Option<AbortHandle>>,
-    ears: Ears,
+    listeners: EvictionListeners,
     /// Whether a listener for evictions is registered.
-    hears: AtomicBool,
+    listens: AtomicBool,
     /// Number of waiters. If there is only one, that waiter may read the inbox itself.
     waiting: AtomicUsize,
     /// Whether the client's thread is about to take over.
@@ -67,33 +67,33 @@ impl Drop for Waiting<'_> {
 
 impl Reader {
     pub(super) fn new(fifo: Arc<File>, waiters: &Arc<Waiters>, runtime: &Handle) -> Arc<Self> {
-        let (ear, waiters) = (fifo.clone(), Arc::downgrade(waiters));
+        let (fifo_descriptor, waiters) = (fifo.clone(), Arc::downgrade(waiters));
         let (runtime, lines, task) = (runtime.clone(), Mutex::default(), Mutex::default());
-        let (ears, hears, waiting, taking_over) = Default::default();
+        let (listeners, listens, waiting, taking_over) = Default::default();
         Arc::new(Self {
             fifo,
-            ear,
+            fifo_descriptor,
             waiters,
             lines,
             runtime,
             task,
-            ears,
-            hears,
+            listeners,
+            listens,
             waiting,
             taking_over,
         })
     }
 
     /// Registers a listener for claims that must be polled, from now on.
-    pub(super) fn hear(self: &Arc<Self>, ear: Weak<dyn Ear>) {
-        self.ears.add(ear);
-        self.hears.store(true, Ordering::SeqCst);
+    pub(super) fn on_eviction(self: &Arc<Self>, listener: Weak<dyn EvictionListener>) {
+        self.listeners.add(listener);
+        self.listens.store(true, Ordering::SeqCst);
         self.take_over();
     }
 
     /// Reports a claim of this client that this client itself evicted.
     pub(super) fn evicted(&self, id: ClaimId) {
-        self.ears.ask(id);
+        self.listeners.ask(id);
     }
 
     /// Registers a waiter. The caller keeps the result as long as it waits.
@@ -105,7 +105,7 @@ impl Reader {
     /// Makes the client's thread read soon, unless a waiter then does so itself.
     fn take_over(self: &Arc<Self>) {
         let reads = || locked(&self.task).is_some();
-        if !self.hears.load(Ordering::SeqCst) || reads() {
+        if !self.listens.load(Ordering::SeqCst) || reads() {
             return;
         }
         if self.taking_over.swap(true, Ordering::SeqCst) {
@@ -129,7 +129,7 @@ impl Reader {
     /// notifications. If this fails, the waiter polls at its next heartbeat instead.
     pub(super) fn read_or_listen(self: &Arc<Self>, context: &Context<'_>) -> io::Result<()> {
         let alone = self.waiters.upgrade().is_some_and(|waiters| waiters.has_but_one());
-        if !alone || !listen(context, &self.ear) {
+        if !alone || !listen(context, &self.fifo_descriptor) {
             return self.read_on_the_client_s_thread();
         }
         if let Some(task) = locked(&self.task).take() {
@@ -181,7 +181,7 @@ impl Reader {
             });
         }
         drop(lines);
-        held.into_iter().for_each(|id| self.ears.ask(id));
+        held.into_iter().for_each(|id| self.listeners.ask(id));
         Ok(n)
     }
 }

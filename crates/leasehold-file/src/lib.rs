@@ -118,9 +118,9 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{boot_id, identity_of, wall_micros};
 use leasehold_core::queue::{Entry, Mismatch, Queue, StoreTime};
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Ear, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
-    Renew, Renewal, Reweighed, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup,
-    mismatch,
+    ALL_KINDS, ClaimState, ClockModel, Converted, Durability, Evict, EvictionListener, Guarantees,
+    Joined, Liveness, LockInfo, Mode, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
+    Wakeup, mismatch,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
@@ -290,7 +290,7 @@ impl FileStore {
         work: impl FnOnce(&mut Queue, u64) -> T,
     ) -> (T, News) {
         let now = (self.wall)();
-        let before: Vec<(ClaimId, bool)> = standings(queue).collect();
+        let before: Vec<(ClaimId, bool)> = claim_states(queue).collect();
         let done = work(queue, now);
         let mut news = self.granted(queue, now);
         if before.len() > 1 {
@@ -322,7 +322,7 @@ impl FileStore {
             }
             if someone_died {
                 let dead = |s: &String| matches!(lives.get(s), Some(Life::Dead));
-                queue.retain(now, |e| e.standing == Standing::Departed || !dead(&e.session));
+                queue.retain(now, |e| e.state == ClaimState::Departed || !dead(&e.session));
             }
         }
         news.retain(|(_, session, ..)| !matches!(lives.get(session), Some(Life::Dead)));
@@ -372,7 +372,7 @@ impl FileStore {
     ) -> bool {
         let mut sessions: HashSet<&str> = HashSet::new();
         for (i, e) in queue.entries().enumerate() {
-            if e.standing != Standing::Departed && !self.is_ours(e) && which(i, e) {
+            if e.state != ClaimState::Departed && !self.is_ours(e) && which(i, e) {
                 sessions.insert(&e.session);
             }
         }
@@ -381,7 +381,7 @@ impl FileStore {
         if dead.is_empty() {
             return false;
         }
-        queue.retain(now, |e| e.standing == Standing::Departed || !dead.contains(&e.session));
+        queue.retain(now, |e| e.state == ClaimState::Departed || !dead.contains(&e.session));
         true
     }
 
@@ -394,18 +394,18 @@ impl FileStore {
     fn remove_dead_before(&self, queue: &mut Queue, now: u64, id: ClaimId) -> bool {
         let Some(mine) = queue.position(id) else { return false };
         let before =
-            |i: usize, e: &Entry| i + 1 == mine || (i < mine && e.standing == Standing::Holding);
+            |i: usize, e: &Entry| i + 1 == mine || (i < mine && e.state == ClaimState::Holding);
         self.remove_dead(queue, now, before, |s| matches!(self.waiters.probe(s), Life::Dead))
     }
 
     /// Returns the sessions whose death this waiter must notice.
     fn blockers(&self, queue: &Queue, id: ClaimId) -> Vec<String> {
         let Some(mine) = queue.position(id) else { return Vec::new() };
-        let first_waiting = queue.entries().position(|e| e.standing == Standing::Waiting);
+        let first_waiting = queue.entries().position(|e| e.state == ClaimState::Waiting);
         let watched = |i: usize| first_waiting == Some(mine) || i + 1 == mine;
         let mut sessions: Vec<String> = Vec::new();
         for (_, e) in queue.entries().take(mine).enumerate().filter(|(i, _)| watched(*i)) {
-            if e.standing != Standing::Departed && !self.is_ours(e) {
+            if e.state != ClaimState::Departed && !self.is_ours(e) {
                 sessions.push(e.session.clone());
             }
         }
@@ -465,7 +465,7 @@ impl FileStore {
                     // If a granted waiter is dead, the lock may be granted to this claim instead.
                     // No other client sends a notification of what this section did.
                     if let (Ok(Joined::Waiting(_)), _) = &joined {
-                        let held = |e: &&Entry| e.id == claim.id && e.standing == Standing::Holding;
+                        let held = |e: &&Entry| e.id == claim.id && e.state == ClaimState::Holding;
                         if let Some(token) = queue.entries().find(held).map(|e| e.token) {
                             joined.0 = Ok(Joined::Holding { token, remaining: None });
                         }
@@ -560,8 +560,8 @@ impl FileStore {
 /// Claims with their sessions, their notifications, and the inbox if it is already open.
 type News = Vec<(ClaimId, String, Signal, Option<WriteEnd>)>;
 
-fn standings(queue: &Queue) -> impl Iterator<Item = (ClaimId, bool)> {
-    queue.entries().map(|e| (e.id, e.standing == Standing::Waiting))
+fn claim_states(queue: &Queue) -> impl Iterator<Item = (ClaimId, bool)> {
+    queue.entries().map(|e| (e.id, e.state == ClaimState::Waiting))
 }
 
 /// Returns the waiters that must watch a different session now. `before` contains the earlier
@@ -579,7 +579,7 @@ fn must_watch_anew<'a>(
         // The order never changes, so one parallel pass finds each claim's earlier position.
         let was = old.find(|(_, (id, _))| *id == e.id).map(|(i, _)| i);
         let predecessor_was = was.and_then(|i| before.get(i.checked_sub(1)?));
-        if e.standing == Standing::Waiting {
+        if e.state == ClaimState::Waiting {
             let left = predecessor_was.is_some_and(|(id, waited)| {
                 *waited && previous.is_none_or(|previous| previous.id != *id)
             });
@@ -587,7 +587,7 @@ fn must_watch_anew<'a>(
                 let watched = previous.map(|p| &p.session);
                 queue
                     .entries()
-                    .any(|h| h.standing == Standing::Holding && Some(&h.session) != watched)
+                    .any(|h| h.state == ClaimState::Holding && Some(&h.session) != watched)
             };
             if left || now_first {
                 asked.push(e);
@@ -643,8 +643,8 @@ impl Store for FileStore {
             .map_err(|_| Error::new(ErrorKind::Closed, "the runtime of this client was shut down"))
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inbox.hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inbox.on_eviction(listener);
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -684,22 +684,22 @@ impl Store for FileStore {
         Ok(left.unwrap_or(false))
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
         // Other clients consider this one dead or cannot see it, and grant its locks to others.
         if self.session.is_gone() {
-            return Ok(Reweighed::Lost);
+            return Ok(Converted::Lost);
         }
-        let reweighed = self.with_queue(&claim.name, |queue, now| {
+        let converted = self.with_queue(&claim.name, |queue, now| {
             loop {
-                let reweighed = queue.reweigh(claim, now);
-                if reweighed != Reweighed::Busy || !self.remove_all_dead(queue, now) {
-                    return reweighed;
+                let converted = queue.convert(claim, now);
+                if converted != Converted::Busy || !self.remove_all_dead(queue, now) {
+                    return converted;
                 }
             }
         });
-        let reweighed =
-            reweighed.await.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url))?;
-        Ok(reweighed.unwrap_or(Reweighed::Lost))
+        let converted =
+            converted.await.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url))?;
+        Ok(converted.unwrap_or(Converted::Lost))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -725,8 +725,9 @@ impl Store for FileStore {
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
             // An unreadable lock does not hide the others.
             let looked = self.look(name).await;
-            let told = |e: Error| Some(LockInfo::unreadable(name.clone(), on_one_line(&e)));
-            locks.extend(looked.unwrap_or_else(told));
+            let as_unreadable =
+                |e: Error| Some(LockInfo::unreadable(name.clone(), on_one_line(&e)));
+            locks.extend(looked.unwrap_or_else(as_unreadable));
         }
         self.let_others_in().await;
         Ok(locks)

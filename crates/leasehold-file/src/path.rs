@@ -17,7 +17,9 @@ use leasehold_core::kit::decoded;
 /// Maximum bytes of a path component before its suffix. With `.lock`, a temporary file's random
 /// part and `~` it stays below the 255 bytes that file systems allow.
 const CHUNK: usize = 200;
+/// The end of a control file's name.
 const LEAF: &str = ".lock";
+/// The end of the name of a directory for the rest of a long name.
 const DIRECTORY: &str = "+";
 
 /// Returns the path of this name's control file, relative to the directory of all control files.

@@ -227,7 +227,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn feed(&mut self, bytes: &[u8], told: &mut impl FnMut(ClaimId, Signal)) {
+    pub(super) fn feed(&mut self, bytes: &[u8], notify: &mut impl FnMut(ClaimId, Signal)) {
         for &byte in bytes {
             if byte != b'\n' {
                 self.too_long |= self.begun.len() == LONGEST_LINE;
@@ -238,7 +238,7 @@ impl Lines {
             }
             let line = std::str::from_utf8(&self.begun).ok().filter(|_| !self.too_long);
             if let Some((id, signal)) = line.and_then(parse) {
-                told(id, signal);
+                notify(id, signal);
             }
             self.begun.clear();
             self.too_long = false;
@@ -313,15 +313,16 @@ mod tests {
     #[test]
     fn invalid_inbox_lines_are_skipped() {
         let id = ClaimId::random().unwrap();
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         let mut lines = Lines::default();
-        let mut feed = |bytes: &[u8]| lines.feed(bytes, &mut |id, signal| told.push((id, signal)));
+        let mut feed =
+            |bytes: &[u8]| lines.feed(bytes, &mut |id, signal| notified.push((id, signal)));
         feed(b"\n\n\xff\xfe\nask\nask me\ngranted 1 2\n");
         feed(&[b'x'; 100_000]);
         feed(format!("\nask {} more\n", id.to_hex()).as_bytes());
         feed(format!("granted {} 0\nask {}", id.to_hex(), id.to_hex()).as_bytes());
         feed(format!("\ngranted {} 77\n", id.to_hex()).as_bytes());
-        assert_eq!(told, [(id, Signal::Ask), (id, Signal::Granted(Token::new(77).unwrap()))]);
+        assert_eq!(notified, [(id, Signal::Ask), (id, Signal::Granted(Token::new(77).unwrap()))]);
         assert!(lines.begun.capacity() < 1_000);
     }
 

@@ -459,7 +459,7 @@ fn waiters_whose_blockers_changed_are_notified() {
         for gone in &claims {
             let mut queue = queue.clone();
             let had = watched(&queue);
-            let before: Vec<_> = standings(&queue).collect();
+            let before: Vec<_> = claim_states(&queue).collect();
             queue.leave(gone.id, None, 1);
             let granted = !queue.take_fresh_grants().is_empty();
             let asked: HashSet<ClaimId> =
@@ -483,8 +483,8 @@ fn waiters_whose_blockers_changed_are_notified() {
 /// holders, and each other waiter its predecessor.
 fn watched(queue: &Queue) -> HashMap<ClaimId, HashSet<String>> {
     let entries: Vec<&Entry> = queue.entries().collect();
-    let first = entries.iter().position(|e| e.standing == Standing::Waiting);
-    let waiting = entries.iter().enumerate().filter(|(_, e)| e.standing == Standing::Waiting);
+    let first = entries.iter().position(|e| e.state == ClaimState::Waiting);
+    let waiting = entries.iter().enumerate().filter(|(_, e)| e.state == ClaimState::Waiting);
     let sessions = |e: &[&Entry]| e.iter().map(|e| e.session.clone()).collect();
     waiting
         .map(|(i, e)| {
@@ -568,8 +568,9 @@ fn damaged_control_file_affects_one_lock_and_can_be_fixed() {
         fs::write(&path, &text).unwrap();
 
         let listed = other.list("").await.unwrap();
-        let told: Vec<_> = listed.iter().map(|l| (l.name.as_str(), l.claims.len())).collect();
-        assert_eq!(told, [("x", 0), ("y", 1)]);
+        let listed_claims: Vec<_> =
+            listed.iter().map(|l| (l.name.as_str(), l.claims.len())).collect();
+        assert_eq!(listed_claims, [("x", 0), ("y", 1)]);
         assert!(listed[0].unreadable.as_ref().unwrap().contains("x.lock"), "{listed:?}");
         assert_eq!(listed[1].unreadable, None);
         let error = other.join(&claim("x"), Mode::Try).await.unwrap_err();

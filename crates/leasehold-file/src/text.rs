@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use leasehold_core::queue::{Entry, Queue};
-use leasehold_core::store::Standing;
+use leasehold_core::store::ClaimState;
 use leasehold_core::{ClaimId, Holder, Kind, Token};
 
 /// Number of holders that are cached per lock.
@@ -19,10 +19,10 @@ const REMEMBERED: usize = 256;
 
 const KINDS: [(Kind, &[u8]); 3] =
     [(Kind::Mutex, b"mutex"), (Kind::RwLock, b"rwlock"), (Kind::Semaphore, b"semaphore")];
-const STANDINGS: [(Standing, &[u8]); 3] = [
-    (Standing::Holding, b"holding"),
-    (Standing::Waiting, b"waiting"),
-    (Standing::Departed, b"departed"),
+const STATES: [(ClaimState, &[u8]); 3] = [
+    (ClaimState::Holding, b"holding"),
+    (ClaimState::Waiting, b"waiting"),
+    (ClaimState::Departed, b"departed"),
 ];
 
 /// Holders and their texts.
@@ -69,11 +69,11 @@ impl Holders {
         }
         let mut parsed = serde_json::Deserializer::from_slice(text.0).into_iter::<Holder>();
         let holder = Arc::new(parsed.next()?.ok()?);
-        let (said, rest) = text.0.split_at_checked(parsed.byte_offset())?;
+        let (value, rest) = text.0.split_at_checked(parsed.byte_offset())?;
         text.0 = rest;
         // Text in another form is parsed every time.
-        if serde_json::to_vec(&*holder).is_ok_and(|ours| ours == said) {
-            self.remember(said.to_vec(), holder.clone());
+        if serde_json::to_vec(&*holder).is_ok_and(|ours| ours == value) {
+            self.remember(value.to_vec(), holder.clone());
         }
         Some(holder)
     }
@@ -119,7 +119,7 @@ fn write_entry(e: &Entry, holders: &mut Holders, text: &mut Vec<u8>) -> serde_js
     text.extend_from_slice(b",\"weight\":");
     number(u64::from(e.weight), text);
     text.extend_from_slice(b",\"standing\":\"");
-    text.extend_from_slice(word_of(&STANDINGS, &e.standing));
+    text.extend_from_slice(word_of(&STATES, &e.state));
     text.extend_from_slice(b"\",\"since\":");
     number(e.since, text);
     if let Some(expires) = e.expires {
@@ -178,7 +178,7 @@ fn read_entry(text: &mut Words<'_>, holders: &mut Holders) -> Option<Entry> {
     text.skip(b",\"weight\":")?;
     let weight = u32::try_from(text.number()?).ok()?;
     text.skip(b",\"standing\":\"")?;
-    let standing = text.one_of(&STANDINGS)?;
+    let state = text.one_of(&STATES)?;
     text.skip(b"\",\"since\":")?;
     let since = text.number()?;
     let expires = match text.skip(b",\"expires\":") {
@@ -196,7 +196,7 @@ fn read_entry(text: &mut Words<'_>, holders: &mut Holders) -> Option<Entry> {
         None => String::new(),
     };
     text.skip(b"}")?;
-    Some(Entry { id, token, weight, standing, since, expires, lock_delay, holder, session })
+    Some(Entry { id, token, weight, state, since, expires, lock_delay, holder, session })
 }
 
 /// Text that is left to read.
@@ -318,12 +318,12 @@ mod tests {
         let holder = (word(), any::<u32>(), word());
         (numbers, rest, holder).prop_map(|(numbers, rest, (host, pid, label))| {
             let (token, id, weight, since) = numbers;
-            let (standing, expires, lock_delay, session) = rest;
+            let (state, expires, lock_delay, session) = rest;
             Entry {
                 id: ClaimId::from_u128(id),
                 token: Token::new(token).unwrap(),
                 weight,
-                standing: STANDINGS[standing].0,
+                state: STATES[state].0,
                 since,
                 expires,
                 lock_delay,
@@ -377,7 +377,7 @@ mod tests {
             id: ClaimId::from_u128(pid.into()),
             token: Token::new(u64::from(pid) + 1).unwrap(),
             weight: 1,
-            standing: Standing::Waiting,
+            state: ClaimState::Waiting,
             since: 0,
             expires: None,
             lock_delay: 0,

@@ -124,10 +124,10 @@ impl Waiters {
     ) -> Option<(Arc<Sender>, AbortHandle)> {
         let _context = self.runtime.enter();
         let fifo = Arc::new(Sender::from_file(fifo).ok()?);
-        let told = fifo.clone();
+        let target = fifo.clone();
         let (waiters, session) = (Arc::downgrade(self), session.to_owned());
         let task = self.runtime.spawn(async move {
-            session::death(&told).await;
+            session::death(&target).await;
             if let Some(waiters) = waiters.upgrade() {
                 waiters.died(&session);
             }
@@ -136,8 +136,8 @@ impl Waiters {
     }
 
     fn died(&self, session: &str) {
-        let told = self.lock().peers.died(session);
-        for id in told {
+        let dead = self.lock().peers.died(session);
+        for id in dead {
             self.notify(id, Signal::Ask);
         }
     }

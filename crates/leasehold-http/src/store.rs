@@ -63,8 +63,8 @@ use http::Method;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Ends, Waiters, locked, namespaced, redacted};
 use leasehold_core::store::{
-    Ear, Ears, Evict, Follow, Guarantees, Joined, LockInfo, Mode, Queues, Renew, Renewal,
-    Reweighed, Signal, Store, StoreInfo,
+    Converted, Evict, EvictionListener, EvictionListeners, Follow, Guarantees, Joined, LockInfo,
+    Mode, Queues, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Opening, Result, Token};
 use serde::Serialize;
@@ -76,10 +76,10 @@ use self::polls::Poll;
 use self::replicas::{Replicas, Request, parsed, query};
 use self::url::HttpUrl;
 use crate::wire::{
-    self, ClaimBody, ClaimState, DoctorResponse, EventsQuery, EvictRequest, EvictResponse,
-    FindingView, HoldersQuery, JoinRequest, LeaveQuery, LeaveResponse, ListQuery, LockList,
-    LockResponse, MAX_BODY_BYTES, MAX_RENEWALS, RenewClaim, RenewRequest, RenewResponse,
-    ReweighResponse, ServiceEvent, Status, claim_path, lock_path,
+    self, ClaimBody, ClaimResponse, ConvertResponse, DoctorResponse, EventsQuery, EvictRequest,
+    EvictResponse, FindingView, HoldersQuery, JoinRequest, LeaveQuery, LeaveResponse, ListQuery,
+    LockList, LockResponse, MAX_BODY_BYTES, MAX_RENEWALS, RenewClaim, RenewRequest, RenewResponse,
+    ServiceEvent, Status, claim_path, lock_path,
 };
 
 /// The version of the API that this client speaks.
@@ -92,7 +92,7 @@ pub struct HttpStore {
     replicas: Arc<Replicas>,
     waiters: Arc<Waiters<Poll>>,
     claims: Arc<Claims>,
-    ears: Arc<Ears>,
+    listeners: Arc<EvictionListeners>,
     /// The task that receives evictions. It starts with the first claim.
     hearing: OnceLock<Ends>,
 }
@@ -147,10 +147,10 @@ impl HttpStore {
         let mut info = StoreInfo::new(redacted(url), Guarantees::from(view.guarantees));
         info = info.identified(identity);
         info = info.confirming(Duration::from_millis(view.replication_timeout_ms));
-        let (waiters, claims, ears) = Default::default();
+        let (waiters, claims, listeners) = Default::default();
         let longest_lease = Duration::from_millis(view.longest_lease_ms);
         let hearing = OnceLock::new();
-        Ok(Self { info, longest_lease, replicas, waiters, claims, ears, hearing })
+        Ok(Self { info, longest_lease, replicas, waiters, claims, listeners, hearing })
     }
 
     async fn call<T: DeserializeOwned>(&self, request: Request) -> Result<T> {
@@ -158,7 +158,7 @@ impl HttpStore {
     }
 
     /// Keeps what the server has reported about a claim. Returns the status.
-    fn note(&self, claim: &Claim, state: ClaimState) -> Status {
+    fn note(&self, claim: &Claim, state: ClaimResponse) -> Status {
         match &state.status {
             Status::Held { confirmed, .. } => {
                 self.waiters.dismiss(claim.id);
@@ -187,7 +187,7 @@ impl HttpStore {
 
     /// Starts the task that receives evictions.
     fn receive_evictions(&self) -> Ends {
-        let (claims, ears) = (self.claims.clone(), self.ears.clone());
+        let (claims, listeners) = (self.claims.clone(), self.listeners.clone());
         let on_event = move |event: ServiceEvent| {
             let concerns = |known: &Known| match &event {
                 // Evictions before the subscription were not reported.
@@ -199,7 +199,7 @@ impl HttpStore {
                 let claims = locked(&claims);
                 claims.iter().filter(|(_, known)| concerns(known)).map(|(id, _)| *id).collect()
             };
-            evicted.into_iter().for_each(|id| ears.ask(id));
+            evicted.into_iter().for_each(|id| listeners.ask(id));
         };
         let receiving = events::receive(self.replicas.clone(), events::request(""), None, on_event);
         Ends::new(&self.replicas.runtime().spawn(receiving))
@@ -213,7 +213,7 @@ impl HttpStore {
         let body = JoinRequest { id: claim.id, mode: mode.into(), claim: ClaimBody::from(claim) };
         let request = post("/v1/claims".to_owned(), &body)?;
         let request = Request { repeatable: false, ..request };
-        match self.call::<ClaimState>(request).await {
+        match self.call::<ClaimResponse>(request).await {
             Ok(state) => self.note(claim, state).joined().ok_or_else(|| {
                 let what = "the server returned neither a grant nor a queue position";
                 Error::new(ErrorKind::Corrupt, what)
@@ -315,11 +315,11 @@ impl Store for HttpStore {
         Ok(response.left || reply.repeated)
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
         let path = format!("{}/weight", claim_path(claim.id));
-        let reweighed: Result<ReweighResponse> =
+        let converted: Result<ConvertResponse> =
             self.call(post(path, &ClaimBody::from(claim))?).await;
-        reweighed.map(Reweighed::from).map_err(|e| e.with_lock(&claim.name))
+        converted.map(Converted::from).map_err(|e| e.with_lock(&claim.name))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -356,8 +356,8 @@ impl Store for HttpStore {
         Ok(response.evicted)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.listeners.add(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
@@ -376,10 +376,10 @@ impl Store for HttpStore {
         let opened = opening.await;
         let ended = |_| Error::new(ErrorKind::Closed, "the client's runtime has ended");
         let events = opened.map_err(ended).flatten()?;
-        let (follow, stirrer) = Follow::new();
+        let (follow, notifier) = Follow::new();
         let on_event = move |event| {
             if matches!(event, ServiceEvent::Ready | ServiceEvent::Changed) {
-                stirrer.stir();
+                notifier.notify();
             }
         };
         let receiving = events::receive(self.replicas.clone(), request, Some(events), on_event);

@@ -10,18 +10,18 @@
 //!   people.) A client counts a lease from before it sent the request. A client rounds up what it
 //!   requests ([`to_ms`]), and the server rounds down what is left of a lease.
 //! - **A claim ID is a secret**: a client that knows it and has the same identity can release the
-//!   claim. Responses never contain one. They have the claim's [handle](ClaimState::handle), which
+//!   claim. Responses never contain one. They have the claim's [handle](ClaimResponse::handle), which
 //!   is not secret.
 //!
 //! | request | body or query | response |
 //! |---|---|---|
 //! | `GET /v1/store` | | [`StoreView`] |
-//! | `POST /v1/claims` | [`JoinRequest`] | 201 or 202 [`ClaimState`]; 409 or 423 [`Problem`] with holders |
-//! | `PUT /v1/claims/{id}` | [`ClaimBody`] | 200 [`ClaimState`] (held, waiting or lost) |
+//! | `POST /v1/claims` | [`JoinRequest`] | 201 or 202 [`ClaimResponse`]; 409 or 423 [`Problem`] with holders |
+//! | `PUT /v1/claims/{id}` | [`ClaimBody`] | 200 [`ClaimResponse`] (held, waiting or lost) |
 //! | `POST /v1/claims/renew` | [`RenewRequest`] | 200 [`RenewResponse`], one state per claim in order |
-//! | `GET /v1/claims/{id}` | query: [`ClaimBody`], `wait=30s` | 200 [`ClaimState`], once the wait has ended, or after `wait` |
+//! | `GET /v1/claims/{id}` | query: [`ClaimBody`], `wait=30s` | 200 [`ClaimResponse`], once the wait has ended, or after `wait` |
 //! | `DELETE /v1/claims/{id}` | query: [`ClaimBody`], [`keep_ms`](LeaveQuery) | 200 [`LeaveResponse`] |
-//! | `POST /v1/claims/{id}/weight` | [`ClaimBody`] with the new weight | 200 [`ReweighResponse`] |
+//! | `POST /v1/claims/{id}/weight` | [`ClaimBody`] with the new weight | 200 [`ConvertResponse`] |
 //! | `GET /v1/locks` | [`ListQuery`] | [`LockList`] |
 //! | `GET /v1/locks/{name}` | | [`LockResponse`] |
 //! | `GET /v1/locks/{name}/holders` | [`HoldersQuery`] | [`LockResponse`] |
@@ -48,8 +48,8 @@ use std::time::Duration;
 use leasehold_core::doctor::{Finding, Severity};
 use leasehold_core::kit::Escaped;
 use leasehold_core::store::{
-    ClaimInfo, ClockModel, Durability, Guarantees, Joined, Liveness, LockInfo, Mode, Place,
-    Renewal, Reweighed, Stall, Standing, StoreInfo, Survival, Wakeup,
+    ClaimInfo, ClaimState, ClockModel, Converted, Durability, Guarantees, Joined, Liveness,
+    LockInfo, Mode, Place, Renewal, Stall, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{
     Claim, ClaimId, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Error, ErrorKind, Holder, HolderInfo,
@@ -293,7 +293,7 @@ impl From<JoinMode> for Mode {
 /// The state of a claim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ClaimState {
+pub struct ClaimResponse {
     /// The name of the claim in [events](ServiceEvent). It is not secret: the claim's ID cannot be
     /// computed from it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -435,7 +435,7 @@ pub struct RenewClaim {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RenewResponse {
     /// One state per claim, in the order of the request.
-    pub claims: Vec<ClaimState>,
+    pub claims: Vec<ClaimResponse>,
 }
 
 /// The query of `GET /v1/claims/{id}`, in addition to the fields of the [`ClaimBody`].
@@ -473,7 +473,7 @@ pub struct LeaveResponse {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "status", rename_all = "lowercase")]
-pub enum ReweighResponse {
+pub enum ConvertResponse {
     /// The claim holds the lock with the requested weight.
     Done {
         /// The fencing token, which has not changed.
@@ -486,22 +486,22 @@ pub enum ReweighResponse {
     Lost,
 }
 
-impl From<Reweighed> for ReweighResponse {
-    fn from(reweighed: Reweighed) -> Self {
-        match reweighed {
-            Reweighed::Done { token } => Self::Done { token },
-            Reweighed::Busy => Self::Busy,
-            Reweighed::Lost => Self::Lost,
+impl From<Converted> for ConvertResponse {
+    fn from(converted: Converted) -> Self {
+        match converted {
+            Converted::Done { token } => Self::Done { token },
+            Converted::Busy => Self::Busy,
+            Converted::Lost => Self::Lost,
         }
     }
 }
 
-impl From<ReweighResponse> for Reweighed {
-    fn from(response: ReweighResponse) -> Self {
+impl From<ConvertResponse> for Converted {
+    fn from(response: ConvertResponse) -> Self {
         match response {
-            ReweighResponse::Done { token } => Self::Done { token },
-            ReweighResponse::Busy => Self::Busy,
-            ReweighResponse::Lost => Self::Lost,
+            ConvertResponse::Done { token } => Self::Done { token },
+            ConvertResponse::Busy => Self::Busy,
+            ConvertResponse::Lost => Self::Lost,
         }
     }
 }
@@ -510,9 +510,10 @@ impl From<ReweighResponse> for Reweighed {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ClaimView {
-    /// The status of the claim: `holding`, `waiting` or `departed` (in its cooldown).
+    /// The state of the claim: `holding`, `waiting` or `departed` (in its cooldown).
+    #[serde(rename = "standing")]
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
-    pub standing: Standing,
+    pub state: ClaimState,
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
@@ -526,7 +527,7 @@ pub struct ClaimView {
     pub token: Option<Token>,
     /// How much of the capacity the claim takes.
     pub weight: u32,
-    /// How long the claim has had this status.
+    /// How long the claim has been in this state.
     pub since_ms: u64,
     /// The time until the claim's lease expires. Missing if it has no lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -536,7 +537,7 @@ pub struct ClaimView {
 impl From<&ClaimInfo> for ClaimView {
     fn from(claim: &ClaimInfo) -> Self {
         Self {
-            standing: claim.standing,
+            state: claim.state,
             host: claim.holder.host.clone(),
             pid: claim.holder.pid,
             label: claim.holder.label.clone(),
@@ -553,7 +554,7 @@ impl From<ClaimView> for ClaimInfo {
         let holder = Holder { host: view.host, pid: view.pid, label: view.label };
         let (since, remaining) = (view.since_ms, view.remaining_ms.map(Duration::from_millis));
         let since = Duration::from_millis(since);
-        Self::new(view.standing, holder, view.token, view.weight, since, remaining)
+        Self::new(view.state, holder, view.token, view.weight, since, remaining)
     }
 }
 
@@ -925,7 +926,7 @@ pub struct ClaimLine {
     pub token: Option<Token>,
     /// How much of the capacity the claim takes.
     pub weight: u32,
-    /// How long the claim has had this status.
+    /// How long the claim has been in this state.
     pub since_seconds: f64,
     /// The time until the claim's lease expires.
     pub remaining_seconds: Option<f64>,
@@ -934,7 +935,7 @@ pub struct ClaimLine {
 impl From<&ClaimInfo> for ClaimLine {
     fn from(claim: &ClaimInfo) -> Self {
         Self {
-            state: claim.standing.as_str().to_owned(),
+            state: claim.state.as_str().to_owned(),
             host: claim.holder.host.clone(),
             pid: claim.holder.pid,
             label: claim.holder.label.clone(),
@@ -973,7 +974,7 @@ pub enum ServiceEvent {
     Changed,
     /// The claim with this handle was evicted, or may have been: renew it now.
     Ask {
-        /// The claim's [handle](ClaimState::handle).
+        /// The claim's [handle](ClaimResponse::handle).
         handle: String,
     },
     /// Nothing has happened for a while.
@@ -1345,10 +1346,10 @@ mod tests {
         let token = Token::new(5).unwrap();
         let remaining = Some(Duration::from_micros(1999));
         let status = Status::of_renewal(&Renewal::Holding { token, remaining });
-        let json = serde_json::to_value(ClaimState { handle: String::new(), status }).unwrap();
+        let json = serde_json::to_value(ClaimResponse { handle: String::new(), status }).unwrap();
         let expected = serde_json::json!({"status": "held", "token": 5, "remaining_ms": 1});
         assert_eq!(json, expected);
-        let read: ClaimState = serde_json::from_value(json).unwrap();
+        let read: ClaimResponse = serde_json::from_value(json).unwrap();
         let Renewal::Holding { token: read_token, remaining } = read.status.renewal() else {
             panic!("the lock was not acquired")
         };

@@ -347,8 +347,8 @@ const LEASE: Duration = Duration::from_secs(10);
 /// happened.
 #[test]
 fn child_process_that_is_paused() {
-    let Ok(told) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
-    let (store, url) = told.split_once(' ').unwrap();
+    let Ok(role) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
+    let (store, url) = role.split_once(' ').unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let locks = leasehold::connect(store).await.unwrap();
@@ -386,15 +386,15 @@ async fn paused_process_is_rejected_by_the_fence_layer() {
         .spawn()
         .unwrap();
     let pid = i32::try_from(child.id()).unwrap();
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let stdout = BufReader::new(child.stdout.take().unwrap());
     std::thread::spawn(move || {
         stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
     });
     let mut line = async |start: &str| loop {
-        let said = tokio::time::timeout(Duration::from_secs(60), told.recv()).await;
-        let said = said.expect("the child prints nothing").expect("the child ended");
-        if let Some((_, rest)) = said.split_once(start) {
+        let printed = tokio::time::timeout(Duration::from_secs(60), receiver.recv()).await;
+        let printed = printed.expect("the child prints nothing").expect("the child ended");
+        if let Some((_, rest)) = printed.split_once(start) {
             return rest.to_owned();
         }
     };

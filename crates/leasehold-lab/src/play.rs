@@ -25,8 +25,8 @@ pub fn play(story: &'static Story) -> Result<Played, String> {
 
 /// Returns the first line of a panic's message.
 fn first_line(panic: &dyn Any) -> String {
-    let said = panic.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
-    let line = said.lines().next().unwrap_or_default();
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
+    let line = text.lines().next().unwrap_or_default();
     format!("cannot start or use a server: {line}")
 }

@@ -15,12 +15,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Wire(MultiplexedConnection);
 
 /// A command and its reply.
-pub(crate) struct Said {
+pub(crate) struct Exchange {
     words: String,
     pub(crate) answer: String,
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} → {}", self.words, self.answer)
     }
@@ -41,18 +41,18 @@ impl Wire {
     }
 
     /// Sends a command.
-    pub(crate) async fn say(&mut self, words: &[&str]) -> Result<Said> {
+    pub(crate) async fn say(&mut self, words: &[&str]) -> Result<Exchange> {
         self.call(words, words.join(" ")).await
     }
 
-    /// Sends a command that is shown as the text `told`.
-    pub(crate) async fn call(&mut self, words: &[&str], told: String) -> Result<Said> {
+    /// Sends a command that is shown as the text `shown_as`.
+    pub(crate) async fn call(&mut self, words: &[&str], shown_as: String) -> Result<Exchange> {
         let mut command = redis::Cmd::new();
         words.iter().for_each(|word| {
             command.arg(*word);
         });
         let value: Value = command.query_async(&mut self.0).await?;
-        Ok(Said { words: told, answer: shown(&value) })
+        Ok(Exchange { words: shown_as, answer: shown(&value) })
     }
 
     /// Sends a command and returns only its reply.
@@ -61,15 +61,15 @@ impl Wire {
     }
 
     /// Repeats a command until it returns this reply.
-    pub(crate) async fn say_until(&mut self, words: &[&str], answer: &str) -> Result<Said> {
+    pub(crate) async fn say_until(&mut self, words: &[&str], answer: &str) -> Result<Exchange> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let said = self.say(words).await?;
-            if said.answer == answer {
-                return Ok(said);
+            let reply = self.say(words).await?;
+            if reply.answer == answer {
+                return Ok(reply);
             }
             if Instant::now() > end {
-                return Err(Trouble::new(format!("{said}, expected {answer}")));
+                return Err(Trouble::new(format!("{reply}, expected {answer}")));
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

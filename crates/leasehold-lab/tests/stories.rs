@@ -12,15 +12,15 @@ const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 fn played(name: &str) -> Played {
     let story = named(name).unwrap_or_else(|| panic!("no story {name}"));
     let played = play(story).unwrap_or_else(|why| panic!("{name}: {why}"));
-    let told = terminal::story(story, &played, terminal::Colours::NONE);
-    assert!(played.is_as_told(), "{told}");
+    let text = terminal::story(story, &played, terminal::Colours::NONE);
+    assert!(played.is_as_told(), "{text}");
     let (file, picture) = (picture_of(name), svg::picture(story, &played));
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, &picture).unwrap();
     }
     let drawn = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(drawn == picture, "{} is not what was played: see above\n{told}", file.display());
+    assert!(drawn == picture, "{} is not what was played: see above\n{text}", file.display());
     played
 }
 

@@ -273,7 +273,7 @@ struct Client {
     doubts: bool,
     wants: Wants,
     /// Whether it was notified that it holds, under its current session.
-    told: bool,
+    notified: bool,
     /// How far its clock is behind.
     lag: u8,
 }
@@ -417,7 +417,7 @@ impl Model {
     fn believes(&self, s: &State, c: usize) -> bool {
         let drift = if self.slow > 0 && self.rules.drift { DRIFT } else { 0 };
         let is_certain = |session: Session| session.certain > drift || !self.rules.ends;
-        s.clients[c].told && (c >= self.mortal || s.clients[c].session.is_some_and(is_certain))
+        s.clients[c].notified && (c >= self.mortal || s.clients[c].session.is_some_and(is_certain))
     }
 
     // -- a session -------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ impl Model {
     fn end(&self, s: &mut State, c: usize) {
         let client = &mut s.clients[c];
         if client.session.is_some_and(|session| session.certain == 0) && self.rules.ends {
-            (client.told, client.seen) = (false, None);
+            (client.notified, client.seen) = (false, None);
         }
     }
 
@@ -619,7 +619,7 @@ impl Model {
     fn is_told(&self, s: &mut State, c: usize, queue: &[Entry]) {
         let own = self.session(s, c).map(|session| (c as u8, session));
         if s.clients[c].wants == Wants::In && own.is_some() {
-            s.clients[c].told |= queue.first().copied() == own;
+            s.clients[c].notified |= queue.first().copied() == own;
         }
     }
 
@@ -705,7 +705,7 @@ impl Model {
 
     /// Removes everything that has no effect any more.
     fn tidy(&self, s: &mut State) {
-        let standing = |s: &State, c: usize, n: usize| {
+        let is_in_queue = |s: &State, c: usize, n: usize| {
             let entry = (c as u8, n as u8);
             let all = |client: &Client| client.seen.iter().chain(&client.writes).cloned().collect();
             let mut sees = s.clients.iter().flat_map(|client| -> Vec<Seen> { all(client) });
@@ -740,7 +740,7 @@ impl Model {
             for n in 0..usize::from(s.clients[c].had) {
                 let is_own = |c: &Client| c.session.is_some_and(|own| usize::from(own.number) == n);
                 let has_left = s.clients[c].wants == Wants::Left;
-                if !standing(s, c, n) && (has_left || !is_own(&s.clients[c])) {
+                if !is_in_queue(s, c, n) && (has_left || !is_own(&s.clients[c])) {
                     s.clients[c].session.take_if(|_| has_left);
                     s.cells[c][n] = Cell::Gone;
                     s.clients[c].touches.retain(|touch| usize::from(touch.session) != n);
@@ -767,7 +767,7 @@ impl stateright::Model for Model {
             writes: Vec::new(),
             doubts: false,
             wants: Wants::In,
-            told: false,
+            notified: false,
             lag: 0,
         };
         let mut cells = [[Cell::Not; SESSIONS]; CLIENTS];
@@ -878,7 +878,7 @@ impl stateright::Model for Model {
                     self.happened(Event::CameBack);
                 }
                 client.had += 1;
-                (client.told, client.seen) = (false, None);
+                (client.notified, client.seen) = (false, None);
                 client.session = Some(Session { number, certain: OPENING, is_current: false });
                 client.touches.push(Touch { session: number, ago: 0, way: Way::Creates });
             }
@@ -939,7 +939,7 @@ impl stateright::Model for Model {
             }
             Action::Leave(c) => {
                 let client = &mut s.clients[c];
-                (client.wants, client.told, client.seen) = (Wants::Out, false, None);
+                (client.wants, client.notified, client.seen) = (Wants::Out, false, None);
             }
         }
         self.tidy(s);

@@ -53,7 +53,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::queue::{Queue, StoreTime};
-use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
+use leasehold::store::{ClaimState, Evict, Joined, Mode, Place, Renewal};
 use leasehold::{Claim, ClaimId, Kind, Name};
 use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
@@ -390,8 +390,8 @@ impl Model {
 
     fn count_expired(&self, s: &State) {
         for e in s.queue.entries().filter(|e| e.expires.is_some_and(|t| t <= s.now)) {
-            self.happened(match e.standing {
-                Standing::Waiting => Event::WaiterExpired,
+            self.happened(match e.state {
+                ClaimState::Waiting => Event::WaiterExpired,
                 _ => Event::HolderExpired,
             });
         }
@@ -406,7 +406,7 @@ impl Model {
             let token = entry.map(|e| e.token.get()).unwrap();
             self.send(s, client, claim, What::Push { token });
         }
-        let holder = s.queue.entries().find(|e| e.standing == Standing::Holding);
+        let holder = s.queue.entries().find(|e| e.state == ClaimState::Holding);
         if let Some(token) = holder.map(|e| e.token.get()) {
             s.disorder |= token < s.granted;
             s.granted = token;
@@ -429,7 +429,7 @@ impl Model {
         let Phase::Held { token, .. } = s.clients[client].phase else { return false };
         s.queue.entries().any(|e| {
             let lives = e.expires.is_some_and(|t| t > s.now);
-            e.id == id && e.token.get() == token && e.standing == Standing::Holding && lives
+            e.id == id && e.token.get() == token && e.state == ClaimState::Holding && lives
         })
     }
 
@@ -446,7 +446,9 @@ impl Model {
             return;
         }
         match (phase, m.what) {
-            (Phase::Waiting { token: told, .. }, What::Holding { token, .. }) if told != token => {
+            (Phase::Waiting { token: reported, .. }, What::Holding { token, .. })
+                if reported != token =>
+            {
                 // This client's place is gone, and a late duplicate has made another one.
                 self.happened(Event::LostByAnswer);
                 s.clients[m.client].phase = Phase::Over { lost: None };
@@ -459,19 +461,19 @@ impl Model {
             (Phase::Joining { .. }, What::Waiting { sent, token }) => {
                 s.clients[m.client].phase = Phase::Waiting { token, base: Some(sent) };
             }
-            (Phase::Waiting { token, base }, What::Waiting { sent, token: told }) => {
-                s.clients[m.client].phase = match token == told || !self.rules.tokens_compared {
+            (Phase::Waiting { token, base }, What::Waiting { sent, token: reported }) => {
+                s.clients[m.client].phase = match token == reported || !self.rules.tokens_compared {
                     true => Phase::Waiting { token, base: base.max(Some(sent)) },
                     false => Phase::Over { lost: None },
                 };
             }
-            (Phase::Waiting { token: told, base }, What::Push { token }) => {
+            (Phase::Waiting { token: reported, base }, What::Push { token }) => {
                 let worth = self.waiter_lease - self.drift();
                 let until = match self.rules.push_from_heartbeat {
                     true => base.map(|b| b + worth),
                     false => Some(clock + worth),
                 };
-                if token != told && self.rules.tokens_compared {
+                if token != reported && self.rules.tokens_compared {
                     self.happened(Event::PushOfAnotherPlace);
                 } else if let Some(until) = until.filter(|&t| clock < t) {
                     self.happened(Event::HeldByPush);
@@ -480,9 +482,9 @@ impl Model {
                     self.happened(Event::PushTooOld);
                 }
             }
-            (Phase::Held { token, until }, What::Holding { token: told, until: new }) => {
+            (Phase::Held { token, until }, What::Holding { token: reported, until: new }) => {
                 let new = if self.rules.from_sending { new } else { clock + new };
-                if told == token {
+                if reported == token {
                     if new > until {
                         self.happened(Event::Renewed);
                     }
@@ -590,13 +592,13 @@ impl Model {
                 *sent = if over { earliest } else { earliest.max(*sent) };
             }
             // A message about another place means that the client's own place is lost.
-            if let (Phase::Waiting { token, .. }, What::Waiting { token: told, .. })
+            if let (Phase::Waiting { token, .. }, What::Waiting { token: reported, .. })
             | (
                 Phase::Waiting { token, .. } | Phase::Held { token, .. },
-                What::Holding { token: told, .. },
+                What::Holding { token: reported, .. },
             ) = (client.phase, m.what)
                 && current
-                && told != token
+                && reported != token
                 && self.rules.tokens_compared
             {
                 m.what = What::Lost;
@@ -940,10 +942,10 @@ impl State {
         }
         for (place, e) in self.queue.entries().enumerate() {
             let (c, claim) = whose(e.id);
-            let standing = if e.standing == Standing::Waiting { 1 } else { 2 };
+            let claim_state = if e.state == ClaimState::Waiting { 1 } else { 2 };
             let bytes = [
                 claim + 1,
-                standing,
+                claim_state,
                 e.expires.map_or(0, |t| ahead(t, self.now)),
                 rank(e.token.get()),
             ];

@@ -745,8 +745,8 @@ fn model_detects_each_missing_rule() {
     // A node stores tokens below the highest that it remembers.
     breaks(ORDER, without(two([1, 1], 0), |r| r.rising = false));
     // A client uses the highest answer plus one, without storing it on the nodes (scenario 35).
-    let told = Model { remembered: 3, ..Model::new(&[1, 1], 0) };
-    breaks(ORDER, without(told, |r| r.stored = false));
+    let small_model = Model { remembered: 3, ..Model::new(&[1, 1], 0) };
+    breaks(ORDER, without(small_model, |r| r.stored = false));
     // A late answer of an earlier attempt counts for the next one.
     breaks(EXCLUSION, without(two([1, 2], 0), |r| r.own_answers = false));
     // The lease counts from the answer.

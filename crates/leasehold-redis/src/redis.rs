@@ -139,8 +139,8 @@ use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Waiters, redacted, request_timeout};
 use leasehold_core::store::{
-    Ear, Ears, Evict, Follow, Joined, LockInfo, Mode, Queues, Renew, Renewal, Reweighed, Signal,
-    Store, StoreInfo,
+    Converted, Evict, EvictionListener, EvictionListeners, Follow, Joined, LockInfo, Mode, Queues,
+    Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token};
 
@@ -168,7 +168,7 @@ pub struct RedisStore {
     scripts: Scripts,
     holder_cache: HolderCache,
     waiters: Arc<Inbox>,
-    ears: Arc<Ears>,
+    listeners: Arc<EvictionListeners>,
     runtime: Handle,
     confirm: Option<ReplicaConfirmations>,
     restart_delay: Duration,
@@ -201,19 +201,19 @@ impl fmt::Display for Member {
 #[derive(Debug)]
 struct PushHandler {
     waiters: Arc<Inbox>,
-    ears: Arc<Ears>,
+    listeners: Arc<EvictionListeners>,
 }
 
 impl PushListener for PushHandler {
     fn message(&self, text: &[u8]) {
-        let Some((id, said)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
+        let Some((id, payload)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
         else {
             return;
         };
         let Some(id) = ClaimId::from_hex(id) else { return };
-        match said.parse().ok().and_then(Token::new) {
+        match payload.parse().ok().and_then(Token::new) {
             Some(token) => self.waiters.notify(id, Signal::Granted(token)),
-            None if said == EVICTED => self.ears.ask(id),
+            None if payload == EVICTED => self.listeners.ask(id),
             None => {}
         }
     }
@@ -283,8 +283,8 @@ impl RedisStore {
         let parsed = RedisUrl::parse(url)?;
         let channel = format!("{RESERVED}inbox:{}", ClaimId::random()?.to_hex());
         let waiters = Arc::<Inbox>::default();
-        let ears = Arc::<Ears>::default();
-        let handler = PushHandler { waiters: waiters.clone(), ears: ears.clone() };
+        let listeners = Arc::<EvictionListeners>::default();
+        let handler = PushHandler { waiters: waiters.clone(), listeners: listeners.clone() };
         let listener: Arc<dyn PushListener> = Arc::new(handler);
         let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &listener)?);
         let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
@@ -303,7 +303,7 @@ impl RedisStore {
             scripts: Scripts::new(parsed.restart_delay),
             holder_cache: HolderCache::default(),
             waiters,
-            ears,
+            listeners,
             runtime: runtime.clone(),
             restart_delay: parsed.restart_delay,
             was_master: AtomicBool::new(is_master),
@@ -313,8 +313,8 @@ impl RedisStore {
     fn fault(&self, error: &RedisError) -> Error {
         let demoted = fault::refusal(error) == Some(Refusal::ReadOnly)
             && self.was_master.load(Ordering::Relaxed);
-        let told = if demoted { fault::demoted(error) } else { fault::explain(error) };
-        told.with_store(&self.info.url)
+        let explained = if demoted { fault::demoted(error) } else { fault::explain(error) };
+        explained.with_store(&self.info.url)
     }
 
     /// Builds a request with the keys of one lock, and reserves `bytes` for its arguments.
@@ -401,8 +401,8 @@ impl RedisStore {
         let slots: Vec<_> = slots.into_values().collect();
         let together = slots.iter().map(|some| self.renewal(renewals, some)).collect::<Vec<_>>();
         let mut apart = Vec::new();
-        let told = self.servers.send_all(&together).await;
-        for (value, some) in told.into_iter().zip(slots) {
+        let replies = self.servers.send_all(&together).await;
+        for (value, some) in replies.into_iter().zip(slots) {
             match value {
                 Ok(value) => renewed(value, &some, answers)?,
                 // Some keys of the slot are on this node, others on the next one. Each key alone is
@@ -566,11 +566,11 @@ impl RedisStore {
                 grants.push((claim, keys));
             }
         }
-        let told = confirm.all(&grants).await;
-        for ((i, (claim, _)), told) in indices.into_iter().zip(grants).zip(told) {
+        let confirmed = confirm.all(&grants).await;
+        for ((i, (claim, _)), confirmed) in indices.into_iter().zip(grants).zip(confirmed) {
             // The caller of a refused join releases the claim. A renewal must not release it,
             // because other calls may use the same claim.
-            if let Err(error) = told {
+            if let Err(error) = confirmed {
                 answers[i] = Renewal::unknown(&error.with_lock(&claim.name));
             }
         }
@@ -639,11 +639,11 @@ impl RedisStore {
         Ok(left || doubt)
     }
 
-    async fn try_reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    async fn try_convert(&self, claim: &Claim) -> Result<Converted> {
         let keys = self.keyspace.keys(&claim.name)?;
-        let mut request = Self::request(&self.scripts.reweigh, &keys, ARGUMENTS_OF_LEAVE);
+        let mut request = Self::request(&self.scripts.convert, &keys, ARGUMENTS_OF_LEAVE);
         request.call.arg(claim.id.to_hex()).arg(claim.weight);
-        let (reweighed, mut more) = answer::reweighed(self.send(&request).await?)?;
+        let (converted, mut more) = answer::converted(self.send(&request).await?)?;
         for _ in 0..BURIALS {
             if !more {
                 break;
@@ -651,9 +651,9 @@ impl RedisStore {
             // The weight has already changed. If this call fails, waiting clients continue to
             // remove dead waiters.
             let Ok(again) = Box::pin(self.send(&request)).await else { break };
-            (_, more) = answer::reweighed(again)?;
+            (_, more) = answer::converted(again)?;
         }
-        Ok(reweighed)
+        Ok(converted)
     }
 
     /// Builds a request for one part of a lock's queue.
@@ -872,19 +872,19 @@ impl Store for RedisStore {
         self.try_leave(claim, keep).await.map_err(|error| error.with_lock(&claim.name))
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let reweighed =
-            self.try_reweigh(claim).await.map_err(|error| error.with_lock(&claim.name))?;
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        let converted =
+            self.try_convert(claim).await.map_err(|error| error.with_lock(&claim.name))?;
         // After a fail-over, a replica that does not know the larger weight would admit other
         // holders.
-        if let (Some(confirm), Reweighed::Done { .. }) = (&self.confirm, reweighed)
+        if let (Some(confirm), Converted::Done { .. }) = (&self.confirm, converted)
             && claim.weight > 1
         {
             confirm.forget(claim.id);
             let confirmed = confirm.grant(claim, &self.keyspace.keys(&claim.name)?).await;
             confirmed.map_err(|error| error.with_lock(&claim.name))?;
         }
-        Ok(reweighed)
+        Ok(converted)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -925,8 +925,8 @@ impl Store for RedisStore {
         answer::evicted(name, self.send(&request).await.map_err(|e| e.with_lock(name))?)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.listeners.add(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

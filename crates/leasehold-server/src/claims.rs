@@ -14,8 +14,8 @@ use leasehold_core::kit::{Escaped, frozen_label, wall_micros};
 use leasehold_core::store::{Joined, Mode, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, HolderInfo, Kind, MAX_LEASE, Token};
 use leasehold_http::wire::{
-    ClaimBody, ClaimState, JoinRequest, LeaveQuery, LeaveResponse, MAX_RENEWALS, MAX_WAIT,
-    PROBLEM_JSON, Problem, RenewRequest, RenewResponse, ReweighResponse, Status, WaitQuery,
+    ClaimBody, ClaimResponse, ConvertResponse, JoinRequest, LeaveQuery, LeaveResponse,
+    MAX_RENEWALS, MAX_WAIT, PROBLEM_JSON, Problem, RenewRequest, RenewResponse, Status, WaitQuery,
 };
 use tokio::time::Instant;
 
@@ -42,13 +42,13 @@ fn stored(caller: &Caller, id: ClaimId, body: &ClaimBody) -> Result<Claim, Failu
     Ok(claim)
 }
 
-fn state(service: &Service, claim: &Claim, status: Status) -> ClaimState {
+fn state(service: &Service, claim: &Claim, status: Status) -> ClaimResponse {
     let mut status = status;
     if let Status::Held { token, sequencer, confirmed, .. } = &mut status {
         *sequencer = Some(sequencer_of(service, claim, *token));
         *confirmed = service.store().confirmed(claim);
     }
-    ClaimState { handle: handle(claim.id), status }
+    ClaimResponse { handle: handle(claim.id), status }
 }
 
 /// Returns the text form of the hold's [`Sequencer`](leasehold_core::Sequencer).
@@ -70,7 +70,7 @@ fn sequencer_of(service: &Service, claim: &Claim, token: Token) -> String {
     operation_id = "join",
     summary = "Acquire a lock, or join its queue",
     request_body = JoinRequest,
-    responses((status = 201, description = "The claim holds the lock", body = ClaimState), (status = 202, description = "The claim waits", body = ClaimState), (status = 409, description = "The lock is busy", body = Problem, content_type = PROBLEM_JSON), (status = 423, description = "The lock is frozen", body = Problem, content_type = PROBLEM_JSON)),
+    responses((status = 201, description = "The claim holds the lock", body = ClaimResponse), (status = 202, description = "The claim waits", body = ClaimResponse), (status = 409, description = "The lock is busy", body = Problem, content_type = PROBLEM_JSON), (status = 423, description = "The lock is frozen", body = Problem, content_type = PROBLEM_JSON)),
 )]
 pub(crate) async fn join(
     State(service): State<Service>,
@@ -139,14 +139,14 @@ async fn busy(service: &Service, claim: &Claim, holders: Vec<HolderInfo>) -> Fai
     summary = "Renew a claim",
     params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
     request_body = ClaimBody,
-    responses((status = 200, description = "The state of the claim", body = ClaimState)),
+    responses((status = 200, description = "The state of the claim", body = ClaimResponse)),
 )]
 pub(crate) async fn renew(
     State(service): State<Service>,
     caller: Caller,
     OfClaim(id): OfClaim,
     Json(body): Json<ClaimBody>,
-) -> Answer<ClaimState> {
+) -> Answer<ClaimResponse> {
     let claim = stored(&caller, id, &body)?;
     let status = renew_one(&service, &caller, &claim).await?;
     Ok(axum::Json(state(&service, &claim, status)))
@@ -248,14 +248,14 @@ pub(crate) async fn renew_many(
     operation_id = "wait",
     summary = "Wait for a grant",
     params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client"), WaitQuery, ClaimBody),
-    responses((status = 200, description = "The state, once the claim is not waiting any more or the time is over", body = ClaimState)),
+    responses((status = 200, description = "The state, once the claim is not waiting any more or the time is over", body = ClaimResponse)),
 )]
 pub(crate) async fn wait(
     State(service): State<Service>,
     caller: Caller,
     OfClaim(id): OfClaim,
     RawQuery(query): RawQuery,
-) -> Answer<ClaimState> {
+) -> Answer<ClaimResponse> {
     let query = query.unwrap_or_default();
     let (WaitQuery { wait }, body) = split::<_, ClaimBody>(&query, &["wait"])?;
     let claim = stored(&caller, id, &body)?;
@@ -324,19 +324,19 @@ pub(crate) async fn leave(
 #[utoipa::path(
     post,
     path = "/v1/claims/{id}/weight",
-    operation_id = "reweigh",
+    operation_id = "convert",
     summary = "Change a writer into a reader or back",
     params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
     request_body = ClaimBody,
-    responses((status = 200, description = "Whether the claim has the new weight", body = ReweighResponse)),
+    responses((status = 200, description = "Whether the claim has the new weight", body = ConvertResponse)),
 )]
-pub(crate) async fn reweigh(
+pub(crate) async fn convert(
     State(service): State<Service>,
     caller: Caller,
     OfClaim(id): OfClaim,
     Json(body): Json<ClaimBody>,
-) -> Answer<ReweighResponse> {
+) -> Answer<ConvertResponse> {
     let claim = stored(&caller, id, &body)?;
-    let reweighed = service.call(claim.lease, service.store().reweigh(&claim)).await?;
-    Ok(axum::Json(reweighed.into()))
+    let converted = service.call(claim.lease, service.store().convert(&claim)).await?;
+    Ok(axum::Json(converted.into()))
 }

@@ -84,7 +84,7 @@ enum LockChanges {
 impl LockChanges {
     async fn next(&mut self) {
         match self {
-            Self::Pushed(follow) => follow.stirred().await,
+            Self::Pushed(follow) => follow.changed().await,
             Self::Polled(interval) => {
                 interval.tick().await;
             }

@@ -407,7 +407,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use leasehold_core::store::Standing;
+    use leasehold_core::store::ClaimState;
 
     use super::*;
 
@@ -426,7 +426,7 @@ mod tests {
         let holder = |n: &u64| {
             let holder = Holder { host: "other".into(), pid: 2, label: String::new() };
             let since = Duration::from_secs(5);
-            ClaimInfo::new(Standing::Holding, holder, Some(token(*n)), 1, since, None)
+            ClaimInfo::new(ClaimState::Holding, holder, Some(token(*n)), 1, since, None)
         };
         let claims = tokens.iter().map(holder).collect();
         LockInfo::new(Name::new(name).unwrap(), Kind::Mutex, 1, claims)

@@ -16,7 +16,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use leasehold_core::kit::frozen_label;
-use leasehold_core::store::{LockInfo, Place, Standing};
+use leasehold_core::store::{ClaimState, LockInfo, Place};
 use leasehold_core::{DEFAULT_LEASE, Error, ErrorKind, Hold, LostReason, Name, State as HoldState};
 use leasehold_http::wire::{
     ClaimLine, EVENT_STREAM, HoldEvent, HoldKind, HoldQuery, JSON_LINES, PING_EVERY,
@@ -87,9 +87,11 @@ impl Request {
         /// Sets the options that every kind of lock has.
         macro_rules! with_options {
             ($lock:expr) => {{
-                let told = on_waiting.clone();
-                let mut lock =
-                    $lock.lease(self.lease).label(&self.label).on_waiting(move |place| told(place));
+                let callback = on_waiting.clone();
+                let mut lock = $lock
+                    .lease(self.lease)
+                    .label(&self.label)
+                    .on_waiting(move |place| callback(place));
                 if let Some(longest) = self.max_hold {
                     lock = lock.max_hold(longest);
                 }
@@ -282,7 +284,7 @@ fn waiting(name: &Name, ahead: usize, lock: Option<&LockInfo>) -> HoldEvent {
         (None, Some("")) => Some("frozen".to_owned()),
         (None, Some(reason)) => Some(format!("frozen: {}", reason.escape_debug())),
         (None, None) => {
-            let mut departed = lock.claims.iter().filter(|c| c.standing == Standing::Departed);
+            let mut departed = lock.claims.iter().filter(|c| c.state == ClaimState::Departed);
             departed.next().map(|claim| format!("in cooldown; last held by {}", claim.holder))
         }
     });

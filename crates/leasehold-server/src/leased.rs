@@ -27,8 +27,8 @@ use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::locked;
 use leasehold_core::store::{
-    ClockModel, Durability, Ear, Evict, Follow, Joined, Liveness, LockInfo, Mode, Queues, Renew,
-    Renewal, Reweighed, Signal, Store, StoreInfo, Survival,
+    ClockModel, Converted, Durability, Evict, EvictionListener, Follow, Joined, Liveness, LockInfo,
+    Mode, Queues, Renew, Renewal, Signal, Store, StoreInfo, Survival,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 use tokio::time::Instant;
@@ -227,9 +227,9 @@ impl Store for Leased {
         Ok(left)
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let Some(_running) = self.claims.run(claim.id) else { return Ok(Reweighed::Lost) };
-        self.inner.reweigh(claim).await
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        let Some(_running) = self.claims.run(claim.id) else { return Ok(Converted::Lost) };
+        self.inner.convert(claim).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -253,8 +253,8 @@ impl Store for Leased {
         self.inner.evict(name, which).await
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inner.hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inner.on_eviction(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

@@ -36,7 +36,7 @@ use utoipa::{Modify, OpenApi};
         crate::claims::renew_many,
         crate::claims::wait,
         crate::claims::leave,
-        crate::claims::reweigh,
+        crate::claims::convert,
         crate::events::events,
         crate::hold::hold,
         crate::metrics::metrics,

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::wall_micros;
 use leasehold_core::store::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
-    Signal, Store, StoreInfo, Wakeup,
+    Converted, Evict, EvictionListener, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew,
+    Renewal, Signal, Store, StoreInfo, Wakeup,
 };
 use leasehold_core::{Claim, Name, Result, Token};
 use leasehold_http::wire::HoldEnd;
@@ -94,7 +94,7 @@ async fn list_after_changes(
         drop(listing);
         history.listed(at, &locks, Some(queues));
         sleep(LIST_EVERY.max(started.elapsed() * PAUSE)).await;
-        follow.stirred().await;
+        follow.changed().await;
     }
 }
 
@@ -135,14 +135,14 @@ impl Store for Recorded {
         Ok(left)
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let reweighed = self.inner.reweigh(claim).await?;
-        match &reweighed {
-            Reweighed::Done { token } => self.history.held(claim, *token),
-            Reweighed::Busy => {}
-            Reweighed::Lost => self.history.ended(claim, HoldEnd::Lost),
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        let converted = self.inner.convert(claim).await?;
+        match &converted {
+            Converted::Done { token } => self.history.held(claim, *token),
+            Converted::Busy => {}
+            Converted::Lost => self.history.ended(claim, HoldEnd::Lost),
         }
-        Ok(reweighed)
+        Ok(converted)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -184,8 +184,8 @@ impl Store for Recorded {
         Ok(evicted)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inner.hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inner.on_eviction(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

@@ -23,7 +23,7 @@ impl Service {
             .route("/v1/claims", post(claims::join))
             .route("/v1/claims/renew", post(claims::renew_many))
             .route("/v1/claims/{id}", put(claims::renew).get(claims::wait).delete(claims::leave))
-            .route("/v1/claims/{id}/weight", post(claims::reweigh))
+            .route("/v1/claims/{id}/weight", post(claims::convert))
             .route("/v1/locks", get(locks::list))
             .route("/v1/locks/{name}", get(locks::show))
             .route("/v1/locks/{name}/holders", get(locks::holders))

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::kit::request_timeout;
-use leasehold_core::store::{Ear, Store};
+use leasehold_core::store::{EvictionListener, Store};
 use leasehold_core::{ClaimId, Client, DEFAULT_LEASE, Error, Result};
 use tokio::sync::{broadcast, watch};
 
@@ -46,7 +46,7 @@ struct Inner {
     requests: Requests,
     history: Arc<History>,
     /// The receiver of evictions, which is registered with the store while the service exists.
-    _ear: Arc<Evictions>,
+    _evictions: Arc<Evictions>,
 }
 
 /// Waits until the service drains.
@@ -59,7 +59,7 @@ pub(crate) async fn drained(draining: &mut watch::Receiver<bool>) {
 #[derive(Debug)]
 struct Evictions(broadcast::Sender<String>);
 
-impl Ear for Evictions {
+impl EvictionListener for Evictions {
     fn ask(&self, id: ClaimId) {
         // Without a stream, the client finds out at its next renewal.
         let _ = self.0.send(handle(id));
@@ -81,9 +81,9 @@ impl Service {
         let opened = locks;
         let locks = builder.identity(identity).store(store.clone())?;
         let asks = broadcast::Sender::new(1024);
-        let ear = Arc::new(Evictions(asks.clone()));
-        let heard: Weak<Evictions> = Arc::downgrade(&ear);
-        store.hear(heard);
+        let evictions = Arc::new(Evictions(asks.clone()));
+        let listener: Weak<Evictions> = Arc::downgrade(&evictions);
+        store.on_eviction(listener);
         let draining = watch::Sender::new(false);
         let requests = Requests::default();
         Ok(Self(Arc::new(Inner {
@@ -96,7 +96,7 @@ impl Service {
             asks,
             requests,
             history,
-            _ear: ear,
+            _evictions: evictions,
         })))
     }
 

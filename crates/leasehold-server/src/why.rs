@@ -117,18 +117,18 @@ fn cycle(
 mod tests {
     use std::time::Duration;
 
-    use leasehold_core::store::Standing;
+    use leasehold_core::store::ClaimState;
     use leasehold_core::{Holder, Kind};
 
     use super::*;
 
     fn lock(name: &str, capacity: u32, holders: &[u32], waiters: &[u32]) -> LockInfo {
-        let claim = |standing, pid: &u32| {
+        let claim = |claim_state, pid: &u32| {
             let holder = Holder { host: "h".into(), pid: *pid, label: String::new() };
-            ClaimInfo::new(standing, holder, None, 1, Duration::ZERO, None)
+            ClaimInfo::new(claim_state, holder, None, 1, Duration::ZERO, None)
         };
-        let holders = holders.iter().map(|pid| claim(Standing::Holding, pid));
-        let waiters = waiters.iter().map(|pid| claim(Standing::Waiting, pid));
+        let holders = holders.iter().map(|pid| claim(ClaimState::Holding, pid));
+        let waiters = waiters.iter().map(|pid| claim(ClaimState::Waiting, pid));
         let kind = if capacity == 1 { Kind::Mutex } else { Kind::Semaphore };
         LockInfo::new(Name::new(name).unwrap(), kind, capacity, holders.chain(waiters).collect())
     }

@@ -188,7 +188,7 @@ const ALL: &[Broken] = &[
         "a new claim overtakes waiters",
         "queue.rs",
         "let fits = granted(all, self.capacity) > self.entries.len();",
-        "let fits = granted(all, self.capacity) > 0 && self.entries.iter().filter(|e| e.standing != Standing::Waiting).map(|e| u64::from(e.weight)).sum::<u64>() + u64::from(claim.weight) <= u64::from(self.capacity);",
+        "let fits = granted(all, self.capacity) > 0 && self.entries.iter().filter(|e| e.state != ClaimState::Waiting).map(|e| u64::from(e.weight)).sum::<u64>() + u64::from(claim.weight) <= u64::from(self.capacity);",
     ),
     broken(
         "a grant lasts half as long as the store reports",
@@ -211,8 +211,8 @@ const ALL: &[Broken] = &[
     broken(
         "cooldowns are ignored",
         "queue.rs",
-        "let keep = keep.filter(|k| !k.is_zero() && self.entries[i].standing == Standing::Holding);",
-        "let keep = keep.filter(|k| k.is_zero() && self.entries[i].standing == Standing::Holding);",
+        "let keep = keep.filter(|k| !k.is_zero() && self.entries[i].state == ClaimState::Holding);",
+        "let keep = keep.filter(|k| k.is_zero() && self.entries[i].state == ClaimState::Holding);",
     ),
     broken(
         "grants are not notified",
@@ -334,15 +334,15 @@ fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
     let played = cargo.env("LEASEHOLD_WORLDS", "10000").output();
     std::fs::write(&path, right).unwrap();
     let played = played.unwrap();
-    let said = String::from_utf8_lossy(&played.stdout);
-    let found = said.lines().find(|line| line.contains("BROKEN: "));
+    let stdout = String::from_utf8_lossy(&played.stdout);
+    let found = stdout.lines().find(|line| line.contains("BROKEN: "));
     match found {
         Some(line) => {
             println!("{}: {line}", broken.what);
             Ok(())
         }
         // Otherwise a renamed test would look like a simulation that found nothing.
-        None if played.status.success() && !said.contains("1 passed") => {
+        None if played.status.success() && !stdout.contains("1 passed") => {
             Err(format!("{}: there is no test {test}", broken.what))
         }
         None if played.status.success() => {

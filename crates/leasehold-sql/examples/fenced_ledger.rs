@@ -74,7 +74,7 @@ async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {
 struct Teller {
     child: Child,
     go: ChildStdin,
-    said: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
     name: &'static str,
 }
 
@@ -87,15 +87,15 @@ impl Teller {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let (Some(go), Some(said)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(go), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("no pipes".into());
         };
-        Ok(Self { child, go, said: BufReader::new(said).lines(), name })
+        Ok(Self { child, go, lines: BufReader::new(output).lines(), name })
     }
 
     /// Returns the next line that the teller prints.
     fn says(&mut self) -> Result<String, Failure> {
-        let line = self.said.next().ok_or_else(|| format!("{} ended", self.name))??;
+        let line = self.lines.next().ok_or_else(|| format!("{} ended", self.name))??;
         println!("  {}: {line}", self.name);
         Ok(line)
     }

@@ -254,9 +254,9 @@ async fn race<R: Run>(db: &R, way: Way, rounds: usize) -> Race {
 
 /// Writes NULL to a column that does not allow it, and returns whether the error is hidden.
 async fn bad_value<R: Run>(db: &R, way: Way) -> &'static str {
-    let told = write(db, way, "bad", "NULL").await;
+    let reply = write(db, way, "bad", "NULL").await;
     let there = count(db, "req = 'bad'").await;
-    match (told, there) {
+    match (reply, there) {
         (Err(_), _) => "error",
         (Ok(_), 0) => "HIDDEN, lost",
         (Ok(_), _) => "HIDDEN, wrong row",
@@ -278,11 +278,11 @@ async fn deleted<R: Run>(db: &R, way: Way) -> &'static str {
     db.exec("UPDATE four_statements SET deleted = 1 WHERE req = 'gone'".into())
         .await
         .expect("delete logically");
-    let told = write(db, way, "gone", "2").await;
+    let reply = write(db, way, "gone", "2").await;
     let rows = count(db, "req = 'gone'").await;
     let live = count(db, "req = 'gone' AND deleted = 0").await;
     let changed = count(db, "req = 'gone' AND deleted = 1 AND amount = 2").await;
-    match (told, rows, live, changed) {
+    match (reply, rows, live, changed) {
         (Err(_), ..) => "error",
         (_, _, 0, 1) => "WRITTEN TO DELETED",
         (_, 1, 0, _) => "nothing",

@@ -19,9 +19,9 @@ mod dialect;
 mod drivers;
 mod fault;
 mod identifier;
-mod said;
 mod savepoint;
 mod schema;
+mod server_errors;
 mod session;
 mod value;
 

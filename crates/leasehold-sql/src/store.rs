@@ -215,7 +215,8 @@ use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    Ear, Ears, Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
+    Converted, Evict, EvictionListener, EvictionListeners, Joined, LockInfo, Mode, Renew, Renewal,
+    Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Name, Result, Token};
 
@@ -341,7 +342,7 @@ impl SqlStore {
             pushes,
             #[cfg(feature = "sqlite")]
             notify_fifos: notify_fifos.clone(),
-            ears: Ears::default(),
+            listeners: EvictionListeners::default(),
             wants_evictions: watch::Sender::default(),
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
@@ -582,9 +583,9 @@ impl Store for SqlStore {
         }
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        match self.call(Call::Reweigh(claim.clone())).await {
-            Ok(Answer::Reweighed(reweighed)) => Ok(reweighed),
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        match self.call(Call::Convert(claim.clone())).await {
+            Ok(Answer::Converted(converted)) => Ok(converted),
             Ok(_) => out_of_step(),
             Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
         }
@@ -610,8 +611,8 @@ impl Store for SqlStore {
         }
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.shared.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.shared.listeners.add(listener);
         self.shared.wants_evictions.send_replace(true);
     }
 

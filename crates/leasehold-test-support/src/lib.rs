@@ -2,6 +2,7 @@
 //! and checks that every store must pass.
 
 pub mod doctor;
+pub mod power;
 mod pushes;
 
 use std::sync::Arc;
@@ -228,10 +229,10 @@ pub async fn evicted_waiter_is_never_granted(
         let joined = others.store().join(&next, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
         proxy.refuse(false);
-        let told = tokio::time::timeout(PATIENCE, ours.store().changed(&evicted)).await;
+        let signal = tokio::time::timeout(PATIENCE, ours.store().changed(&evicted)).await;
         assert!(
-            matches!(told, Ok(Ok(Signal::Ask))),
-            "notified with {told:?} while another client holds the lock"
+            matches!(signal, Ok(Ok(Signal::Ask))),
+            "notified with {signal:?} while another client holds the lock"
         );
         assert!(others.store().leave(&next, None).await.unwrap());
     }

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, Client, Kind, Name, Token};
-use testbed::Dice;
+use testbed::SeededRng;
 
 /// Time limit for a notification. It is shorter than all leases, so that an expired lease cannot be
 /// the cause.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A claim in the queue.
-struct Stander {
+struct TestClaim {
     claim: Claim,
     store: Arc<dyn Store>,
     token: Token,
-    told: bool,
+    is_notified: bool,
 }
 
 /// A lock, the claims on it, and the notifications that they should get.
@@ -29,7 +29,7 @@ struct Case {
     what: String,
     queue: Queue,
     now: u64,
-    all: Vec<Stander>,
+    all: Vec<TestClaim>,
 }
 
 /// Makes random calls by these clients on locks of all kinds.
@@ -54,33 +54,33 @@ async fn agree_on(
     seed: u64,
     steps: u32,
 ) {
-    let mut dice = Dice(seed * 7_919);
+    let mut rng = SeededRng(seed * 7_919);
     let name = format!("pushes-{kind}-{capacity}-{seed}").replace(' ', "-");
     let queue = Queue::new(kind, capacity, true);
     let mut case = Case { what: name.clone(), queue, now: 1, all: Vec::new() };
     for step in 0..steps {
         case.what = format!("{name}, step {step}");
         case.now += 1;
-        match dice.below(8) {
+        match rng.below(8) {
             0..4 if case.all.len() < 9 => {
                 let weight = match kind {
                     Kind::Mutex => 1,
-                    Kind::RwLock => dice.one_of(&[1, 1, capacity]),
-                    Kind::Semaphore => u32::try_from(dice.below(capacity.into())).unwrap() + 1,
+                    Kind::RwLock => rng.one_of(&[1, 1, capacity]),
+                    Kind::Semaphore => u32::try_from(rng.below(capacity.into())).unwrap() + 1,
                 };
                 let mut claim =
                     Claim::new(Name::new(&name).unwrap(), kind, weight, capacity).unwrap();
                 (claim.lease, claim.waiter_lease) =
                     (Duration::from_secs(45), Duration::from_secs(40));
-                let mode = dice.one_of(&[Mode::Wait, Mode::Wait, Mode::Wait, Mode::Try]);
-                case.join(clients[dice.index(clients.len())].clone(), claim, mode).await;
+                let mode = rng.one_of(&[Mode::Wait, Mode::Wait, Mode::Wait, Mode::Try]);
+                case.join(clients[rng.index(clients.len())].clone(), claim, mode).await;
             }
             4 if !case.all.is_empty() => {
-                let one = dice.index(case.all.len());
+                let one = rng.index(case.all.len());
                 case.renew(one).await;
             }
             5 if !case.all.is_empty() => {
-                let gone = case.all.swap_remove(dice.index(case.all.len()));
+                let gone = case.all.swap_remove(rng.index(case.all.len()));
                 let token = gone.token;
                 assert_eq!(
                     gone.store.evict(&gone.claim.name, Evict::Token(token)).await.unwrap(),
@@ -91,8 +91,8 @@ async fn agree_on(
             }
             _ if !case.all.is_empty() => {
                 // Holders leave more often than waiters, so that there are many hand-overs.
-                let first = dice.index(case.all.len());
-                let second = dice.index(case.all.len());
+                let first = rng.index(case.all.len());
+                let second = rng.index(case.all.len());
                 let one = if case.holds(first) { first } else { second };
                 let gone = case.all.swap_remove(one);
                 assert!(gone.store.leave(&gone.claim, None).await.unwrap(), "{}", case.what);
@@ -123,7 +123,7 @@ impl Case {
         let at = StoreTime { now: self.now, stamp: self.now };
         let model = self.queue.join(&claim, mode, at, "").unwrap();
         let real = store.join(&claim, mode).await.unwrap();
-        let (token, told) = match (&real, &model) {
+        let (token, is_notified) = match (&real, &model) {
             (Joined::Holding { token, .. }, Joined::Holding { .. }) => (*token, true),
             (Joined::Waiting(place), Joined::Waiting(also)) => {
                 assert_eq!(place.ahead, also.ahead, "{}", self.what);
@@ -134,17 +134,17 @@ impl Case {
         };
         let last = self.all.iter().map(|s| s.token).max();
         assert!(last.is_none_or(|last| last < token), "{}: {token} after {last:?}", self.what);
-        self.all.push(Stander { claim, store, token, told });
+        self.all.push(TestClaim { claim, store, token, is_notified });
     }
 
     async fn renew(&mut self, one: usize) {
         let holds = self.holds(one);
-        let Stander { claim, store, token, told } = &mut self.all[one];
+        let TestClaim { claim, store, token, is_notified } = &mut self.all[one];
         let renew = Renew { claim: claim.clone(), lease: claim.lease };
         match &store.renew(&[renew]).await.unwrap()[..] {
             [Renewal::Holding { token: its, .. }] if holds => {
                 assert_eq!(its, token);
-                *told = true;
+                *is_notified = true;
             }
             [Renewal::Waiting(place)] if !holds => {
                 assert_eq!(Some(place.ahead), self.queue.position(claim.id), "{}", self.what);
@@ -158,8 +158,8 @@ impl Case {
         for one in 0..self.all.len() {
             let holds = self.holds(one);
             let end = Instant::now() + PATIENCE;
-            while !self.all[one].told {
-                let Stander { claim, store, token, .. } = &self.all[one];
+            while !self.all[one].is_notified {
+                let TestClaim { claim, store, token, .. } = &self.all[one];
                 let signal = match holds {
                     true => tokio::time::timeout(PATIENCE, store.changed(claim)).await.ok(),
                     false => {
@@ -174,7 +174,7 @@ impl Case {
                 match signal.transpose().unwrap() {
                     None if !holds => break,
                     Some(Signal::Granted(its)) if holds && its == *token => {
-                        self.all[one].told = true;
+                        self.all[one].is_notified = true;
                     }
                     Some(Signal::Ask) if Instant::now() < end => self.renew(one).await,
                     other => {

@@ -58,11 +58,11 @@ pub(super) fn read(input: impl BufRead) -> Result<(Trial, History), String> {
     let mut reader: Option<Reader> = None;
     for (number, line) in (1_u64..).zip(input.split(b'\n')) {
         let line = line.map_err(|e| format!("cannot read the line: {e}"))?;
-        let told = match &mut reader {
+        let outcome = match &mut reader {
             None => Reader::begin(&line).map(|begun| reader = Some(begun)),
-            Some(reader) => reader.hear(&line),
+            Some(reader) => reader.receive(&line),
         };
-        told.map_err(|why| clean(&format!("line {number}: {why}")))?;
+        outcome.map_err(|why| clean(&format!("line {number}: {why}")))?;
     }
     let reader =
         reader.ok_or("is empty, not a history (`leasehold stress --history FILE` writes one)")?;
@@ -126,7 +126,7 @@ impl Reader {
         })
     }
 
-    fn hear(&mut self, line: &[u8]) -> Result<(), String> {
+    fn receive(&mut self, line: &[u8]) -> Result<(), String> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }

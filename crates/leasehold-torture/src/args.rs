@@ -66,8 +66,10 @@ pub struct Args {
     kind: Vec<KindArg>,
     /// Faults to inject [default: all that the store allows]
     ///
-    /// pause sends SIGSTOP and kill sends SIGKILL to a process. cut interrupts its connection to the
-    /// store, if the store's URL names servers and does not use TLS.
+    /// pause sends SIGSTOP and kill sends SIGKILL to a process. cut interrupts its connection to
+    /// the store. stale pauses it while a reply of the store is on its way, so that it acts on an
+    /// old reply afterwards. cut and stale require a store whose URL names servers and does not use
+    /// TLS.
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
     /// Average time between faults [default: long enough to recover]
@@ -130,6 +132,7 @@ enum FaultArg {
     Pause,
     Kill,
     Cut,
+    Stale,
     None,
 }
 
@@ -250,6 +253,7 @@ impl FaultArg {
             Self::Pause => Some(Fault::Pause),
             Self::Kill => Some(Fault::Kill),
             Self::Cut => Some(Fault::Cut),
+            Self::Stale => Some(Fault::Stale),
             Self::None => None,
         }
     }
@@ -344,7 +348,7 @@ impl Plan {
         match self.faults.iter().find(|f| !possible.contains(f)) {
             Some(fault) => {
                 let what = format!(
-                    "--fault {fault} is not supported: this store has no connection to cut"
+                    "--fault {fault} is not supported: this store's connections cannot be interrupted"
                 );
                 Err(Error::new(ErrorKind::Unsupported, what))
             }
@@ -371,7 +375,8 @@ mod tests {
     #[test]
     fn defaults_are_all_kinds_and_all_supported_faults() {
         let memory = plan("--store memory:").unwrap();
-        assert_eq!(memory.faults().unwrap(), [Fault::Pause, Fault::Kill, Fault::Cut]);
+        let all = [Fault::Pause, Fault::Kill, Fault::Cut, Fault::Stale];
+        assert_eq!(memory.faults().unwrap(), all);
         assert_eq!(memory.kinds.len(), 3);
         let file = plan("--store file:/x").unwrap();
         assert_eq!(file.faults().unwrap(), [Fault::Pause, Fault::Kill]);
@@ -429,7 +434,7 @@ mod tests {
         assert_eq!(memory.time(seconds(18)), seconds(72));
         assert_eq!(memory.time(seconds(600)), seconds(120));
         assert_eq!(plan("--store etcd://a").unwrap().lease, seconds(2));
-        let said = plan("--store etcd://a --seconds 5 --lease 1s").unwrap();
-        assert_eq!((said.time(seconds(18)), said.lease), (seconds(5), seconds(1)));
+        let parsed = plan("--store etcd://a --seconds 5 --lease 1s").unwrap();
+        assert_eq!((parsed.time(seconds(18)), parsed.lease), (seconds(5), seconds(1)));
     }
 }

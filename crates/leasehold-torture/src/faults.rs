@@ -1,5 +1,5 @@
-//! Injects faults into the workers (pause, kill, cut), and into the servers through the user's
-//! program.
+//! Injects faults into the workers (pause, kill, cut, stale), and into the servers through the
+//! user's program.
 //!
 //! Some pauses and kills come at any time. Most wait until a worker reads a resource under its
 //! lock, and hit it before it receives the answer, which is between its check and its write.
@@ -46,6 +46,7 @@ pub(super) async fn inject(
             Some(Fault::Pause) => pause(&parent, end, &mut rng).await,
             Some(Fault::Kill) => kill(&parent, end, &mut rng).await,
             Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
+            Some(Fault::Stale) => stale(&parent, end, &mut rng).await,
             Some(Fault::Servers) | None => return,
         }
         let quiet = match every {
@@ -139,6 +140,24 @@ async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
     rest(some_leases(parent.runs_out, rng), end).await;
     lines.set(worker, Line::Up);
     parent.state().over(trouble(parent, Fault::Cut, worker, from));
+}
+
+/// Pauses a worker between two requests of a call: while the reply to the first one is on its way.
+/// After its lease has expired, the worker acts on that old reply. The store must refuse what is
+/// based on it.
+async fn stale(parent: &Parent, end: Instant, rng: &mut Rng) {
+    let Some(lines) = parent.reach.lines() else { return };
+    let Some(worker) = parent.state().pick(rng) else { return };
+    let from = now();
+    lines.set(worker, Line::Withheld);
+    // In this time, nearly every worker sends a request.
+    rest(parent.lease.mul_f64(0.05 + 0.1 * rng.f64()), end).await;
+    parent.state().strike(worker, Signal::STOP, from);
+    lines.set(worker, Line::Up);
+    rest(parent.runs_out.mul_f64(1.3 + 1.2 * rng.f64()), end).await;
+    let mut state = parent.state();
+    state.signal(worker, Signal::CONT);
+    state.over(trouble(parent, Fault::Stale, worker, from));
 }
 
 /// Runs the user's program repeatedly until `end`. All workers count as in trouble while it runs,

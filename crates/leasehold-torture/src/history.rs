@@ -111,6 +111,8 @@ pub(super) enum Fault {
     Kill,
     /// The worker's connection to the store is closed, or frozen with the data in transit.
     Cut,
+    /// The worker is paused while the store's reply is on its way, and continues after its lease.
+    Stale,
     /// The user's own command disturbs the servers.
     Servers,
 }
@@ -121,6 +123,7 @@ impl fmt::Display for Fault {
             Self::Pause => "pause",
             Self::Kill => "kill",
             Self::Cut => "cut",
+            Self::Stale => "stale",
             Self::Servers => "servers",
         })
     }
@@ -235,14 +238,14 @@ impl History {
             }
         }
         let now = now();
-        let told = open.values().map(|(lock, last)| {
+        let operations = open.values().map(|(lock, last)| {
             let name = self.locks.get(*lock).map_or("", |spec| spec.name.as_str());
             let ago = Duration::from_nanos(now.saturating_sub(last.at));
             format!("{name}: {:?} {ago:.1?} ago", last.what)
         });
         // Dropped operations report no end, so only the last ones matter.
-        let mut told: Vec<String> = told.collect();
-        match told.split_off(told.len().saturating_sub(4)) {
+        let mut operations: Vec<String> = operations.collect();
+        match operations.split_off(operations.len().saturating_sub(4)) {
             last if last.is_empty() => "closing its client".into(),
             last => last.join("; "),
         }
@@ -281,10 +284,10 @@ mod tests {
         tell(3, What::Waiting { ahead: 2 });
         tell(4, invoked(1));
         tell(4, What::Abandoned);
-        let told = history.under_way(3);
-        let (first, second) = told.split_once("; ").unwrap();
-        assert!(first.starts_with("b: Invoked"), "{told}");
-        assert!(second.starts_with("a: Waiting { ahead: 2 }"), "{told}");
+        let listed = history.under_way(3);
+        let (first, second) = listed.split_once("; ").unwrap();
+        assert!(first.starts_with("b: Invoked"), "{listed}");
+        assert!(second.starts_with("a: Waiting { ahead: 2 }"), "{listed}");
         assert_eq!(history.under_way(4), "closing its client");
     }
 

@@ -15,6 +15,8 @@ pub(super) enum Line {
     Up,
     /// Nothing passes. Data in transit arrives when the line is up again.
     Frozen,
+    /// Requests arrive and are executed. Their answers arrive when the line is up again.
+    Withheld,
     /// Requests arrive and are executed, but their answers are lost.
     Deaf,
     /// The connection is closed, and closed again whenever it is opened.

@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    fn hear(&mut self, worker: WorkerId, message: FromWorker) {
+    fn receive(&mut self, worker: WorkerId, message: FromWorker) {
         if self.workers.get(&worker).is_none_or(|w| w.dead)
             && !matches!(message, FromWorker::Event(_))
         {
@@ -246,7 +246,7 @@ impl Parent {
         while let Ok(Some(line)) = lines.next_line().await {
             // A killed worker's last line may be incomplete.
             if let Ok(message) = serde_json::from_str(&line) {
-                self.state().hear(id, message);
+                self.state().receive(id, message);
             }
         }
         let how = match child.wait().await {

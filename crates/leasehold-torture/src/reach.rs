@@ -15,7 +15,7 @@ use super::wire::Where;
 pub(super) fn applicable(url: &str) -> Vec<Fault> {
     let mut faults = vec![Fault::Pause, Fault::Kill];
     if can_be_cut(url) {
-        faults.push(Fault::Cut);
+        faults.extend([Fault::Cut, Fault::Stale]);
     }
     faults
 }

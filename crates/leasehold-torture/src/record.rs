@@ -162,13 +162,13 @@ fn one() -> u32 {
 
 /// Returns the token, or `None` for 0. In memory, 0 means no token, because no leasehold store
 /// grants it.
-fn token(told: u64) -> Option<u64> {
-    (told != 0).then_some(told)
+fn token(value: u64) -> Option<u64> {
+    (value != 0).then_some(value)
 }
 
 /// Returns the end, or `None` for `Time::MAX`. In memory, `Time::MAX` means no end.
-fn until(told: Time) -> Option<Time> {
-    (told != Time::MAX).then_some(told)
+fn until(value: Time) -> Option<Time> {
+    (value != Time::MAX).then_some(value)
 }
 
 impl From<&Event> for Record {
@@ -179,8 +179,10 @@ impl From<&Event> for Record {
                 Self::Invoked { worker, n, at, lock, weight, ask }
             }
             What::Waiting { ahead } => Self::Waiting { worker, n, at, ahead },
-            What::Acquired { token: told } => Self::Acquired { worker, n, at, token: token(told) },
-            What::Held { until: told } => Self::Held { worker, n, at, until: until(told) },
+            What::Acquired { token: value } => {
+                Self::Acquired { worker, n, at, token: token(value) }
+            }
+            What::Held { until: value } => Self::Held { worker, n, at, until: until(value) },
             What::Lost { expired, reason } => Self::Lost { worker, n, at, expired, reason },
             What::Wrote { plain, fenced } => Self::Wrote { worker, n, at, plain, fenced },
             What::Releasing => Self::Releasing { worker, n, at },
@@ -193,8 +195,8 @@ impl From<&Event> for Record {
 
 impl From<&Write> for Record {
     fn from(write: &Write) -> Self {
-        let Write { lock, resource, op: OpId { worker, n }, token: told, at } = *write;
-        Self::Write { worker, n, at, lock, resource, token: token(told) }
+        let Write { lock, resource, op: OpId { worker, n }, token: number, at } = *write;
+        Self::Write { worker, n, at, lock, resource, token: token(number) }
     }
 }
 

@@ -170,7 +170,8 @@ async fn copy(
             return;
         }
         // Data that was read while the line is frozen has not arrived yet.
-        let Ok(state) = line.wait_for(|l| *l != Line::Frozen).await.map(|l| *l) else { return };
+        let passes = |l: &Line| *l != Line::Frozen && !(answers && *l == Line::Withheld);
+        let Ok(state) = line.wait_for(passes).await.map(|l| *l) else { return };
         match state {
             Line::Deaf if answers => lost = true,
             Line::Closed => return,
@@ -254,6 +255,12 @@ mod tests {
         assert!(waiting.is_err(), "a frozen line passed data");
         relays.lines.set(1, Line::Up);
         assert_eq!(a.read_u8().await.unwrap(), 4, "a frozen line lost data");
+
+        relays.lines.set(1, Line::Withheld);
+        let waiting = tokio::time::timeout(Duration::from_millis(50), ask(&mut a, 3)).await;
+        assert!(waiting.is_err(), "a line that withholds replies passed one");
+        relays.lines.set(1, Line::Up);
+        assert_eq!(a.read_u8().await.unwrap(), 4, "a withheld reply was lost");
 
         relays.lines.set(1, Line::Deaf);
         let waiting = tokio::time::timeout(Duration::from_millis(500), ask(&mut a, 5)).await;

@@ -220,16 +220,16 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = [
+        let parts = [
             self.clients.map(|n| format!("{n} processes")),
             self.seconds.map(|n| format!("{n} s")),
             self.lease_ms.map(|n| format!("lease {n} ms")),
             self.seed.map(|n| format!("seed {n}")),
         ];
-        let said: Vec<String> = said.into_iter().flatten().collect();
-        match said.is_empty() {
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        match parts.is_empty() {
             true => writeln!(f, "{}", self.store)?,
-            false => writeln!(f, "{} ({})", self.store, said.join(", "))?,
+            false => writeln!(f, "{} ({})", self.store, parts.join(", "))?,
         }
         let by_kind: Vec<String> =
             self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();

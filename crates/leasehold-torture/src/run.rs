@@ -75,7 +75,7 @@ fn worse(one: Survival, other: Survival) -> Survival {
 /// Returns the store's promises under these faults.
 fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
     let survives = |fault: &Fault| match fault {
-        Fault::Pause => promises.on_pause,
+        Fault::Pause | Fault::Stale => promises.on_pause,
         Fault::Cut => promises.on_partition,
         // No promise depends on how a client ends.
         Fault::Kill => Survival::Exclusive,
@@ -281,7 +281,7 @@ async fn residue(
         if left.is_empty() || Instant::now() >= deadline {
             let shown = |info: &leasehold::store::LockInfo| {
                 let claims: Vec<String> =
-                    info.claims.iter().map(|c| format!("{:?}: {}", c.standing, c.holder)).collect();
+                    info.claims.iter().map(|c| format!("{:?}: {}", c.state, c.holder)).collect();
                 format!("{}: left in the store: {}", info.name, claims.join("; "))
             };
             return Ok(left.iter().map(shown).collect());

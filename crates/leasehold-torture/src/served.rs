@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
+    Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ enum Request {
     Join(Claim, Mode),
     Renew(Vec<Renew>),
     Leave(Claim, Option<Duration>),
-    Reweigh(Claim),
+    Convert(Claim),
     Changed(Claim),
     Read(Name),
     List(String),
@@ -54,7 +54,7 @@ enum Answer {
     Joined(Joined),
     Renewed(Vec<Renewal>),
     Left(bool),
-    Reweighed(Reweighed),
+    Converted(Converted),
     Changed(Signal),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
@@ -260,9 +260,9 @@ impl Store for Served {
         }
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        match self.call(Request::Reweigh(claim.clone())).await? {
-            Answer::Reweighed(reweighed) => Ok(reweighed),
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        match self.call(Request::Convert(claim.clone())).await? {
+            Answer::Converted(converted) => Ok(converted),
             _ => confused(),
         }
     }
@@ -392,7 +392,7 @@ impl Server {
                 }
                 store.leave(&claim, keep).await.map(Answer::Left)
             }
-            Request::Reweigh(claim) => store.reweigh(&claim).await.map(Answer::Reweighed),
+            Request::Convert(claim) => store.convert(&claim).await.map(Answer::Converted),
             Request::Read(name) => store.read(&name).await.map(Answer::Read),
             Request::List(prefix) => store.list(&prefix).await.map(Answer::Listed),
             Request::Evict(name, which) => store.evict(&name, which).await.map(Answer::Evicted),
@@ -467,12 +467,12 @@ mod tests {
         assert_eq!(busy.holders()[0].token, held.grant());
         let (sender, waits) = oneshot::channel();
         let sender = Mutex::new(Some(sender));
-        let told = move |_| {
+        let callback = move |_| {
             if let Some(sender) = locked(&sender).take() {
                 sender.send(()).unwrap();
             }
         };
-        let waiting = tokio::spawn(async move { b.mutex("m").on_waiting(told).lock().await });
+        let waiting = tokio::spawn(async move { b.mutex("m").on_waiting(callback).lock().await });
         waits.await.unwrap();
         assert_eq!(a.list("").await.unwrap()[0].claims.len(), 2);
         let before = held.token();

@@ -104,9 +104,9 @@ mod tests {
             "{\"Stalled\":{\"from\":1,\"to\":2}}", "\"Bye\"", "{\"Unable\":\"x\"}",
         ])) {
             if let Ok(read) = serde_json::from_str::<FromWorker>(&text) {
-                let said = line(&read);
-                let again: FromWorker = serde_json::from_str(&said).unwrap();
-                proptest::prop_assert_eq!(line(&again), said);
+                let encoded = line(&read);
+                let again: FromWorker = serde_json::from_str(&encoded).unwrap();
+                proptest::prop_assert_eq!(line(&again), encoded);
             }
             let _ = serde_json::from_str::<ToWorker>(&text);
         }

@@ -168,10 +168,10 @@ impl Worker {
             ledger,
             answers: RefCell::default(),
         });
-        let hears = worker.clone();
+        let receiver = worker.clone();
         tokio::task::spawn_local(async move {
             while let Some(message) = inbox.recv().await {
-                hears.hear(message);
+                receiver.receive(message);
             }
         });
         Ok((setup, worker))
@@ -195,7 +195,7 @@ impl Worker {
         }
     }
 
-    fn hear(&self, message: ToWorker) {
+    fn receive(&self, message: ToWorker) {
         match message {
             ToWorker::Setup(_) => {}
             ToWorker::Stop => drop(self.stopping.send_replace(true)),
@@ -302,9 +302,9 @@ impl Worker {
 
     fn handle(&self, op: OpId, lock: usize) -> Handle {
         let LockSpec { name, kind, capacity } = &self.specs[lock];
-        let told = AtomicBool::new(false);
+        let notified = AtomicBool::new(false);
         let waits = move |place: leasehold::store::Place| {
-            if !told.swap(true, Ordering::SeqCst) {
+            if !notified.swap(true, Ordering::SeqCst) {
                 let what = What::Waiting { ahead: place.ahead };
                 send(&FromWorker::Event(Event { op, at: now(), what }));
             }

@@ -15,7 +15,7 @@ use super::queue::foreign_child;
 use super::session::Session;
 use super::shared::Shared;
 use leasehold_core::kit::{LISTED_HOLDERS, wall_micros};
-use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing as Shown};
+use leasehold_core::store::{ClaimInfo, ClaimState as Shown, Evict, LockInfo};
 use leasehold_core::{Error, ErrorKind, Holder, Kind, Name, Result, Token};
 
 /// Parses the data of a child, which describes its creator. Other clients may use any format.
@@ -99,7 +99,7 @@ impl Shared {
         let now = self.clock.now();
         let claims = seen.enumerate().filter_map(|(i, (node, seen))| {
             let (data, stat) = seen?;
-            let standing = if i < holding { Shown::Holding } else { Shown::Waiting };
+            let claim_state = if i < holding { Shown::Holding } else { Shown::Waiting };
             let created = u64::try_from(stat.ctime).unwrap_or(0).saturating_mul(1_000);
             let since = match created {
                 0 => Duration::ZERO,
@@ -108,7 +108,14 @@ impl Shared {
             let own = node.id(self.naming());
             let remaining = own.and_then(|id| self.claims.remaining(id, now));
             let weight = children.weight(node);
-            Some(ClaimInfo::new(standing, holder(&data), token_of(&stat), weight, since, remaining))
+            Some(ClaimInfo::new(
+                claim_state,
+                holder(&data),
+                token_of(&stat),
+                weight,
+                since,
+                remaining,
+            ))
         });
         let claims = claims.collect();
         let (kind, capacity) = children.lock().unwrap_or((Kind::Mutex, 1));

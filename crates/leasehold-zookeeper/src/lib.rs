@@ -114,9 +114,9 @@ use self::url::ZooKeeperUrl;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
-    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
-    Wakeup,
+    ALL_KINDS, ClockModel, Durability, Evict, EvictionListener, EvictionListeners, Follow,
+    Guarantees, Joined, Liveness, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall,
+    Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result, Token};
 
@@ -153,7 +153,7 @@ impl ZooKeeperStore {
             opening: tokio::sync::Mutex::default(),
             claims: Claims::default(),
             warned: Mutex::default(),
-            ears: Ears::default(),
+            listeners: EvictionListeners::default(),
         });
         let first_session = session.clone();
         let work = shared.run(|shared| async move {
@@ -261,8 +261,8 @@ impl Store for ZooKeeperStore {
         Ok(self.shared.claims.news(claim.id).await)
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.shared.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.shared.listeners.add(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
@@ -301,12 +301,12 @@ impl Store for ZooKeeperStore {
 }
 
 /// Returns the store's guarantees. `members` is the number of voting members, if it is known.
-/// `hears` is whether this client receives announcements of evictions.
+/// `is_listening` is whether this client receives announcements of evictions.
 fn guarantees(
     url: &ZooKeeperUrl,
     session: &Session,
     members: Option<usize>,
-    hears: bool,
+    is_listening: bool,
 ) -> Guarantees {
     let mut notes = vec![
         Cow::Borrowed(
@@ -347,7 +347,7 @@ fn guarantees(
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
-    promised.evicted = if hears { Wakeup::Push } else { Wakeup::Poll };
+    promised.evicted = if is_listening { Wakeup::Push } else { Wakeup::Poll };
     promised.followed = promised.evicted;
     promised.liveness = Liveness::Session;
     promised.clock = ClockModel::Monotonic;

@@ -349,8 +349,8 @@ impl Children {
             return Some((claim.kind, claim.capacity));
         }
         let ahead = self.nodes.iter().take_while(|n| n.name != own);
-        let mut said = ahead.clone().filter_map(|n| n.shape.lock());
-        let told = match said.next() {
+        let mut shapes = ahead.clone().filter_map(|n| n.shape.lock());
+        let shape = match shapes.next() {
             Some(lock) => lock,
             // A lock of kazoo fits any claim, except one for a semaphore.
             None if ahead.clone().next().is_some() && claim.kind == Kind::Semaphore => {
@@ -358,7 +358,7 @@ impl Children {
             }
             None => return None,
         };
-        (told != (claim.kind, claim.capacity)).then_some(told)
+        (shape != (claim.kind, claim.capacity)).then_some(shape)
     }
 
     /// Returns the position of the child with this name. Returns `None` if it does not exist.
@@ -654,7 +654,7 @@ mod tests {
             for naming in BOTH {
                 match Node::parse(naming, name.clone()) {
                     Ok(node) => prop_assert_eq!(node.name, name.clone()),
-                    Err(told) => prop_assert_eq!(told, name.clone()),
+                    Err(rejected) => prop_assert_eq!(rejected, name.clone()),
                 }
             }
         }

@@ -25,7 +25,7 @@ use super::path::decode;
 use super::session::{Answer, Session};
 use super::shared::Shared;
 use leasehold_core::kit::Ends;
-use leasehold_core::store::{Follow, Queues, Stirrer};
+use leasehold_core::store::{Follow, Notifier, Queues};
 use leasehold_core::{ClaimId, Result};
 
 /// Node whose children announce evictions. In encoded lock names, `%` is always followed by two
@@ -46,7 +46,7 @@ pub(super) async fn notify_evictions(shared: Weak<Shared>, mut watcher: Persiste
                 EventType::Session => break,
                 EventType::NodeCreated => {
                     let id = event.path.rsplit_once('/').and_then(|(_, id)| ClaimId::from_hex(id));
-                    id.iter().for_each(|id| shared.ears.ask(*id));
+                    id.iter().for_each(|id| shared.listeners.ask(*id));
                 }
                 _ => {}
             }
@@ -103,7 +103,7 @@ async fn report_changes(
     shared: Weak<Shared>,
     queues: Queues,
     mut watcher: PersistentWatcher,
-    stirrer: Stirrer,
+    notifier: Notifier,
 ) {
     loop {
         loop {
@@ -112,14 +112,14 @@ async fn report_changes(
             if event.event_type == EventType::Session {
                 break;
             }
-            if concerns(shared.url.root(), &queues, &event.path) && !stirrer.stir() {
+            if concerns(shared.url.root(), &queues, &event.path) && !notifier.notify() {
                 return;
             }
         }
         let path = |shared: &Shared| followed_path(shared, &queues);
         let Some(recreated) = recreate(&shared, path).await else { return };
         watcher = recreated;
-        stirrer.stir();
+        notifier.notify();
     }
 }
 
@@ -134,8 +134,8 @@ impl Shared {
         let session = self.session().await?;
         let path = followed_path(&self, &queues);
         let watcher = watch(&session, &path).await.map_err(|fault| explain(fault, &path))?;
-        let (follow, stirrer) = Follow::new();
-        let reporting = report_changes(Arc::downgrade(&self), queues, watcher, stirrer);
+        let (follow, notifier) = Follow::new();
+        let reporting = report_changes(Arc::downgrade(&self), queues, watcher, notifier);
         Ok(follow.keeping(Ends::new(&self.runtime.spawn(reporting))))
     }
 

@@ -43,9 +43,9 @@ enum End {
     Over,
 }
 
-/// Forwards one connection of the driver until either side closes it. `said` contains the bytes
+/// Forwards one connection of the driver until either side closes it. `sent` contains the bytes
 /// that the driver has already sent.
-pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Members>) {
+pub(super) async fn relay(local: TcpStream, mut sent: Vec<u8>, members: Arc<Members>) {
     if local.set_nodelay(true).is_err() {
         return;
     }
@@ -55,7 +55,7 @@ pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Memb
             let end = match members.reach(&member).await {
                 Ok(stream) => {
                     let driver = (&mut from_driver, &mut to_driver);
-                    carry(driver, stream, &mut said, (&members, &member)).await
+                    carry(driver, stream, &mut sent, (&members, &member)).await
                 }
                 Err(why) => {
                     members.failed(&member, &why);
@@ -75,15 +75,15 @@ pub(super) async fn relay(local: TcpStream, mut said: Vec<u8>, members: Arc<Memb
 async fn carry(
     (from_driver, to_driver): (&mut OwnedReadHalf, &mut OwnedWriteHalf),
     stream: Box<dyn Stream>,
-    said: &mut Vec<u8>,
+    sent: &mut Vec<u8>,
     (members, member): (&Members, &Member),
 ) -> End {
     let (mut from_member, mut to_member) = tokio::io::split(stream);
     let talk = Mutex::new(Talk::default());
     let talk = || -> MutexGuard<'_, Talk> { locked(&talk) };
-    talk().asked(said);
+    talk().asked(sent);
     let ask = async {
-        let mut broken = to_member.write_all(said).await.is_err();
+        let mut broken = to_member.write_all(sent).await.is_err();
         broken |= to_member.flush().await.is_err();
         let mut buffer = vec![0; 16 * 1024];
         loop {
@@ -97,9 +97,9 @@ async fn carry(
                 Ok(_) | Err(_) => break,
             };
             if talk().asked(&buffer[..n]) {
-                *said = Vec::new();
-            } else if said.len() < MOST_KEPT {
-                said.extend_from_slice(&buffer[..n]);
+                *sent = Vec::new();
+            } else if sent.len() < MOST_KEPT {
+                sent.extend_from_slice(&buffer[..n]);
             } else {
                 break;
             }

@@ -14,7 +14,7 @@ use super::node::Naming;
 use super::path;
 use super::session::Session;
 use super::url::{Access, ZooKeeperUrl};
-use leasehold_core::store::Ears;
+use leasehold_core::store::EvictionListeners;
 use leasehold_core::{Clock, Name, Result};
 
 /// State shared by calls and tasks.
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) opening: tokio::sync::Mutex<()>,
     pub(super) claims: Claims,
     /// Listeners that are notified of evictions.
-    pub(super) ears: Ears,
+    pub(super) listeners: EvictionListeners,
     /// Locks for which a warning was logged that their sequence numbers are running out.
     pub(super) warned: Mutex<HashSet<String>>,
 }

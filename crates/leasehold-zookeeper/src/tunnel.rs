@@ -167,14 +167,14 @@ struct Comer {
 /// Reads the first bytes of a connection, and checks the connection if the driver could have sent
 /// them.
 async fn greet(door: Arc<Door>, mut comer: Comer) {
-    let said = timeout(GREETING, first_words(&mut comer.local)).await;
-    if let Ok(Ok(said)) = said
-        && door.expects(&said)
+    let received = timeout(GREETING, first_words(&mut comer.local)).await;
+    if let Ok(Ok(received)) = received
+        && door.expects(&received)
         && let Ok(place) = door.waiting.clone().try_acquire_owned()
     {
         // From here on, the connection must not be closed for being the oldest.
         tokio::spawn(async move {
-            door.check(comer, said).await;
+            door.check(comer, received).await;
             drop(place);
         });
     }
@@ -183,9 +183,9 @@ async fn greet(door: Arc<Door>, mut comer: Comer) {
 /// Reads the start of the driver's first message, which is a request to connect with its length in
 /// front. Reads up to the end of the session's ID.
 async fn first_words(local: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut said = vec![0; SESSION.end];
-    local.read_exact(&mut said).await?;
-    Ok(said)
+    let mut received = vec![0; SESSION.end];
+    local.read_exact(&mut received).await?;
+    Ok(received)
 }
 
 /// Admits connections of the driver, and of no other process.
@@ -218,24 +218,24 @@ impl Door {
 
     /// Returns whether the driver could have sent these first bytes. Until the session is known
     /// here, any session may be the driver's.
-    fn expects(&self, said: &[u8]) -> bool {
+    fn expects(&self, received: &[u8]) -> bool {
         let session = self.session.load(Relaxed);
-        session == 0 || said.get(SESSION) == Some(&session.to_be_bytes())
+        session == 0 || received.get(SESSION) == Some(&session.to_be_bytes())
     }
 
     /// Serves a connection if it comes from this process.
-    async fn check(&self, comer: Comer, said: Vec<u8>) {
+    async fn check(&self, comer: Comer, received: Vec<u8>) {
         let Ok(_one) = self.checks.acquire().await else { return };
         match is_ours(comer.peer, self.here).await {
-            Some(true) => self.admit(comer, said, true),
-            None if !self.has_tls => self.admit(comer, said, false),
+            Some(true) => self.admit(comer, received, true),
+            None if !self.has_tls => self.admit(comer, received, false),
             Some(false) | None => {}
         }
     }
 
     /// Serves a connection in place of the current one. A connection that is older, or that may not
     /// replace another, is dropped.
-    fn admit(&self, Comer { number, local, .. }: Comer, said: Vec<u8>, displaces: bool) {
+    fn admit(&self, Comer { number, local, .. }: Comer, received: Vec<u8>, displaces: bool) {
         let mut served = locked(&self.served);
         let is_beaten =
             |now: &Served| now.number > number || (!displaces && !now.relay.is_finished());
@@ -247,7 +247,7 @@ impl Door {
             before.relay.abort();
         }
         // The relay task ends when the driver closes its connection.
-        let relay = tokio::spawn(relay(local, said, self.members.clone())).abort_handle();
+        let relay = tokio::spawn(relay(local, received, self.members.clone())).abort_handle();
         *served = Some(Served { number, relay });
     }
 
@@ -327,10 +327,10 @@ mod tests {
     }
 
     fn greeting(session: i64) -> Vec<u8> {
-        let mut said = vec![0; 49];
-        said[3] = 45;
-        said[SESSION].copy_from_slice(&session.to_be_bytes());
-        said
+        let mut bytes = vec![0; 49];
+        bytes[3] = 45;
+        bytes[SESSION].copy_from_slice(&session.to_be_bytes());
+        bytes
     }
 
     /// Opens a connection as the driver does, sends its first bytes, and reads the reply.
@@ -355,11 +355,11 @@ mod tests {
         /// Starts the process, and waits until it has connected many times.
         async fn begin(tunnel: &Tunnel, session: Option<i64>) -> Self {
             let port = tunnel.host.rsplit_once(':').unwrap().1;
-            let said = session.map_or(Vec::new(), greeting);
-            let said: String = said.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+            let bytes = session.map_or(Vec::new(), greeting);
+            let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
             let attack = format!(
                 "trap '' PIPE; for ((n = 0; ; n++)); do \
-                 exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{said}' >&3; \
+                 exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{bytes}' >&3; \
                  ((n != 200)) || echo many; done"
             );
             let mut child = std::process::Command::new("bash")
@@ -369,12 +369,12 @@ mod tests {
                 .spawn()
                 .unwrap();
             let out = child.stdout.take().unwrap();
-            let heard = tokio::task::spawn_blocking(move || {
+            let received = tokio::task::spawn_blocking(move || {
                 let mut line = String::new();
                 std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
                 line
             });
-            assert_eq!(timeout(PATIENCE, heard).await.unwrap().unwrap(), "many\n");
+            assert_eq!(timeout(PATIENCE, received).await.unwrap().unwrap(), "many\n");
             Self(child)
         }
     }
@@ -400,9 +400,9 @@ mod tests {
                 // The driver's own next connection is served instead, whatever the attacker does.
                 let mut next = TcpStream::connect(&tunnel.host).await.unwrap();
                 loop {
-                    let said = next.write_all(&greeting(7)).await;
+                    let written = next.write_all(&greeting(7)).await;
                     let mut again = [0; 49];
-                    if said.is_ok() && next.read_exact(&mut again).await.is_ok() {
+                    if written.is_ok() && next.read_exact(&mut again).await.is_ok() {
                         break;
                     }
                     // The connection was closed because too many were waiting for their check. The

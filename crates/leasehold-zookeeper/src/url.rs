@@ -42,6 +42,7 @@ const FORM: &str = "zookeeper://host:2181,host:2181/path";
 const DEFAULT_PORT: u16 = 2181;
 /// The servers' port for TLS, according to their documentation.
 const DEFAULT_TLS_PORT: u16 = 2281;
+/// The words of error messages about TLS.
 const TLS: TlsWords = TlsWords {
     scheme: "zookeepers:",
     ca: "ca",
@@ -205,8 +206,8 @@ mod tests {
             (url.servers().as_str(), url.shown().as_str()),
             ("h:2281,i:7", "zookeepers://h:2281,i:7/x")
         );
-        let told = url.tls.unwrap().ca().unwrap_err().to_string();
-        assert!(told.contains(r#"ca="/a b.pem""#), "{told}");
+        let message = url.tls.unwrap().ca().unwrap_err().to_string();
+        assert!(message.contains(r#"ca="/a b.pem""#), "{message}");
     }
 
     // S94
@@ -261,11 +262,11 @@ mod tests {
             "zookeeper://u:sekret@h1,h2:2181,[::1]:7/a/b?naming=kazoo&session=4s&create=no&acl=open", "zookeepers://h/x?ca=/a"
         ])) {
             if let Err(error) = ZooKeeperUrl::parse(&url) {
-                let told = format!("{error:#}");
-                proptest::prop_assert_eq!(told.lines().count(), 1);
+                let message = format!("{error:#}");
+                proptest::prop_assert_eq!(message.lines().count(), 1);
                 // The text is the password only if it is still in front of the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

@@ -66,8 +66,8 @@ async fn candidate(
 /// Runs one candidate indefinitely, and a follower.
 async fn stand(url: &str) -> Result<(), Error> {
     let locks = leasehold::connect(url).await?;
-    let (orders, mut heard) = mpsc::unbounded_channel();
-    let follower = tokio::spawn(async move { while heard.recv().await.is_some() {} });
+    let (orders, mut receiver) = mpsc::unbounded_channel();
+    let follower = tokio::spawn(async move { while receiver.recv().await.is_some() {} });
     candidate(locks, "this one", orders).await?;
     follower.await.expect("no panic");
     Ok(())
@@ -79,7 +79,7 @@ async fn main() -> Result<(), Error> {
         return stand(&url).await;
     }
     let locks = leasehold::connect("memory:leader-election").await?;
-    let (orders, mut heard) = mpsc::unbounded_channel();
+    let (orders, mut receiver) = mpsc::unbounded_channel();
     for (before, name) in ["alice", "bob", "carol"].into_iter().enumerate() {
         tokio::spawn(candidate(locks.clone(), name, orders.clone()));
         // The candidates join the queue in this order.
@@ -88,7 +88,7 @@ async fn main() -> Result<(), Error> {
         }
     }
     let (mut term, mut led) = (0, Vec::new());
-    while let Some((name, of)) = heard.recv().await {
+    while let Some((name, of)) = receiver.recv().await {
         // A follower obeys only the latest leader. An order of an earlier term is stale.
         if of < term {
             println!("an order of {name} came too late");

@@ -266,12 +266,12 @@ pub async fn from_env() -> Result<Client> {
 
 fn of_the_environment() -> Result<(Builder, String)> {
     let refused = |what: &str| Error::new(ErrorKind::Config, what).with_operation("connect");
-    let said = |name| match std::env::var(name) {
+    let variable = |name| match std::env::var(name) {
         Ok(text) => Ok(text),
         Err(std::env::VarError::NotPresent) => Ok(String::new()),
         Err(_) => Err(refused(&format!("{name} is not valid UTF-8"))),
     };
-    let namespace = said("LEASEHOLD_NAMESPACE")?;
+    let namespace = variable("LEASEHOLD_NAMESPACE")?;
     let Some(url) = kit::store_of_environment().map_err(|error| error.with_operation("connect"))?
     else {
         let hint = "set it to the URL of a store, such as file: or redis://host";

@@ -100,7 +100,7 @@ async fn child_process_that_reads_its_environment() {
     let refused = std::thread::spawn(tries).join().unwrap().unwrap_err();
     let all = leasehold::connect(locks.url()).await.unwrap().list("").await.unwrap();
     let names: Vec<_> = all.iter().map(|lock| lock.name.as_str()).collect();
-    println!("told {} {:?} {names:?}", locks.url(), refused.kind());
+    println!("refused {} {:?} {names:?}", locks.url(), refused.kind());
     guard.release().await.unwrap();
 }
 
@@ -121,14 +121,14 @@ fn program_connects_as_its_environment_configures() {
             .env_remove("LEASEHOLD_NAMESPACE")
             .envs(namespace.map(|prefix| ("LEASEHOLD_NAMESPACE", prefix)));
         let output = child.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-        said
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        stdout
     };
     let ask = |namespace| ask_by("LEASEHOLD_STORE", store.as_ref(), namespace);
-    let told = |names: &str| format!("told {store} Contended [\"{names}\"]");
-    assert!(ask(None).contains(&told("a")), "{}", ask(None));
-    assert!(ask(Some("acme/")).contains(&told("acme/a")), "{}", ask(Some("acme/")));
+    let line = |names: &str| format!("refused {store} Contended [\"{names}\"]");
+    assert!(ask(None).contains(&line("a")), "{}", ask(None));
+    assert!(ask(Some("acme/")).contains(&line("acme/a")), "{}", ask(Some("acme/")));
     let in_file = ask_by("LEASEHOLD_STORE_FILE", file.as_os_str(), None);
-    assert!(in_file.contains(&told("a")), "{in_file}");
+    assert!(in_file.contains(&line("a")), "{in_file}");
 }

@@ -33,7 +33,7 @@ impl MakeWriter<'_> for Log {
 
 /// What the recorder has received so far.
 #[derive(Default)]
-struct Told {
+struct Recorded {
     seen: BTreeSet<String>,
     labels: BTreeSet<String>,
     /// The series, including those whose value is zero.
@@ -42,7 +42,7 @@ struct Told {
     gauges: BTreeMap<String, f64>,
 }
 
-impl Told {
+impl Recorded {
     fn look(&mut self, metrics: &Snapshotter) {
         for (key, _, description, value) in metrics.snapshot().into_vec() {
             let name = key.key().name().to_owned();
@@ -90,7 +90,7 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
     let lock = locks.mutex(NAME).lease(Duration::from_secs(9));
     // Metrics for alerts begin at zero, so that the first increase is visible.
-    let mut at_first = Told::default();
+    let mut at_first = Recorded::default();
     at_first.look(&metrics);
     for name in ["leasehold_lost_total", "leasehold_renewal_failures_total", "leasehold_waiting"] {
         assert!(at_first.seen.contains(name), "{name} is not in {:?}", at_first.seen);
@@ -99,13 +99,13 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
     let guard = lock.lock().await.unwrap();
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();
-    let mut told = Told::default();
+    let mut collected = Recorded::default();
     // Another thread counts and then logs the event, after it has notified the guard.
-    let until = async |told: &mut Told, name: &str, event: &str| {
+    let until = async |collected: &mut Recorded, name: &str, event: &str| {
         for _ in 0..3_000 {
-            told.look(&metrics);
+            collected.look(&metrics);
             let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).contains(event);
-            if logged && told.seen.contains(name) {
+            if logged && collected.seen.contains(name) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -113,40 +113,40 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
     };
     // The numbers of holds and waits are updated by the call that changes them, so they are correct
     // immediately.
-    let now = |told: &mut Told| {
-        told.look(&metrics);
-        ["leasehold_held", "leasehold_waiting"].map(|name| told.gauges.get(name).copied())
+    let now = |collected: &mut Recorded| {
+        collected.look(&metrics);
+        ["leasehold_held", "leasehold_waiting"].map(|name| collected.gauges.get(name).copied())
     };
     let of = |held, waiting| [Some(held), Some(waiting)];
-    assert_eq!(now(&mut told), of(1.0, 0.0));
-    until(&mut told, "leasehold_renewals_total", "renewed").await;
+    assert_eq!(now(&mut collected), of(1.0, 0.0));
+    until(&mut collected, "leasehold_renewals_total", "renewed").await;
     // f80: a task that waits for its own client's lock is reported after a while.
     let again = lock.clone();
     let waiting = tokio::spawn(async move { again.lock().await });
     until(
-        &mut told,
+        &mut collected,
         "leasehold_renewals_total",
         "waiting for a lock that this client already holds",
     )
     .await;
-    assert_eq!(now(&mut told), of(1.0, 1.0));
-    let since = told.gauges["leasehold_oldest_wait_timestamp_seconds"];
+    assert_eq!(now(&mut collected), of(1.0, 1.0));
+    let since = collected.gauges["leasehold_oldest_wait_timestamp_seconds"];
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((0.0..60.0).contains(&(clock - since)), "{since} at {clock}");
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    assert_eq!(now(&mut told), of(1.0, 0.0));
+    assert_eq!(now(&mut collected), of(1.0, 0.0));
     guard.release().await.unwrap();
-    assert_eq!(now(&mut told), of(0.0, 0.0));
+    assert_eq!(now(&mut collected), of(0.0, 0.0));
     drop(lock.lock().await.unwrap());
-    assert_eq!(now(&mut told), of(0.0, 0.0));
+    assert_eq!(now(&mut collected), of(0.0, 0.0));
     let guard = lock.lock().await.unwrap();
     locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
     tokio::time::timeout(Duration::from_secs(30), guard.lost()).await.unwrap();
-    until(&mut told, "leasehold_lost_total", "lock lost").await;
-    assert_eq!(now(&mut told), of(0.0, 0.0));
+    until(&mut collected, "leasehold_lost_total", "lock lost").await;
+    assert_eq!(now(&mut collected), of(0.0, 0.0));
     drop(guard);
-    assert_eq!(now(&mut told), of(0.0, 0.0));
+    assert_eq!(now(&mut collected), of(0.0, 0.0));
 
     for name in [
         "leasehold_acquired_total",
@@ -156,10 +156,10 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
         "leasehold_renewals_total",
         "leasehold_lost_total",
     ] {
-        assert!(told.seen.contains(name), "{name} is not in {:?}", told.seen);
+        assert!(collected.seen.contains(name), "{name} is not in {:?}", collected.seen);
     }
     // f71: each label is one word from a fixed set, and all metrics are described.
-    assert_eq!(told.undescribed, BTreeSet::new());
+    assert_eq!(collected.undescribed, BTreeSet::new());
     let expected = [
         "leasehold_acquire_seconds kind=mutex",
         "leasehold_acquired_total kind=mutex",
@@ -172,14 +172,14 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
         "leasehold_released_total kind=mutex",
         "leasehold_waiting kind=mutex",
     ];
-    assert_eq!(told.labels.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    assert_eq!(collected.labels.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     // Only the requested number of locks get names as labels. A loss of such a lock also begins at
     // zero.
     leasehold::telemetry::label_names(1);
     for name in ["first", "second", "third", "first"] {
         locks.mutex(name).lock().await.unwrap().release().await.unwrap();
     }
-    let mut named = Told::default();
+    let mut named = Recorded::default();
     named.look(&metrics);
     for metric in ["leasehold_acquired_total", "leasehold_acquire_seconds", "leasehold_lost_total"]
     {
@@ -202,8 +202,9 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
         (hold, "close"),
         ("call{what=\"renew\"}".into(), "close"),
     ] {
-        let told = |line: &str| line.contains(&format!("{span}: leasehold::telemetry: {then}"));
-        assert!(log.lines().any(told), "{span} {then} is not in the log: {log}");
+        let collected =
+            |line: &str| line.contains(&format!("{span}: leasehold::telemetry: {then}"));
+        assert!(log.lines().any(collected), "{span} {then} is not in the log: {log}");
     }
     // s90, s91: each event is one line, whatever the lock's name, and no event contains the secret
     // of a claim.

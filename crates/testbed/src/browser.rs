@@ -61,7 +61,7 @@ impl Browser {
             "--disable-sync",
             "--remote-debugging-pipe",
         ]);
-        let log = std::fs::File::create(self.directory.join("said")).expect("our own directory");
+        let log = std::fs::File::create(self.directory.join("output")).expect("our own directory");
         command.current_dir(&self.directory).stderr(log);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
@@ -107,10 +107,11 @@ impl Browser {
         let mut command = Command::new(program("chromium", &[], "chromium"));
         self.options(&mut command);
         command.args(what).arg(format!("file://{}{address}", page.display()));
-        let said = std::fs::File::create(self.directory.join("said")).expect("our own directory");
+        let output =
+            std::fs::File::create(self.directory.join("output")).expect("our own directory");
         let printed = self.directory.join("printed");
         let out = std::fs::File::create(&printed).expect("our own directory");
-        command.current_dir(&self.directory).stdin(Stdio::null()).stdout(out).stderr(said);
+        command.current_dir(&self.directory).stdin(Stdio::null()).stdout(out).stderr(output);
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
         let end = Instant::now() + PATIENCE;
         let status = loop {
@@ -123,8 +124,8 @@ impl Browser {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        let said = std::fs::read_to_string(self.directory.join("said")).unwrap_or_default();
-        assert!(status.success(), "{command:?}: {status}\n{said}");
+        let output = std::fs::read_to_string(self.directory.join("output")).unwrap_or_default();
+        assert!(status.success(), "{command:?}: {status}\n{output}");
         std::fs::read(printed).expect("our own file")
     }
 }

@@ -30,7 +30,7 @@ pub fn cargo() -> Command {
     let mut cargo = Command::new(env!("CARGO"));
     for (name, _) in std::env::vars_os() {
         let Some(text) = name.to_str() else { continue };
-        if MORE.contains(&text) || TOLD.iter().any(|told| text.starts_with(told)) {
+        if MORE.contains(&text) || TOLD.iter().any(|prefix| text.starts_with(prefix)) {
             cargo.env_remove(text);
         }
     }

@@ -69,9 +69,8 @@ impl Etcd {
 
     /// Starts three members that can be [cut](Self::cut) from each other. Only within
     /// [`in_own_network`](crate::in_own_network), and only once there.
-    pub fn separable() -> Self {
-        Self::start_on(&Setup::new(), 3, Some(Network::new()), None)
-            .unwrap_or_else(|why| panic!("{why}"))
+    pub fn separable(setup: &Setup) -> Self {
+        Self::start_on(setup, 3, Some(Network::new()), None).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// Starts three members with this one-way delay between them. Their clients have no delay.

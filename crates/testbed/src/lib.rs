@@ -33,7 +33,7 @@ mod clock;
 mod cluster;
 mod command;
 mod daemon;
-mod dice;
+mod disk;
 mod etcd;
 mod google;
 mod lock_service;
@@ -51,6 +51,7 @@ mod reaper;
 mod redis;
 mod redlock;
 mod seaweed;
+mod seeded_rng;
 mod sentinel;
 mod template;
 #[cfg(feature = "texts")]
@@ -67,7 +68,7 @@ pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use command::cargo;
 pub use daemon::Setup;
-pub use dice::Dice;
+pub use disk::Disk;
 pub use etcd::Etcd;
 pub use google::FakeGcs;
 pub use lock_service::LockService;
@@ -76,7 +77,8 @@ pub use memcached::Memcached;
 pub use moto::Moto;
 pub use nats::{Nats, NatsCluster};
 pub use network::{
-    Cut, TWO_ADDRESSES, TWO_OF_A_FAMILY, drop_ipv6, drop_second_ipv4, in_own_network,
+    Cut, TWO_ADDRESSES, TWO_OF_A_FAMILY, drop_ipv6, drop_port, drop_second_ipv4, enter_own_network,
+    in_own_network,
 };
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -85,6 +87,7 @@ pub use python::python;
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
 pub use seaweed::SeaweedFs;
+pub use seeded_rng::SeededRng;
 pub use sentinel::Sentinel;
 #[cfg(feature = "texts")]
 pub use texts::{cases, texts};

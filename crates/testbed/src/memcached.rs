@@ -75,9 +75,9 @@ impl Memcached {
             .get_mut()
             .write_all(format!("{line}\r\nmn\r\nquit\r\n").as_bytes())
             .expect("it reads");
-        let mut said = String::new();
-        stream.by_ref().read_to_string(&mut said).expect("text");
-        said.lines().take_while(|line| *line != "MN").map(str::to_owned).collect()
+        let mut reply = String::new();
+        stream.by_ref().read_to_string(&mut reply).expect("text");
+        reply.lines().take_while(|line| *line != "MN").map(str::to_owned).collect()
     }
 
     /// Returns the number `name` in the answer to `stats`.

@@ -140,21 +140,26 @@ struct Member {
 }
 
 impl NatsCluster {
-    /// Starts three members.
+    /// Starts three members with NATS's defaults, which sync their data every two minutes.
     pub fn start() -> Self {
-        Self::start_in(|| None)
+        Self::start_in(false, || None)
     }
 
     /// Starts three members that can be [cut](Self::cut) from each other. Only within
     /// [`in_own_network`](crate::in_own_network), and only once there.
     pub fn separable() -> Self {
-        Self::start_in(|| Some(Network::new()))
+        Self::start_in(false, || Some(Network::new()))
     }
 
-    fn start_in(network: impl Fn() -> Option<Network>) -> Self {
+    /// Starts [separable](Self::separable) members that sync each write before they acknowledge it.
+    pub fn durable() -> Self {
+        Self::start_in(true, || Some(Network::new()))
+    }
+
+    fn start_in(is_durable: bool, network: impl Fn() -> Option<Network>) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
-            match Self::try_start(network()) {
+            match Self::try_start(is_durable, network()) {
                 Ok(cluster) => return cluster,
                 Err(why) if why.to_lowercase().contains("address already in use") => last = why,
                 Err(why) => panic!("{why}"),
@@ -163,7 +168,7 @@ impl NatsCluster {
         panic!("five times a port was taken: {last}");
     }
 
-    fn try_start(network: Option<Network>) -> Result<Self, String> {
+    fn try_start(is_durable: bool, network: Option<Network>) -> Result<Self, String> {
         let new_ports = || [port::free(), port::free(), port::free()];
         let ports: Vec<[u16; 3]> = (0..3).map(|_| new_ports()).collect();
         let routes: Vec<String> =
@@ -175,7 +180,14 @@ impl NatsCluster {
             args.push("--addr=127.0.0.1".into());
             args.push(format!("--port={client}"));
             args.push(format!("--http_port={monitor}"));
-            args.push(format!("--store_dir={}", directory.join("data").display()));
+            let data = directory.join("data").display().to_string();
+            if is_durable {
+                let config = directory.join("nats.conf");
+                let text = "jetstream { sync_interval: always }\n";
+                std::fs::write(&config, text).expect("a file in our directory");
+                args.push(format!("--config={}", config.display()));
+            }
+            args.push(format!("--store_dir={data}"));
             args.push("--cluster_name=testbed".into());
             args.push(format!("--cluster=nats://127.0.0.1:{route}"));
             args.push(format!("--routes={}", routes.join(",")));
@@ -230,8 +242,8 @@ impl NatsCluster {
         let subject = format!("$JS.API.STREAM.INFO.{stream}");
         loop {
             for member in self.members.iter().filter(|member| member.daemon.ended().is_none()) {
-                let Ok(told) = ask(member.client, &subject, "") else { continue };
-                let named = told.split("\"leader\":\"n").nth(1).and_then(|rest| rest.get(..1));
+                let Ok(reply) = ask(member.client, &subject, "") else { continue };
+                let named = reply.split("\"leader\":\"n").nth(1).and_then(|rest| rest.get(..1));
                 if let Some(leader) = named.and_then(|n| n.parse().ok()) {
                     return leader;
                 }
@@ -261,6 +273,14 @@ impl NatsCluster {
     pub fn restart(&self, member: usize) {
         let member = &self.members[member];
         member.daemon.restart(&|| member.is_healthy());
+    }
+
+    /// Restarts all members on their ports and with their data, and waits until they are healthy.
+    /// Kills those that run first.
+    pub fn restart_all(&self) {
+        self.members.iter().for_each(|member| member.daemon.kill());
+        self.members.iter().for_each(|member| member.daemon.restart(&|| true));
+        self.until_whole().unwrap_or_else(|why| panic!("cannot restart: {why}"));
     }
 
     /// Cuts a member from the others, but not from its clients. Requires

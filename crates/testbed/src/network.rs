@@ -16,6 +16,7 @@ use crate::reaper;
 
 /// Environment variable that is set in the process inside the namespace.
 const INSIDE: &str = "TESTBED_OWN_NETWORK";
+/// The table of the packet filter.
 const TABLE: &str = "inet testbed";
 
 /// A host name with two addresses in a [private network](in_own_network). Clients try ::1 before
@@ -34,10 +35,10 @@ const USERS: [&str; 3] = ["61001", "61002", "61003"];
 /// machine does not allow such a network (this requires root), this prints a message and does
 /// nothing. Where CI is set, it fails instead, because messages are not read there.
 pub fn in_own_network(test: &str, body: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some() {
+    if is_private() {
         return body();
     }
-    if !succeeds(Command::new("unshare").args(["--net", "--mount", "true"])) {
+    if !is_allowed() {
         assert!(
             std::env::var_os("CI").is_none(),
             "{test}: `unshare --net --mount` is not allowed here"
@@ -45,38 +46,71 @@ pub fn in_own_network(test: &str, body: impl FnOnce()) {
         eprintln!("{test}: not run: `unshare --net --mount` is not allowed here");
         return;
     }
-    let ourselves = std::env::current_exe().expect("the test's own program");
     let hosts = reaper::directory("network").join("hosts");
     let names = format!(
         "127.0.0.1 localhost\n::1 {TWO_ADDRESSES}\n127.0.0.1 {TWO_ADDRESSES}\n\
          127.0.0.2 {TWO_OF_A_FAMILY}\n127.0.0.1 {TWO_OF_A_FAMILY}\n"
     );
     std::fs::write(&hosts, names).expect("a file in our directory");
-    // The process must not outlive this one.
+    let begin = "ip link set lo up && mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    let mut command = this_program_inside(begin, &hosts);
+    let printed = run(command.args(["--exact", test, "--nocapture", "--include-ignored"]));
+    assert!(printed.contains("1 passed"), "no test of the name {test}: {printed}");
+}
+
+/// Runs this program again, with the same arguments, in a network of its own, and ends with its
+/// exit code. Returns if this program runs in such a network already, or if the machine does not
+/// allow one (this requires root).
+pub fn enter_own_network() {
+    if is_private() || !is_allowed() {
+        return;
+    }
+    let mut command = this_program_inside("ip link set lo up && exec \"$@\"", Path::new("sh"));
+    let status = command.args(std::env::args_os().skip(1)).status();
+    let status = status.unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    std::process::exit(status.code().unwrap_or(1));
+}
+
+/// Returns whether this process runs in a network and with mounts of its own.
+pub(crate) fn is_private() -> bool {
+    std::env::var_os(INSIDE).is_some()
+}
+
+fn is_allowed() -> bool {
+    succeeds(Command::new("unshare").args(["--net", "--mount", "true"]))
+}
+
+/// Returns a command that runs this program in a network of its own, after a line of shell that
+/// gets `argument` as `$0`. The process does not outlive this one.
+fn this_program_inside(begin: &str, argument: &Path) -> Command {
+    let ourselves = std::env::current_exe().expect("the path of this program");
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "unshare", "--net", "--mount"]);
-    let begin = "ip link set lo up && mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    command.args(["sh", "-c", begin]).arg(argument).arg(ourselves).env(INSIDE, "1");
     command
-        .args(["sh", "-c", begin])
-        .arg(hosts)
-        .arg(ourselves)
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env(INSIDE, "1");
-    let printed = run(&mut command);
-    assert!(printed.contains("1 passed"), "no test of the name {test}: {printed}");
 }
 
 /// Drops all packets to 127.0.0.2 without an answer, in a [private network](in_own_network).
 pub fn drop_second_ipv4() {
-    assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
+    assert!(is_private(), "only within in_own_network");
     nft("add table ip dropped");
     nft("add chain ip dropped output { type filter hook output priority 0; }");
     nft("add rule ip dropped output ip daddr 127.0.0.2 drop");
 }
 
+/// Drops all packets from and to this TCP port without an answer, in a [private
+/// network](in_own_network).
+pub fn drop_port(port: u16) {
+    assert!(is_private(), "only within in_own_network");
+    nft("add table inet dropped");
+    nft("add chain inet dropped output { type filter hook output priority 0; }");
+    nft(&format!("add rule inet dropped output tcp sport {port} drop"));
+    nft(&format!("add rule inet dropped output tcp dport {port} drop"));
+}
+
 /// Drops all packets to ::1 without an answer, in a [private network](in_own_network).
 pub fn drop_ipv6() {
-    assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
+    assert!(is_private(), "only within in_own_network");
     nft("add table ip6 dropped");
     nft("add chain ip6 dropped output { type filter hook output priority 0; }");
     nft("add rule ip6 dropped output ip6 daddr ::1 drop");
@@ -101,11 +135,14 @@ impl Network {
     /// Creates the rules. This must be done before the members start, because connections are
     /// marked from their first packet.
     pub(crate) fn new() -> Self {
-        assert!(std::env::var_os(INSIDE).is_some(), "only within in_own_network");
+        assert!(is_private(), "only within in_own_network");
         let chain = |name: &str, priority: i32| {
             let hook = format!("type filter hook output priority {priority};");
             nft(&format!("add chain {TABLE} {name} {{ {hook} }}"));
         };
+        // A campaign starts one cluster after another here.
+        nft(&format!("add table {TABLE}"));
+        nft(&format!("delete table {TABLE}"));
         nft(&format!("add table {TABLE}"));
         chain("marks", -10);
         chain("cuts", 0);

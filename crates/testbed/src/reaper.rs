@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The reaper's script. It waits for the end of its input, which comes when the last descriptor of
 /// the test process is closed. Then it kills every process that works below the directory, and
@@ -35,6 +35,8 @@ done
 cat "$1"/*/ports 2>/dev/null | while read -r port; do
     rm -f "/tmp/seaweedfs-"*"-grpc-$port.sock"
 done
+# A disk of which a killed test has not removed the mount.
+umount --lazy "$1"/disk-*/mounted 2>/dev/null
 rm -rf -- "$1"
 "#;
 
@@ -96,11 +98,22 @@ fn place() -> &'static Place {
     })
 }
 
+/// The directory in which servers keep their data, if it is not this process's own.
+static ELSEWHERE: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Places the directories of all servers that are started from now on in this directory, or in this
+/// process's own one. It must be below the latter, so that the reaper finds the processes.
+pub(crate) fn place_servers_in(directory: Option<PathBuf>) {
+    *ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner) = directory;
+}
+
 /// Creates a new directory for one server. It is deleted at the end of this process at the latest.
 pub(crate) fn directory(kind: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let directory = place().directory.join(format!("{kind}-{number}"));
+    let elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let parent = elsewhere.unwrap_or_else(|| place().directory.clone());
+    let directory = parent.join(format!("{kind}-{number}"));
     std::fs::create_dir(&directory).expect("a new directory in our own");
     directory
 }

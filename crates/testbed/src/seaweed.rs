@@ -144,7 +144,7 @@ impl SeaweedFs {
 /// Returns whether the server accepts objects, and not only connections. A refusal for lack of
 /// permission also counts as ready.
 fn is_ready(port: u16) -> bool {
-    let is_done = |told: Option<(u16, String)>| matches!(told, Some((200 | 403 | 409, _)));
+    let is_done = |reply: Option<(u16, String)>| matches!(reply, Some((200 | 403 | 409, _)));
     accepts(port)
         && is_done(ask(port, "PUT", &format!("/{BUCKET}"), ""))
         && is_done(ask(port, "PUT", &format!("/{BUCKET}/ready"), "yes"))

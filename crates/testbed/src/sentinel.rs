@@ -82,7 +82,8 @@ impl Sentinel {
 
     /// Returns the master, according to the majority of the sentinels.
     pub fn master(&self) -> &Redis {
-        let mut votes: Vec<u16> = self.sentinels.iter().filter_map(|(_, at)| told(*at)).collect();
+        let mut votes: Vec<u16> =
+            self.sentinels.iter().filter_map(|(_, at)| master_port(*at)).collect();
         votes.sort_unstable();
         let port = votes.get(votes.len() / 2).copied().expect("a sentinel that answers");
         self.servers.iter().find(|s| s.port() == port).expect("one of the servers")
@@ -93,7 +94,7 @@ impl Sentinel {
     pub fn wait_for_failover(&self, old: u16) {
         wait("the fail-over", &|| {
             self.sentinels.iter().all(|(_, at)| {
-                told(*at).is_some_and(|port| {
+                master_port(*at).is_some_and(|port| {
                     port != old && ask(port, &["ROLE"]).is_ok_and(|r| r.starts_with("master"))
                 })
             })
@@ -111,7 +112,7 @@ impl Sentinel {
     }
 }
 
-fn told(sentinel: u16) -> Option<u16> {
+fn master_port(sentinel: u16) -> Option<u16> {
     let address = ask(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).ok()?;
     address.lines().nth(1)?.parse().ok()
 }

@@ -143,13 +143,13 @@ impl Server {
             Self::Nats => "nats-server",
             Self::Etcd | Self::ZooKeeper => "etcd",
         };
-        let told = run(Command::new(self.program(version, name)).arg("--version"));
+        let output = run(Command::new(self.program(version, name)).arg("--version"));
         // The version is the first word in the form of a version.
-        let words = told.split(|c: char| c.is_whitespace() || c == '=' || c == '-');
+        let words = output.split(|c: char| c.is_whitespace() || c == '=' || c == '-');
         let mut versions = words.map(|word| word.trim_start_matches('v')).filter(|word| {
             word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok())
         });
-        versions.next().unwrap_or_else(|| panic!("no version in {told:?}")).to_owned()
+        versions.next().unwrap_or_else(|| panic!("no version in {output:?}")).to_owned()
     }
 
     /// Returns the version of a Java library, which is in its file name or in the name of a link to

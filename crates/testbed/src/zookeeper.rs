@@ -23,6 +23,7 @@ pub struct ZooKeeperSetup {
     tls: bool,
     client_certificates: bool,
     members: usize,
+    syncs: bool,
     version: Option<Version>,
 }
 
@@ -37,6 +38,7 @@ impl Default for ZooKeeperSetup {
             tls: false,
             client_certificates: false,
             members: 3,
+            syncs: false,
             version: None,
         }
     }
@@ -46,6 +48,12 @@ impl ZooKeeperSetup {
     /// Returns the default configuration, with ticks of 200 ms and sessions of 0.4 to 60 s.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Makes the server sync each transaction before it acknowledges it, as by default.
+    pub fn durable(mut self) -> Self {
+        self.syncs = true;
+        self
     }
 
     /// Sets the version, instead of the version of this run.
@@ -180,14 +188,14 @@ impl ZooKeeper {
     /// Returns one of the numbers of `mntr`, such as `zk_watch_count`.
     pub fn metric(&self, name: &str) -> i64 {
         let end = Instant::now() + PATIENCE;
-        let mut told = self.ask("mntr");
+        let mut reply = self.ask("mntr");
         // A busy server may not answer in time.
-        while told.is_empty() && Instant::now() < end {
+        while reply.is_empty() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
-            told = self.ask("mntr");
+            reply = self.ask("mntr");
         }
-        let value = told.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-        value.unwrap_or_else(|| panic!("no {name} in {told}"))
+        let value = reply.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {reply}"))
     }
 
     /// Returns whether the server leads its ensemble now.
@@ -249,8 +257,8 @@ impl ZooKeepers {
 
     /// Starts three members that can be [cut](Self::cut) from each other, even in one direction
     /// only. Only within [`in_own_network`](crate::in_own_network), and only once there.
-    pub fn separable() -> Self {
-        let all = Self::start_on(&ZooKeeperSetup::new(), Some(Network::new()));
+    pub fn separable(setup: &ZooKeeperSetup) -> Self {
+        let all = Self::start_on(setup, Some(Network::new()));
         all.unwrap_or_else(|why| panic!("{why}"))
     }
 
@@ -288,6 +296,14 @@ impl ZooKeepers {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(all)
+    }
+
+    /// Restarts all members on their ports and with their data, and waits until they are ready.
+    /// Kills those that run first.
+    pub fn restart_all(&self) {
+        self.members.iter().for_each(|member| member.daemon.kill());
+        self.members.iter().for_each(|member| member.daemon.restart(&|| true));
+        self.members.iter().for_each(ZooKeeper::until_ready);
     }
 
     /// Returns all members.
@@ -400,11 +416,12 @@ fn write_config(directory: &Path, setup: &ZooKeeperSetup, port: u16, ensemble: &
     let mut config = format!(
         "tickTime={}\ninitLimit=50\nsyncLimit=25\ndataDir={}\nclientPort={port}\n\
          clientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\n\
-         maxClientCnxns=0\nminSessionTimeout={}\nmaxSessionTimeout={}\nforceSync=no\n",
+         maxClientCnxns=0\nminSessionTimeout={}\nmaxSessionTimeout={}\nforceSync={}\n",
         setup.tick.as_millis(),
         data.display(),
         setup.min_session.as_millis(),
         setup.max_session.as_millis(),
+        if setup.syncs { "yes" } else { "no" },
     );
     for (i, [_, peers, election]) in ensemble.iter().enumerate() {
         config.push_str(&format!("server.{}=127.0.0.1:{peers}:{election}\n", i + 1));
@@ -437,13 +454,13 @@ fn four_letters(port: u16, word: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
     stream.write_all(word.as_bytes()).ok()?;
-    let mut told = String::new();
-    stream.read_to_string(&mut told).ok()?;
-    Some(told)
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).ok()?;
+    Some(reply)
 }
 
 fn is_ready(port: u16) -> bool {
-    four_letters(port, "srvr").is_some_and(|told| told.contains("Mode: "))
+    four_letters(port, "srvr").is_some_and(|reply| reply.contains("Mode: "))
 }
 
 /// Writes a snapshot with additional nodes, in the server's own format. No client could bring a

@@ -121,9 +121,9 @@ fn paused_server_answers_after_it_resumes() {
 
 #[test]
 fn wall_clock_of_a_running_server_can_be_shifted() {
-    let near = |told: &str, expected: i64| {
-        let told: f64 = told.parse().expect("seconds");
-        assert!((told - expected as f64).abs() < 60.0, "{told}, not {expected}");
+    let near = |text: &str, expected: i64| {
+        let text: f64 = text.parse().expect("seconds");
+        assert!((text - expected as f64).abs() < 60.0, "{text}, not {expected}");
     };
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -134,8 +134,8 @@ fn wall_clock_of_a_running_server_can_be_shifted() {
     for shift in [0, 86_400, -3_600] {
         postgres.shift_clock(shift);
         mariadb.shift_clock(shift);
-        let told = postgres.admin("postgres", "SELECT extract(epoch FROM clock_timestamp())");
-        near(&told, now() + shift);
+        let text = postgres.admin("postgres", "SELECT extract(epoch FROM clock_timestamp())");
+        near(&text, now() + shift);
         near(&mariadb.admin("SELECT UNIX_TIMESTAMP(SYSDATE(6))"), now() + shift);
     }
 }
@@ -329,8 +329,8 @@ fn nothing_is_left_when_the_test_process_is_killed() {
     let mut servers = Vec::new();
     for line in lines.map_while(Result::ok) {
         // The test harness prints its own text at the beginning of the line.
-        let Some((_, told)) = line.split_once("server ") else { continue };
-        let Some((pid, directory)) = told.split_once(' ') else { break };
+        let Some((_, server)) = line.split_once("server ") else { continue };
+        let Some((pid, directory)) = server.split_once(' ') else { break };
         servers.push((pid.to_owned(), directory.to_owned()));
     }
     assert_eq!(servers.len(), 2, "the child has not printed both servers");

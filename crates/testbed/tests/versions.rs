@@ -15,7 +15,7 @@ fn answers(server: Server, version: Version) {
         Version::Oldest => Setup::oldest(),
         Version::Newest => Setup::newest(),
     };
-    let told = match server {
+    let answer = match server {
         Server::Postgres => Postgres::with(setup).admin("postgres", "SHOW server_version"),
         Server::MariaDb => MariaDb::with(setup).admin("SELECT VERSION()"),
         Server::MySql => MySql::with(setup).admin("SELECT VERSION()"),
@@ -26,7 +26,7 @@ fn answers(server: Server, version: Version) {
         Server::ZooKeeper => ZooKeeper::with(&ZooKeeperSetup::new().version(version)).ask("srvr"),
     };
     let expected = server.version(version);
-    assert!(told.contains(&expected), "{} {version:?}: {expected} in {told}", server.name());
+    assert!(answer.contains(&expected), "{} {version:?}: {expected} in {answer}", server.name());
 }
 
 #[test]

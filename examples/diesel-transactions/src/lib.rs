@@ -101,14 +101,14 @@ pub fn fault(error: Error) -> Fault {
         | Error::DatabaseError(DatabaseErrorKind::ClosedConnection, _) => {
             return Fault::unanswered(error);
         }
-        Error::DatabaseError(kind, told) => code(kind, told.message()),
+        Error::DatabaseError(kind, info) => code(kind, info.message()),
         _ => return Fault::unreadable(error),
     };
     Fault::answered(Dialect::Postgres, code, error)
 }
 
 fn code(kind: &DatabaseErrorKind, says: &str) -> &'static str {
-    let said = [
+    let codes = [
         ("deadlock detected", "40P01"),
         ("canceling statement due to", "57014"),
         ("no unique or exclusion constraint matching the ON CONFLICT", "42P10"),
@@ -121,7 +121,7 @@ fn code(kind: &DatabaseErrorKind, says: &str) -> &'static str {
         DatabaseErrorKind::UniqueViolation => "23505",
         DatabaseErrorKind::ReadOnlyTransaction => "25006",
         _ if says.starts_with("relation ") && says.ends_with(" does not exist") => "42P01",
-        _ => said.iter().find(|(text, _)| says.contains(text)).map_or("XX000", |(_, code)| code),
+        _ => codes.iter().find(|(text, _)| says.contains(text)).map_or("XX000", |(_, code)| code),
     }
 }
 

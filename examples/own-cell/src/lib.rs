@@ -126,8 +126,8 @@ impl Git {
     /// Reads a ref. git prints OBJECT TYPE SIZE as a line, then the content, or that the ref is
     /// missing.
     fn look(&self, name: &str) -> Result<Option<Value>> {
-        let said = self.say(&["cat-file", "--batch"], name.as_bytes())?;
-        let (head, blob) = line(&said);
+        let reply = self.say(&["cat-file", "--batch"], name.as_bytes())?;
+        let (head, blob) = line(&reply);
         let [object, _, _] = head.split(' ').collect::<Vec<_>>()[..] else { return Ok(None) };
         let blob = blob.strip_suffix(b"\n").unwrap_or(blob);
         let (mark, value) = line(blob);
@@ -168,8 +168,8 @@ impl Git {
         // If git has exited early, its error message explains why.
         let _ = git.stdin.take().map(|mut stdin| stdin.write_all(input));
         let out = git.wait_with_output().map_err(failed)?;
-        let said = || failed(Io::other(line(&out.stderr).0.to_owned()));
-        if out.status.success() { Ok(out.stdout) } else { Err(said()) }
+        let failure = || failed(Io::other(line(&out.stderr).0.to_owned()));
+        if out.status.success() { Ok(out.stdout) } else { Err(failure()) }
     }
 }
 

@@ -216,8 +216,8 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
         duration(shown.ours),
         raw.map_or_else(none, |(raw, times)| format!("{} (×{})", duration(raw), digits(times))),
         shown.best_other.map_or_else(none, |(name, nanos)| {
-            let told = format!("{name} {}", duration(nanos));
-            if nanos < shown.ours { format!("**{told}**") } else { told }
+            let text = format!("{name} {}", duration(nanos));
+            if nanos < shown.ours { format!("**{text}**") } else { text }
         }),
     ]
 }
@@ -332,14 +332,14 @@ fn dots(svg: &mut String, y: f64, store: &str, shown: &Shown) {
         let _ = writeln!(svg, "{}", dot("raw", x(raw), y));
     }
     let _ = writeln!(svg, "{}", dot("ours", x(shown.ours), y));
-    let mut told = duration(shown.ours);
+    let mut ours_shown = duration(shown.ours);
     if let Some((name, other)) = shown.best_other {
         let _ = writeln!(svg, "{}", dot("other", x(other), y));
-        let _ = write!(told, ", {name} {}", duration(other));
+        let _ = write!(ours_shown, ", {name} {}", duration(other));
     }
     let _ = writeln!(
         svg,
-        "<text class=\"axis\" x=\"{:.1}\" y=\"{text:.1}\">{told}</text>",
+        "<text class=\"axis\" x=\"{:.1}\" y=\"{text:.1}\">{ours_shown}</text>",
         x(1e8) + 12.0
     );
 }

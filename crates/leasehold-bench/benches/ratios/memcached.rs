@@ -25,9 +25,13 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     let bare = tokio::sync::Mutex::new(BufReader::new(bare));
     let by_hand = time_pairs(&runtime, effort, async || {
         let mut bare = bare.lock().await;
-        said(&mut bare, "add raw 0 15 32\r\n0123456789abcdef0123456789abcdef\r\n", "STORED")
-            .await?;
-        said(&mut bare, "delete raw\r\n", "DELETED").await
+        expect_reply(
+            &mut bare,
+            "add raw 0 15 32\r\n0123456789abcdef0123456789abcdef\r\n",
+            "STORED",
+        )
+        .await?;
+        expect_reply(&mut bare, "delete raw\r\n", "DELETED").await
     });
     let mut subjects = vec![Subject::new("add + delete", by_hand)];
     subjects.extend(pair::ours(&runtime, effort, &locks));
@@ -35,7 +39,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-async fn said(bare: &mut BufReader<TcpStream>, what: &str, wanted: &str) -> Result<()> {
+async fn expect_reply(bare: &mut BufReader<TcpStream>, what: &str, wanted: &str) -> Result<()> {
     bare.write_all(what.as_bytes()).await?;
     let mut line = String::new();
     bare.read_line(&mut line).await?;

@@ -48,10 +48,10 @@ impl Bare {
                 let length: usize = line.trim_end().rsplit(' ').next().unwrap_or("0").parse()?;
                 let mut payload = vec![0; length + 2];
                 self.stream.read_exact(&mut payload).await?;
-                let told = String::from_utf8_lossy(&payload).into_owned();
-                let number = told.split("\"seq\":").nth(1).unwrap_or_default();
+                let payload_text = String::from_utf8_lossy(&payload).into_owned();
+                let number = payload_text.split("\"seq\":").nth(1).unwrap_or_default();
                 let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
-                self.last = digits.parse().map_err(|_| format!("not taken: {told}"))?;
+                self.last = digits.parse().map_err(|_| format!("not taken: {payload_text}"))?;
                 return Ok(());
             } else if line.is_empty() || line.starts_with("-ERR") {
                 return Err(format!("not an answer: {line}").into());
@@ -78,8 +78,8 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
 
 /// Returns how many messages the bucket has accepted.
 fn written(server: &Nats) -> f64 {
-    let told = server.ask("$JS.API.STREAM.INFO.KV_leasehold", "");
-    let last = told.split("\"last_seq\":").nth(1).and_then(|rest| rest.split(',').next());
+    let reply = server.ask("$JS.API.STREAM.INFO.KV_leasehold", "");
+    let last = reply.split("\"last_seq\":").nth(1).and_then(|rest| rest.split(',').next());
     last.and_then(|n| n.parse().ok()).unwrap_or(f64::NAN)
 }
 

@@ -27,20 +27,20 @@ pub(crate) async fn contend(
 ) -> Result<Outcome> {
     let [first, others @ ..] = clients else { return Err("no clients".into()) };
     let held = first.mutex("contention").lease(LEASE).lock().await?;
-    let standing = Arc::new(AtomicUsize::new(0));
+    let joined = Arc::new(AtomicUsize::new(0));
     let (open, window) = watch::channel(None::<Window>);
     let mut running = JoinSet::new();
     for i in 0..n {
-        let (standing, once) = (standing.clone(), Once::new());
+        let (joined, once) = (joined.clone(), Once::new());
         let lock = others[i % others.len()].mutex("contention").lease(LEASE);
         let lock = lock.on_waiting(move |_| {
             once.call_once(|| {
-                standing.fetch_add(1, Ordering::SeqCst);
+                joined.fetch_add(1, Ordering::SeqCst);
             });
         });
         running.spawn(turns_while(window.clone(), lock, hold));
     }
-    while standing.load(Ordering::SeqCst) < n {
+    while joined.load(Ordering::SeqCst) < n {
         if let Some(ended) = running.try_join_next() {
             return Err(format!("a contender gave up: {:?}", ended?.err()).into());
         }

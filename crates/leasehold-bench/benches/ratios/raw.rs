@@ -20,9 +20,9 @@ impl Flock {
     /// Waits, holds and releases. Returns the result of `held`.
     pub(crate) fn with<T>(&self, held: impl FnOnce() -> T) -> io::Result<T> {
         self.0.lock()?;
-        let told = held();
+        let usage = held();
         self.0.unlock()?;
-        Ok(told)
+        Ok(usage)
     }
 
     /// Waits and holds until the file is closed.
@@ -57,9 +57,9 @@ impl Ring {
     /// Waits, holds and passes the byte on. Returns the result of `held`.
     pub(crate) fn with<T>(&self, held: impl FnOnce() -> T) -> io::Result<T> {
         (&self.mine).read_exact(&mut [0])?;
-        let told = held();
+        let usage = held();
         (&self.next).write_all(&[0])?;
-        Ok(told)
+        Ok(usage)
     }
 }
 

@@ -74,30 +74,30 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
 
 /// Measures a waiter's minimum wait, which is a message through the server.
 fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
-    let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-    let config = config.set_push_sender(heard);
+    let config = config.set_push_sender(sender);
     let listens = client_of(&server.url(), redis::ProtocolVersion::RESP3)?;
     let mut listener =
         runtime.block_on(listens.get_multiplexed_async_connection_with_config(&config))?;
     runtime.block_on(listener.subscribe("hop"))?;
     let speaker = runtime.block_on(connect(server))?;
-    let hears = tokio::sync::Mutex::new({
+    let receiver = tokio::sync::Mutex::new({
         // This message confirms the subscription.
-        runtime.block_on(hears.recv()).ok_or("nothing was heard")?;
-        hears
+        runtime.block_on(receiver.recv()).ok_or("nothing was received")?;
+        receiver
     });
     let published = time_pairs(runtime, effort, async || {
         let mut speaker = speaker.clone();
         redis::cmd("PUBLISH").arg("hop").arg("x").query_async::<()>(&mut speaker).await?;
-        hears.lock().await.recv().await.ok_or("nothing was heard")?;
+        receiver.lock().await.recv().await.ok_or("nothing was received")?;
         Ok(())
     });
     let ping = time_pairs(runtime, effort, async || {
         Ok(redis::cmd("PING").query_async::<()>(&mut speaker.clone()).await?)
     });
     let subjects =
-        vec![Subject::new("PING", ping), Subject::new("PUBLISH until it is heard", published)];
+        vec![Subject::new("PING", ping), Subject::new("PUBLISH until it is received", published)];
     pair::show("redis:, a message from one client to another", &alternate(effort, subjects)?, 1);
     drop(listener);
     Ok(())

@@ -140,12 +140,12 @@ fn kazoo_pairs(server: &ZooKeeper, effort: Effort) -> Result<f64> {
 fn kazoo_contends(server: &ZooKeeper, time: Duration, n: usize) -> Result<Round> {
     let received = server.metric("zk_packets_received");
     let (seconds, n_text) = (time.as_secs_f64().to_string(), n.to_string());
-    let told = kazoo(server, &["contend", &seconds, &n_text, &CLIENTS.to_string()])?;
+    let output = kazoo(server, &["contend", &seconds, &n_text, &CLIENTS.to_string()])?;
     let note = |line: &str| -> Result<(u64, usize)> {
         let (who, at) = line.split_once(' ').ok_or("kazoo tells no turn")?;
         Ok((at.parse()?, who.parse()?))
     };
-    let notes: Result<Vec<_>> = told.lines().map(note).collect();
+    let notes: Result<Vec<_>> = output.lines().map(note).collect();
     Ok(Round::of(notes?, n, server.metric("zk_packets_received") - received))
 }
 

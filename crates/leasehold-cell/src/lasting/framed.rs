@@ -39,6 +39,7 @@ const TAG: usize = 8;
 const OWN: usize = 16;
 /// Number of listed predecessors.
 const KEPT: usize = 14;
+/// Number of digits of this write and of its listed predecessors.
 const DIGITS: usize = OWN + KEPT * TAG;
 
 /// Returns the object that replaces the write `parent`, and the digits of this write.
@@ -222,10 +223,10 @@ mod tests {
     // F44
     #[test]
     fn newer_format_version_is_reported() {
-        let told = |object: &[u8]| read(object).unwrap_err().to_string();
-        assert!(told(b"leasehold object 2 anything\nvalue").contains("upgrade this leasehold"));
-        assert!(told(b"leasehold object x anything\nvalue").contains("prefix or folder"));
-        assert!(told(&[0xff; 40]).contains("prefix or folder"));
+        let message = |object: &[u8]| read(object).unwrap_err().to_string();
+        assert!(message(b"leasehold object 2 anything\nvalue").contains("upgrade this leasehold"));
+        assert!(message(b"leasehold object x anything\nvalue").contains("prefix or folder"));
+        assert!(message(&[0xff; 40]).contains("prefix or folder"));
     }
 
     proptest::proptest! {

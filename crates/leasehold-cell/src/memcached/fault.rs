@@ -12,35 +12,36 @@ pub(super) fn unreachable(host: &Host, why: &str) -> Error {
 }
 
 /// Returns the error for a server that speaks another protocol.
-pub(super) fn stranger(host: &Host, said: &[u8]) -> Error {
+pub(super) fn stranger(host: &Host, reply: &[u8]) -> Error {
     let what = format!("the server at {host} does not speak memcached's protocol");
     let hint = "check the host and port in the URL";
-    let said = shown(&String::from_utf8_lossy(said));
-    Error::new(ErrorKind::Config, what).with_hint(hint).with_source(said)
+    let reply = shown(&String::from_utf8_lossy(reply));
+    Error::new(ErrorKind::Config, what).with_hint(hint).with_source(reply)
 }
 
-/// Returns the error for a request that the server refused with the text `said`.
-pub(super) fn refused(said: &str) -> Error {
-    let (kind, what, hint) = if said.contains("unauthenticated") || said.contains("authentication")
+/// Returns the error for a request that the server refused with the text `reply`.
+pub(super) fn refused(reply: &str) -> Error {
+    let (kind, what, hint) = if reply.contains("unauthenticated")
+        || reply.contains("authentication")
     {
         (
             ErrorKind::Denied,
             "memcached requires a user name and a password",
             "put a user of its -Y file into the URL: memcached://user:password@host",
         )
-    } else if said.contains("too large") {
+    } else if reply.contains("too large") {
         (
             ErrorKind::Full,
             "the queue of this lock is larger than the server's largest value",
             "retry when fewer clients wait for this lock, or raise the limit: `memcached -I SIZE`",
         )
-    } else if said.contains("out of memory") {
+    } else if reply.contains("out of memory") {
         (
             ErrorKind::Full,
             "the server's memory is full, and it does not evict values (-M)",
             "start it with more memory: `memcached -m MEGABYTES`",
         )
-    } else if said.starts_with("CLIENT_ERROR") || said == "ERROR" {
+    } else if reply.starts_with("CLIENT_ERROR") || reply == "ERROR" {
         // Every server since 1.6 supports these requests, so this one was damaged in transit.
         (
             ErrorKind::Unreachable,
@@ -55,11 +56,11 @@ pub(super) fn refused(said: &str) -> Error {
             "see its log if this persists",
         )
     };
-    Error::new(kind, what).with_hint(hint).with_source(shown(said))
+    Error::new(kind, what).with_hint(hint).with_source(shown(reply))
 }
 
-fn shown(said: &str) -> String {
-    said.chars().filter(|c| !c.is_control()).take(200).collect()
+fn shown(reply: &str) -> String {
+    reply.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
 #[cfg(test)]
@@ -69,7 +70,7 @@ mod tests {
     /// Waiters, elections and the cleanup continue after temporary errors.
     #[test]
     fn memcached_errors_map_to_the_right_kind() {
-        for (said, kind) in [
+        for (reply, kind) in [
             ("CLIENT_ERROR unauthenticated", ErrorKind::Denied),
             ("CLIENT_ERROR authentication failure", ErrorKind::Denied),
             ("SERVER_ERROR object too large for cache", ErrorKind::Full),
@@ -85,9 +86,9 @@ mod tests {
             ("ERROR", ErrorKind::Unreachable),
             ("ERROR Too many open connections", ErrorKind::Unreachable),
         ] {
-            let told = refused(said);
-            assert_eq!(told.kind(), kind, "{said}: {told}");
-            assert!(told.reason().contains(said), "{told}");
+            let error = refused(reply);
+            assert_eq!(error.kind(), kind, "{reply}: {error}");
+            assert!(error.reason().contains(reply), "{error}");
         }
     }
 }

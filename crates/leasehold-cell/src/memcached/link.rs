@@ -258,11 +258,11 @@ async fn answers(
         answers.push(match wire::head(request, &line, number) {
             Head::Whole(answer) => answer,
             // The reply is complete, because the server has skipped the data of the request.
-            Head::Refused(said) if said.starts_with("SERVER_ERROR") => {
-                refusal = refusal.or_else(|| Some(refused(&said)));
+            Head::Refused(reply) if reply.starts_with("SERVER_ERROR") => {
+                refusal = refusal.or_else(|| Some(refused(&reply)));
                 Answer::Refused
             }
-            Head::Refused(said) => return Err(refused(&said)),
+            Head::Refused(reply) => return Err(refused(&reply)),
             Head::Garbage => return Err(stranger(host, &line)),
             Head::Value { length, number: version, remaining } => {
                 let mut value = vec![0; length + 2];
@@ -349,16 +349,16 @@ impl Connection {
         let mut open = Self { read: BufReader::new(read), write, host: host.clone(), server_time };
         if let Some((user, password)) = &url.login {
             let login = format!("{user} {}", password.now());
-            let said = open.say(&format!("set auth 0 0 {}\r\n{login}", login.len())).await?;
-            match &said[..] {
+            let reply = open.say(&format!("set auth 0 0 {}\r\n{login}", login.len())).await?;
+            match &reply[..] {
                 b"STORED" => password.accepted(),
-                _ if said.starts_with(b"CLIENT_ERROR") => {
+                _ if reply.starts_with(b"CLIENT_ERROR") => {
                     let what = "memcached rejected the user name or the password";
                     let hint = "check the URL: memcached://user:password@host";
                     let denied = Error::new(ErrorKind::Denied, what).with_hint(hint);
                     return Err(password.rejected("memcached", denied));
                 }
-                _ => return Err(stranger(host, &said)),
+                _ => return Err(stranger(host, &reply)),
             }
         }
         match &open.say("mn").await?[..] {
@@ -369,13 +369,13 @@ impl Connection {
                 let hint = "run memcached 1.6 or later, and connect to it without a proxy";
                 return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
             }
-            said if said.starts_with(b"CLIENT_ERROR") => {
-                return Err(refused(&String::from_utf8_lossy(said)));
+            reply if reply.starts_with(b"CLIENT_ERROR") => {
+                return Err(refused(&String::from_utf8_lossy(reply)));
             }
-            said if said.starts_with(b"ERROR Too many open connections") => {
+            reply if reply.starts_with(b"ERROR Too many open connections") => {
                 return Err(unreachable(host, "it has reached its connection limit (-c)"));
             }
-            said => return Err(stranger(host, said)),
+            reply => return Err(stranger(host, reply)),
         }
         let clock = Clock::default();
         let sent = boot_micros(&clock);
@@ -402,9 +402,9 @@ impl Connection {
         wanted: impl Fn(&str) -> bool,
     ) -> Result<Vec<String>> {
         let mut kept = Vec::new();
-        let mut said = self.say(what).await?;
-        while said != b"END" {
-            let text = String::from_utf8_lossy(&said);
+        let mut reply = self.say(what).await?;
+        while reply != b"END" {
+            let text = String::from_utf8_lossy(&reply);
             if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR", "BUSY"].iter().any(|e| text.starts_with(e))
             {
                 let error = Error::new(ErrorKind::Unreachable, "the server rejected the request");
@@ -413,7 +413,7 @@ impl Connection {
             if kept.len() < most.min(1_000_000) && wanted(&text) {
                 kept.push(text.into_owned());
             }
-            said = line(&mut self.read, &self.host).await?;
+            reply = line(&mut self.read, &self.host).await?;
         }
         Ok(kept)
     }

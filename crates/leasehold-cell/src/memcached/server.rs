@@ -113,12 +113,12 @@ impl Memcached {
                         Err(error) if error.reason().contains("BUSY") => {
                             tokio::time::sleep(BUSY).await;
                         }
-                        told => return told,
+                        reply => return reply,
                     }
                 }
             };
-            let told = timeout(LISTING, lines).await;
-            told.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no reply in time")))
+            let reply = timeout(LISTING, lines).await;
+            reply.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no reply in time")))
         });
         let ended = |_| fault::unreachable(&self.url.host, "the runtime was shut down");
         asked.await.map_err(ended)?

@@ -27,8 +27,8 @@ use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{locked, redacted};
 use leasehold_core::store::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
-    Signal, Store, StoreInfo,
+    Converted, Evict, EvictionListener, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew,
+    Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Moment, Name, Result, Token};
 use tokio::runtime::Handle;
@@ -68,19 +68,19 @@ impl Member {
         // All calls that were made during an attempt get its result, so they do not make further
         // attempts one after the other.
         let came = self.clock.now();
-        let told = || {
+        let last_error = || {
             let failed = locked(&self.failed);
             let (at, kind, why) = failed.as_ref()?;
             let is_fresh = *at > came || came.since(*at) < AGAIN;
             is_fresh.then(|| Error::new(*kind, why.clone()).with_store(&redacted(&self.url)))
         };
         if self.store.get().is_none()
-            && let Some(error) = told()
+            && let Some(error) = last_error()
         {
             return Err(error);
         }
         let opened = self.store.get_or_try_init(|| async {
-            if let Some(error) = told() {
+            if let Some(error) = last_error() {
                 return Err(error);
             }
             let opening = async {
@@ -194,29 +194,30 @@ impl Store for Servers {
             if asked.is_empty() {
                 continue;
             }
-            let told = match member.store().await {
+            let renewed = match member.store().await {
                 Ok(store) => store.renew(&asked).await,
                 Err(error) => Err(error),
             };
-            match told {
-                Ok(told) => {
-                    theirs.iter().zip(told).for_each(|(&at, told)| answers[at] = Some(told))
-                }
+            match renewed {
+                Ok(renewed) => theirs
+                    .iter()
+                    .zip(renewed)
+                    .for_each(|(&at, renewed)| answers[at] = Some(renewed)),
                 Err(error) if theirs.len() == renewals.len() => return Err(error),
                 Err(error) => {
                     theirs.iter().for_each(|&at| answers[at] = Some(Renewal::unknown(&error)));
                 }
             }
         }
-        Ok(answers.into_iter().map(|told| told.unwrap_or(Renewal::Lost)).collect())
+        Ok(answers.into_iter().map(|renewed| renewed.unwrap_or(Renewal::Lost)).collect())
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         self.of(&claim.name).await?.leave(claim, keep).await
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        self.of(&claim.name).await?.reweigh(claim).await
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        self.of(&claim.name).await?.convert(claim).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -280,7 +281,7 @@ impl Store for Servers {
     }
 
     /// Does nothing, because memcached has no messages between clients.
-    fn hear(&self, _ear: Weak<dyn Ear>) {}
+    fn on_eviction(&self, _listener: Weak<dyn EvictionListener>) {}
 
     async fn follow(&self, _queues: &Queues) -> Result<Option<Follow>> {
         Ok(None)

@@ -15,10 +15,12 @@ use crate::store::Options;
 const PORT: u16 = 11211;
 /// Time that a connection usually takes at most.
 const HEAD_START: Duration = Duration::from_millis(250);
+/// Examples of valid URLs, for error messages.
 const FORM: &str = "memcached://host:11211, memcached://user:password@host or memcached://a,b,c";
-
+/// The supported parameters, for error messages.
 const KNOWN: &str = "prefix, session_ms, poll_ms, restart_delay_ms and names; with memcacheds: ca, \
                      cert and key";
+/// The words of error messages about TLS.
 const TLS: TlsWords = TlsWords {
     scheme: "memcacheds:",
     ca: "ca",
@@ -221,10 +223,10 @@ mod tests {
             ("memcached://h?session=5", "known parameters: prefix"),
         ] {
             let error = MemcachedUrl::parse(bad).map(drop).unwrap_err();
-            let told = format!("{error:#}");
+            let message = format!("{error:#}");
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            assert!(told.contains(says) && told.lines().count() == 1, "{bad}: {told}");
-            assert!(!told.contains("sek"), "{told}");
+            assert!(message.contains(says) && message.lines().count() == 1, "{bad}: {message}");
+            assert!(!message.contains("sek"), "{message}");
         }
     }
 

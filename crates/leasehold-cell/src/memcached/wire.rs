@@ -161,20 +161,20 @@ mod tests {
 
     #[test]
     fn replies_are_decoded() {
-        let told = |line: &str| head(&get(), line.as_bytes(), 3);
+        let decode = |line: &str| head(&get(), line.as_bytes(), 3);
         let value = |remaining| Head::Value { length: 5, number: 9, remaining };
-        assert_eq!(told("VA 5 c9 t-1"), value(None));
-        assert_eq!(told("VA 5 c9 t20"), value(Some(Duration::from_secs(20))));
-        assert_eq!(told("EN"), Head::Whole(Answer::Absent));
+        assert_eq!(decode("VA 5 c9 t-1"), value(None));
+        assert_eq!(decode("VA 5 c9 t20"), value(Some(Duration::from_secs(20))));
+        assert_eq!(decode("EN"), Head::Whole(Answer::Absent));
         assert_eq!(head(&replace("3.1"), b"EX c0", 3), Head::Whole(Answer::Refused));
         assert_eq!(
             head(&replace("3.1"), b"HD c12", 3),
             Head::Whole(Answer::Written(Version("3.12".into())))
         );
-        assert_eq!(told("ERROR"), Head::Refused("ERROR".into()));
+        assert_eq!(decode("ERROR"), Head::Refused("ERROR".into()));
         for bad in ["", "HD", "VA", "VA x c1", "VA 5", "VA 1000001 c1 t-1", "-ERR unknown command"]
         {
-            assert_eq!(told(bad), Head::Garbage, "{bad}");
+            assert_eq!(decode(bad), Head::Garbage, "{bad}");
         }
     }
 

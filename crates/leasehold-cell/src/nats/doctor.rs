@@ -18,7 +18,7 @@ pub(super) fn version(text: &str) -> Option<[u64; 3]> {
 }
 
 /// Judges the bucket and its servers.
-pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec<Finding> {
+pub(super) fn judge(bucket: &str, server: &str, info: &Info, is_listening: bool) -> Vec<Finding> {
     let mut found = Vec::new();
     let config = &info.config;
     if let Some((what, fix)) = bucket::flaw(bucket, config) {
@@ -36,9 +36,9 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
             "upgrade all servers to NATS 2.12.2 or later",
         ));
     }
-    if !hears {
+    if !is_listening {
         found.push(Finding::weak(
-            "bells",
+            "messages",
             "this user cannot be notified of a grant, so it polls",
             "it may not publish or subscribe on leasehold.BUCKET.>; hand-overs take longer and \
              cause more requests",

@@ -84,7 +84,7 @@ pub(super) fn unreachable(servers: &str, why: impl ToString) -> Error {
 
 /// Returns the error for a failed connection.
 pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
-    let said = error.to_string();
+    let message = error.to_string();
     let (kind, what, hint) = match error.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => (
             ErrorKind::Denied,
@@ -92,15 +92,15 @@ pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
             "use nats://user:password@host or nats://token@host",
         ),
         // rustls reports both problems as text only.
-        _ if said.contains("received fatal alert") => (
+        _ if message.contains("received fatal alert") => (
             ErrorKind::Denied,
             format!("NATS at {servers} rejected the client's certificate, or requires one"),
             "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
              trusts",
         ),
         ConnectErrorKind::Tls => certificates(servers),
-        _ if said.contains("invalid peer certificate") => certificates(servers),
-        _ if said.contains("received corrupt message") => (
+        _ if message.contains("invalid peer certificate") => certificates(servers),
+        _ if message.contains("received corrupt message") => (
             ErrorKind::Config,
             format!("NATS at {servers} does not use TLS"),
             "enable tls {} in the server's configuration, or use nats: without ca= and cert=",
@@ -110,7 +110,7 @@ pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
         }
         _ => return unreachable(servers, error),
     };
-    Error::new(kind, what).with_hint(hint).with_source(shown(&said))
+    Error::new(kind, what).with_hint(hint).with_source(shown(&message))
 }
 
 fn certificates(servers: &str) -> (ErrorKind, String, &'static str) {
@@ -192,25 +192,25 @@ pub(super) fn refused(servers: &str, error: &jetstream::Error, doing: Doing) -> 
     Error::new(kind, what).with_hint(hint).with_source(shown(&error.to_string()))
 }
 
-fn shown(said: &str) -> String {
-    said.chars().filter(|c| !c.is_control()).take(200).collect()
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(code: usize, number: u64, doing: Doing) -> Error {
-        let said = format!(r#"{{"code":{code},"err_code":{number},"description":"said"}}"#);
-        let error: jetstream::Error = serde_json::from_str(&said).unwrap();
+    fn error_of(code: usize, number: u64, doing: Doing) -> Error {
+        let body = format!(r#"{{"code":{code},"err_code":{number},"description":"said"}}"#);
+        let error: jetstream::Error = serde_json::from_str(&body).unwrap();
         refused("h:4222", &error, doing)
     }
 
     #[test]
     fn write_refused_during_a_concurrent_write_is_in_doubt() {
         let refusal = |number: u64| {
-            let said = format!(r#"{{"code":400,"err_code":{number},"description":"said"}}"#);
-            let error: jetstream::Error = serde_json::from_str(&said).unwrap();
+            let body = format!(r#"{{"code":400,"err_code":{number},"description":"said"}}"#);
+            let error: jetstream::Error = serde_json::from_str(&body).unwrap();
             refusal(&error.error_code())
         };
         assert_eq!(refusal(10_071), Some(Answer::Refused));
@@ -244,9 +244,9 @@ mod tests {
             (500, 19_999, Asks, ErrorKind::Unreachable, "said"),
             (400, 19_998, Asks, ErrorKind::Unreachable, "19998"),
         ] {
-            let told = told(code, number, doing);
-            assert_eq!(told.kind(), kind, "{number}: {told}");
-            assert!(format!("{told:#}").contains(says), "{number}: {told:#}");
+            let error = error_of(code, number, doing);
+            assert_eq!(error.kind(), kind, "{number}: {error}");
+            assert!(format!("{error:#}").contains(says), "{number}: {error:#}");
         }
         let mut all: Vec<u64> =
             NUMBERS.iter().flat_map(|(_, numbers)| numbers.iter().copied()).collect();

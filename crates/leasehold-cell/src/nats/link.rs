@@ -286,13 +286,18 @@ impl Link {
             }
             Err(error) => error,
         };
-        let told = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
-        if let Some(refusal) = told.and_then(|told| fault::refusal(&told.error_code())) {
+        let server_error =
+            error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
+        if let Some(refusal) =
+            server_error.and_then(|server_error| fault::refusal(&server_error.error_code()))
+        {
             return Ok(refusal);
         }
-        match (error.kind(), told) {
+        match (error.kind(), server_error) {
             (PublishErrorKind::WrongLastSequence, _) => Ok(Answer::Refused),
-            (_, Some(told)) => Err(fault::refused(&self.servers, told, Doing::Asks)),
+            (_, Some(server_error)) => {
+                Err(fault::refused(&self.servers, server_error, Doing::Asks))
+            }
             (PublishErrorKind::StreamNotFound, _) => {
                 let error = Error::new(ErrorKind::Unreachable, fault::NO_LEADER);
                 Err(error.with_hint(fault::SEE_STREAM))
@@ -371,8 +376,8 @@ mod tests {
 
     #[test]
     fn lifetimes_are_rounded_up_to_seconds() {
-        let told = |millis| seconds(Duration::from_millis(millis));
-        assert_eq!([told(1), told(1_000), told(1_001), told(2_200)], [1, 1, 2, 3]);
+        let rounded = |millis| seconds(Duration::from_millis(millis));
+        assert_eq!([rounded(1), rounded(1_000), rounded(1_001), rounded(2_200)], [1, 1, 2, 3]);
     }
 
     proptest::proptest! {

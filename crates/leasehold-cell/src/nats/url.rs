@@ -11,8 +11,11 @@ use crate::store::Options;
 
 /// The default port of NATS.
 const PORT: u16 = 4222;
+/// Examples of valid URLs, for error messages.
 const FORM: &str = "nats://host1,host2,host3/bucket or nats://user:password@host/bucket";
+/// The supported parameters, for error messages.
 const KNOWN: &str = "replicas, create, domain, prefix, session_ms, poll_ms, ca, cert and key";
+/// The words of error messages about TLS.
 const TLS: TlsWords =
     TlsWords { scheme: "natss:", ca: "ca", identity: Some(("cert", "key")), built: true };
 /// The default bucket.
@@ -181,10 +184,10 @@ mod tests {
             ("nats://h?session=5", "known parameters: replicas"),
         ] {
             let error = NatsUrl::parse(bad).map(drop).unwrap_err();
-            let told = format!("{error:#}");
+            let message = format!("{error:#}");
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            assert!(told.contains(says) && told.lines().count() == 1, "{bad}: {told}");
-            assert!(!told.contains("sek"), "{told}");
+            assert!(message.contains(says) && message.lines().count() == 1, "{bad}: {message}");
+            assert!(!message.contains("sek"), "{message}");
         }
     }
 

@@ -86,12 +86,12 @@ mod tests {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn any_date_is_parsed_or_ignored(said in testbed::texts(&[
+        fn any_date_is_parsed_or_ignored(text in testbed::texts(&[
             "Sun, 06 Nov 1994 08:49:37 GMT", "Tue, 29 Feb 2028 23:59:60 GMT",
             "Wed, 25 Nov 2026 04:31:29 +0200", "Sunday, 06-Nov-94 08:49:37 GMT",
             "Sun Nov  6 08:49:37 1994",
         ])) {
-            if let Some(Date(seconds)) = Date::read(&said) {
+            if let Some(Date(seconds)) = Date::read(&text) {
                 let date = DateTime::from_timestamp(seconds, 0).unwrap();
                 prop_assert_eq!(Date::read(&date.to_rfc2822()).unwrap().0, seconds);
             }

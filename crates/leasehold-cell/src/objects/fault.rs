@@ -140,11 +140,12 @@ const STATUS: &[(Class, &[u16])] = &[
 
 /// Returns the class of an error by the code or status in its text, or `None` if the text is not
 /// that of a reply.
-pub(super) fn class(said: &str) -> Option<Class> {
+pub(super) fn class(code_text: &str) -> Option<Class> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let names = |code: &str| {
-        said.match_indices(code).any(|(at, _)| {
-            let (before, after) = (&said.as_bytes()[..at], &said.as_bytes()[at + code.len()..]);
+        code_text.match_indices(code).any(|(at, _)| {
+            let (before, after) =
+                (&code_text.as_bytes()[..at], &code_text.as_bytes()[at + code.len()..]);
             !before.last().is_some_and(|byte| is_word(*byte))
                 && !after.first().is_some_and(|byte| is_word(*byte))
         })
@@ -153,7 +154,7 @@ pub(super) fn class(said: &str) -> Option<Class> {
     if let Some((class, _)) = by_code {
         return Some(*class);
     }
-    let (_, rest) = said.split_once("status code: ")?;
+    let (_, rest) = code_text.split_once("status code: ")?;
     let status: u16 = rest.get(..3)?.parse().ok()?;
     let by_status = STATUS.iter().find(|(_, all)| all.contains(&status));
     Some(by_status.map_or(Class::Passing, |(class, _)| *class))
@@ -272,8 +273,8 @@ pub(super) fn careless(url: &ObjectsUrl, what: &str) -> Error {
 }
 
 /// Shortens a text and makes it one line.
-pub(super) fn shown(said: &str) -> String {
-    let line: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+pub(super) fn shown(text: &str) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.chars().take(240).collect()
 }
 
@@ -326,9 +327,9 @@ mod tests {
                 "AWS_CHECKSUM_ALGORITHM=SHA256",
             ),
         ] {
-            let told = of(&url, &error);
-            assert_eq!(told.kind(), kind, "{error}: {told}");
-            assert!(format!("{told:#}").contains(says), "{told:#}");
+            let mapped = of(&url, &error);
+            assert_eq!(mapped.kind(), kind, "{error}: {mapped}");
+            assert!(format!("{mapped:#}").contains(says), "{mapped:#}");
         }
         // No code is in two rows, and a code that is part of another word is ignored.
         let all: Vec<&str> = CODES.iter().flat_map(|(_, codes)| codes.iter().copied()).collect();
@@ -347,9 +348,9 @@ mod tests {
         let url = ObjectsUrl::parse("s3://b").unwrap();
         let why =
             "Error performing PUT http://169.254.169.254/latest/api/token: error sending request";
-        let told = of(&url, &generic(why)).to_string();
-        assert!(told.contains("profiles and SSO are not read"), "{told}");
-        assert!(told.contains("aws configure export-credentials --format env"), "{told}");
+        let message = of(&url, &generic(why)).to_string();
+        assert!(message.contains("profiles and SSO are not read"), "{message}");
+        assert!(message.contains("aws configure export-credentials --format env"), "{message}");
     }
 
     fn generic(source: &str) -> Driver {
@@ -382,9 +383,9 @@ mod tests {
             ),
             (generic("connection refused"), ErrorKind::Unreachable, "does not respond"),
         ] {
-            let told = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);
-            assert_eq!(told.kind(), kind, "{told}");
-            let text = format!("{told:#}");
+            let mapped = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);
+            assert_eq!(mapped.kind(), kind, "{mapped}");
+            let text = format!("{mapped:#}");
             assert!(text.contains(says) && text.lines().count() == 1, "{text}");
         }
     }

@@ -72,15 +72,15 @@ impl Link {
     /// leasehold's is returned as empty.
     async fn get_now(&self, key: &str) -> Result<Option<Value>> {
         let path = path(key)?;
-        let mut told = self.store.get(&path).await;
+        let mut reply = self.store.get(&path).await;
         // The server may close an idle connection just when it is used again, so a read is repeated
         // once.
-        if let Err(error @ Driver::Generic { .. }) = &told
+        if let Err(error @ Driver::Generic { .. }) = &reply
             && !fault::is_busy(error)
         {
-            told = self.store.get(&path).await;
+            reply = self.store.get(&path).await;
         }
-        let found = match told {
+        let found = match reply {
             Ok(found) => found,
             Err(Driver::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(fault::of(&self.url, &error)),

@@ -150,7 +150,7 @@ async fn winner(
 }
 
 /// Returns what `doctor` reports about the race.
-pub(super) async fn told(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
+pub(super) async fn finding(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
     let mut raced = race(cells, url).await;
     for _ in 1..ROUNDS {
         if raced.is_ok() {

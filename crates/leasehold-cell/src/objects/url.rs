@@ -344,10 +344,10 @@ mod tests {
             ("http://locks", "s3:, gs: or az:"),
         ] {
             let error = ObjectsUrl::parse(bad).map(drop).unwrap_err();
-            let told = format!("{error:#}");
+            let message = format!("{error:#}");
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            assert!(told.contains(says) && told.lines().count() == 1, "{bad}: {told}");
-            assert!(!told.contains("sek"), "{told}");
+            assert!(message.contains(says) && message.lines().count() == 1, "{bad}: {message}");
+            assert!(!message.contains("sek"), "{message}");
         }
     }
 

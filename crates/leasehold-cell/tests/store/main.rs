@@ -19,3 +19,4 @@ mod objects_access;
 mod objects_faults;
 mod objects_front;
 mod objects_requests;
+mod power;

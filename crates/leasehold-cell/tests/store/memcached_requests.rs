@@ -87,25 +87,26 @@ fn foreign_values_are_reported_and_kept() {
 #[test]
 fn connection_mistakes_name_the_fix() {
     run(async {
-        let told = async |url: String| {
+        let message = async |url: String| {
             let error = leasehold::connect(url).await.unwrap_err();
             assert!(!format!("{error:#}").contains("sekret"), "{error}");
             (error.kind(), format!("{error:#}"))
         };
         let closed = Memcached::start();
         closed.kill();
-        let (kind, text) = told(closed.url()).await;
+        let (kind, text) = message(closed.url()).await;
         assert!(
             kind == ErrorKind::Unreachable && text.contains("check that it is running"),
             "{text}"
         );
-        let (kind, text) = told(format!("memcached://127.0.0.1:{}", testbed::redis().port())).await;
+        let (kind, text) =
+            message(format!("memcached://127.0.0.1:{}", testbed::redis().port())).await;
         assert!(
             kind == ErrorKind::Config && text.contains("does not speak memcached's protocol"),
             "{text}"
         );
         let no_cas = Memcached::with(Setup::new().arg("-C"));
-        let (kind, text) = told(no_cas.url()).await;
+        let (kind, text) = message(no_cas.url()).await;
         assert!(kind == ErrorKind::Config && text.contains("-C"), "{text}");
         // A server with users in a file.
         let users = tempfile::NamedTempFile::new().unwrap();
@@ -114,10 +115,10 @@ fn connection_mistakes_name_the_fix() {
         std::fs::set_permissions(users.path(), mode).unwrap();
         let path = users.path().to_str().unwrap();
         let closed = Memcached::with(Setup::new().arg("-Y").arg(path));
-        let (kind, text) = told(closed.url()).await;
+        let (kind, text) = message(closed.url()).await;
         assert!(kind == ErrorKind::Denied && text.contains("user:password@"), "{text}");
         let with = |user: &str| closed.url().replace("//", &format!("//{user}@")) + NEW;
-        let (kind, text) = told(with("lh:sekret2")).await;
+        let (kind, text) = message(with("lh:sekret2")).await;
         assert!(kind == ErrorKind::Denied && text.contains("check the URL"), "{text}");
         let locks = connect(&with("lh:sekret")).await;
         assert!(locks.mutex("a").lock().await.unwrap().is_held());
@@ -222,8 +223,12 @@ fn joins_beyond_the_claim_limit_are_refused_without_losing_holds() {
                 renewed = Instant::now();
                 let renewals: Vec<Renew> =
                     all.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
-                let told = store.renew(&renewals).await.unwrap();
-                assert!(told.iter().all(|told| !matches!(told, Renewal::Lost)), "{}", all.len());
+                let renewed_all = store.renew(&renewals).await.unwrap();
+                assert!(
+                    renewed_all.iter().all(|renewed_all| !matches!(renewed_all, Renewal::Lost)),
+                    "{}",
+                    all.len()
+                );
             }
         }
         let error = store.join(&claim(), Mode::Wait).await.unwrap_err();
@@ -231,7 +236,7 @@ fn joins_beyond_the_claim_limit_are_refused_without_losing_holds() {
         assert!(error.to_string().contains("takes 500"), "{error}");
         let renewals: Vec<Renew> =
             all.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
-        let told = store.renew(&renewals).await.unwrap();
-        assert!(matches!(told[0], Renewal::Holding { .. }), "{:?}", told[0]);
+        let renewed_all = store.renew(&renewals).await.unwrap();
+        assert!(matches!(renewed_all[0], Renewal::Holding { .. }), "{:?}", renewed_all[0]);
     });
 }

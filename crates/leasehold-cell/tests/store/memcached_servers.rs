@@ -153,7 +153,7 @@ fn clients_with_a_different_server_list_are_refused() {
         let (two, all) = (url(&[a, b], SHORT), url(&[a, b, c], SHORT));
         let old = connect(&two).await;
         let (name, guard) = on(&old, a).await;
-        let told = async |url: String| {
+        let message = async |url: String| {
             let error = match leasehold::connect(url).await {
                 Err(error) => error,
                 Ok(locks) => locks.mutex(&*name).try_lock().await.unwrap_err(),
@@ -162,10 +162,10 @@ fn clients_with_a_different_server_list_are_refused() {
             assert!(format!("{error:#}").contains("a different list of servers"), "{error}");
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         };
-        told(all.clone()).await;
+        message(all.clone()).await;
         // Other names, and one server alone.
-        told(url(&[a, b], SHORT).replace("127.0.0.1", "localhost")).await;
-        told(url(&[a], SHORT)).await;
+        message(url(&[a, b], SHORT).replace("127.0.0.1", "localhost")).await;
+        message(url(&[a], SHORT)).await;
         // Other addresses with the same names are the same locks.
         let names = format!("names=127.0.0.1:{},127.0.0.1:{}&", a.port(), b.port());
         let way = url(&[a, b], &SHORT.replace('?', &format!("?{names}")));

@@ -15,7 +15,7 @@ use leasehold_test_support::*;
 use testbed::{Nats, NatsCluster, Setup};
 
 /// Returns the error of a failed connection.
-async fn told(url: String) -> (ErrorKind, String) {
+async fn refusal(url: String) -> (ErrorKind, String) {
     let error = leasehold::connect(&url).await.expect_err(&url);
     let text = format!("{error:#}");
     assert!(!text.contains("sekret") && text.lines().count() == 1, "{text}");
@@ -24,7 +24,7 @@ async fn told(url: String) -> (ErrorKind, String) {
 }
 
 async fn assert_config(url: String, says: &str) {
-    let (kind, text) = told(url).await;
+    let (kind, text) = refusal(url).await;
     assert!(kind == ErrorKind::Config && text.contains(says), "{says}: {text}");
 }
 
@@ -53,13 +53,13 @@ fn connection_mistakes_at_nats_name_the_fix() {
     run(async {
         let closed = Nats::start();
         closed.kill();
-        let (kind, text) = told(closed.url()).await;
+        let (kind, text) = refusal(closed.url()).await;
         assert!(
             kind == ErrorKind::Unreachable && text.contains("check that it is running"),
             "{text}"
         );
         // Another program listens there and sends nothing.
-        let (kind, text) = told(format!("nats://127.0.0.1:{}", testbed::redis().port())).await;
+        let (kind, text) = refusal(format!("nats://127.0.0.1:{}", testbed::redis().port())).await;
         assert!(kind == ErrorKind::Unreachable && text.contains("host and port"), "{text}");
         assert_config(Nats::without_jetstream().url(), "-js").await;
         assert_config(of_version("2.9.10"), "upgrade to NATS 2.11 or later").await;
@@ -70,10 +70,10 @@ fn connection_mistakes_at_nats_name_the_fix() {
         assert_config(server.url() + "/one?replicas=3", "nats stream edit KV_one").await;
 
         let token = Nats::with(Setup::new().arg("--auth").arg("sekret"));
-        let (kind, text) = told(token.url()).await;
+        let (kind, text) = refusal(token.url()).await;
         assert!(kind == ErrorKind::Denied && text.contains("token@host"), "{text}");
         let with = |server: &Nats, user: &str| server.url().replace("//", &format!("//{user}@"));
-        let (kind, _) = told(with(&token, "sekret2")).await;
+        let (kind, _) = refusal(with(&token, "sekret2")).await;
         assert_eq!(kind, ErrorKind::Denied);
         connect(&with(&token, "sekret")).await;
 
@@ -95,10 +95,10 @@ fn connection_mistakes_at_nats_name_the_fix() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), rules).unwrap();
         let server = Nats::with(Setup::new().arg("-c").arg(file.path().to_str().unwrap()));
-        let (kind, text) = told(with(&server, "lh:wrong-sekret")).await;
+        let (kind, text) = refusal(with(&server, "lh:wrong-sekret")).await;
         assert!(kind == ErrorKind::Denied && text.contains("user:password@"), "{text}");
         // The bucket does not exist, and this user may not create it.
-        let (kind, text) = told(with(&server, "lh:sekret") + "/locks").await;
+        let (kind, text) = refusal(with(&server, "lh:sekret") + "/locks").await;
         assert!(kind == ErrorKind::Denied && text.contains("$KV.locks.>"), "{text}");
         connect(&(with(&server, "maker:sekret") + "/locks")).await;
         let locks = connect(&(with(&server, "lh:sekret") + "/locks")).await;
@@ -251,7 +251,7 @@ fn a_server_may_require_a_client_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let other = testbed::Certificates::make(directory.path());
         for bad in [url.clone(), shows(other.client())] {
-            let (kind, text) = told(bad).await;
+            let (kind, text) = refusal(bad).await;
             assert!(kind == ErrorKind::Denied && text.contains("cert=FILE"), "{text}");
         }
         let (cert, _) = certificates.client();
@@ -301,30 +301,33 @@ fn user_that_may_only_notify_cannot_fake_a_grant() {
         let server = Nats::with(Setup::new().arg("-c").arg(file.path().to_str().unwrap()));
         let spy = ConnectOptions::with_user_and_password("spy".into(), "spy".into());
         let spy = spy.connect(server.url()).await.unwrap();
-        let mut heard = spy.subscribe("leasehold.locks.>").await.unwrap();
+        let mut subscription = spy.subscribe("leasehold.locks.>").await.unwrap();
         spy.flush().await.unwrap();
         let url = server.url().replace("//", "//lh:lh@") + "/locks";
         let clients = [connect(&url).await, connect(&url).await];
         let released = Arc::new(AtomicBool::new(true));
         let waits = |client: usize| lock_in_task(&clients[client], "app", &released);
         let mut guard = clients[0].mutex("app").lock().await.unwrap();
-        let mut said: Vec<(String, String)> = Vec::new();
+        let mut published: Vec<(String, String)> = Vec::new();
         for turn in 1..=4 {
             let waiter = waits(turn % 2);
             until_queued(&clients[0], "app", 2).await;
             release(guard).await;
             guard = waiter.await.unwrap().0;
         }
-        while said.iter().filter(|(_, said)| said.starts_with("granted ")).count() < 4 {
-            let message = tokio::time::timeout(PATIENCE, heard.next()).await.unwrap().unwrap();
+        while published.iter().filter(|(_, published)| published.starts_with("granted ")).count()
+            < 4
+        {
+            let message =
+                tokio::time::timeout(PATIENCE, subscription.next()).await.unwrap().unwrap();
             let text = String::from_utf8(message.payload.to_vec()).unwrap();
-            said.push((message.subject.to_string(), text));
+            published.push((message.subject.to_string(), text));
         }
         released.store(false, Ordering::SeqCst);
         let waiter = waits(1);
         until_queued(&clients[0], "app", 2).await;
-        for (subject, _) in &said {
-            for (_, text) in &said {
+        for (subject, _) in &published {
+            for (_, text) in &published {
                 spy.publish(subject.clone(), text.clone().into()).await.unwrap();
                 let Some((id, token)) = text.rsplit_once(' ') else { continue };
                 for more in 1..50 {

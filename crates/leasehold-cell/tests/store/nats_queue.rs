@@ -18,9 +18,9 @@ async fn with_store(server: &Nats) -> (Client, Arc<CellStore>) {
 
 /// Returns the number of messages that the bucket has accepted.
 fn written(server: &Nats) -> u64 {
-    let told = server.ask("$JS.API.STREAM.INFO.KV_leasehold", "");
-    let last = told.split("\"last_seq\":").nth(1).and_then(|rest| rest.split(',').next());
-    last.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("last_seq is missing: {told}"))
+    let reply = server.ask("$JS.API.STREAM.INFO.KV_leasehold", "");
+    let last = reply.split("\"last_seq\":").nth(1).and_then(|rest| rest.split(',').next());
+    last.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("last_seq is missing: {reply}"))
 }
 
 // R13
@@ -71,14 +71,14 @@ fn granted_waiter_is_notified() {
             clients.push(connect(&url).await);
         }
         leasehold::builder().require(Guarantee::Push).connect(&url).await.unwrap();
-        let mut guard = Some(clients[0].mutex("told").lock().await.unwrap());
+        let mut guard = Some(clients[0].mutex("granted").lock().await.unwrap());
         let mut waiting = Vec::new();
         for locks in &clients[1..] {
-            let lock = locks.mutex("told");
+            let lock = locks.mutex("granted");
             waiting.push(tokio::spawn(async move { lock.lock_timeout(PATIENCE).await }));
             let ahead = waiting.len() + 1;
             until("all clients are in the queue", async || {
-                let shown = clients[0].inspect("told").await.unwrap();
+                let shown = clients[0].inspect("granted").await.unwrap();
                 shown.is_some_and(|shown| shown.claims.len() == ahead)
             })
             .await;
@@ -193,7 +193,7 @@ fn client_without_notify_permission_polls() {
         let with = |user: &str| server.url().replace("//", &format!("//{user}@"));
         let (all, some) = (connect(&with("all:all")).await, connect(&with("some:some")).await);
         let found = some.diagnose().await.unwrap();
-        assert!(found.iter().any(|found| found.id == "bells"), "{found:?}");
+        assert!(found.iter().any(|found| found.id == "messages"), "{found:?}");
         let refused =
             leasehold::builder().require(Guarantee::Push).connect(with("some:some")).await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);

@@ -11,7 +11,7 @@ use testbed::SeaweedFs;
 use crate::objects_front::{Does, front};
 
 /// Returns the error of a failed connection.
-async fn told(url: &str) -> (ErrorKind, String) {
+async fn refusal(url: &str) -> (ErrorKind, String) {
     let error = leasehold::connect(url).await.expect_err(url);
     let text = format!("{error:#}");
     assert!(!text.contains("sekret") && text.lines().count() == 1, "{text}");
@@ -25,20 +25,20 @@ fn connection_mistakes_at_object_stores_name_the_fix() {
     run(async {
         let closed = SeaweedFs::start();
         closed.kill();
-        let (kind, text) = told(&closed.url("s94")).await;
+        let (kind, text) = refusal(&closed.url("s94")).await;
         assert!(kind == ErrorKind::Unreachable && text.contains("check the endpoint"), "{text}");
         // Another program listens there.
         let redis = testbed::redis().port();
         let wrong = format!("s3://locks?anonymous=yes&endpoint=http://127.0.0.1:{redis}");
-        let (kind, text) = told(&wrong).await;
+        let (kind, text) = refusal(&wrong).await;
         assert!(kind == ErrorKind::Unreachable && text.contains("check the endpoint"), "{text}");
         // A bucket that requires credentials.
         let guarded = SeaweedFs::guarded("lh", "sekret");
-        let (kind, text) = told(&guarded.url("s94")).await;
+        let (kind, text) = refusal(&guarded.url("s94")).await;
         assert!(kind == ErrorKind::Denied && text.contains("s3:PutObject"), "{text}");
         // Buckets that do not exist.
         let google = testbed::google();
-        let (kind, text) = told(&google.url("s94").replace("gs://locks", "gs://nobodys")).await;
+        let (kind, text) = refusal(&google.url("s94").replace("gs://locks", "gs://nobodys")).await;
         assert!(
             kind == ErrorKind::Config
                 && text.contains("gs://nobodys")
@@ -46,7 +46,7 @@ fn connection_mistakes_at_object_stores_name_the_fix() {
             "{text}"
         );
         let azure = testbed::azurite();
-        let (kind, text) = told(&azure.url("s94").replace("az://locks", "az://nobodys")).await;
+        let (kind, text) = refusal(&azure.url("s94").replace("az://locks", "az://nobodys")).await;
         assert!(
             kind == ErrorKind::Config
                 && text.contains("az://nobodys")
@@ -62,14 +62,14 @@ fn endpoint_that_ignores_write_conditions_is_refused() {
         let server = SeaweedFs::start();
         let careless = front(server.port(), |_| Does::Carelessly);
         let url = format!("s3://locks/a?anonymous=yes&endpoint=http://127.0.0.1:{careless}");
-        let (kind, text) = told(&url).await;
+        let (kind, text) = refusal(&url).await;
         assert!(
             kind == ErrorKind::Config && text.contains("two clients could hold the same lock"),
             "{text}"
         );
         // A check through another endpoint does not count for this one.
         connect(&server.url("a")).await;
-        let (kind, text) = told(&url).await;
+        let (kind, text) = refusal(&url).await;
         assert!(
             kind == ErrorKind::Config && text.contains("two clients could hold the same lock"),
             "{text}"
@@ -97,12 +97,12 @@ fn connected(url: &str, environment: &[(&str, String)]) -> String {
     let mut child = Command::new(this);
     child.args(["--exact", "objects_access::connects_as_the_environment_says", "--nocapture"]);
     child.env("LEASEHOLD_TEST_CONNECT", url).envs(environment.iter().map(|(k, v)| (k, v)));
-    let said = child.output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let line = said
+    let output = child.output().unwrap();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = output
         .lines()
         .find_map(|line| line.split_once("connected: "))
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     line.1.to_owned()
 }
 
@@ -121,15 +121,18 @@ fn endpoint_from_the_environment_is_checked_separately() {
     let url = "s3://locks/env?anonymous=yes";
     let direct = connected(url, &through(server.port()));
     assert!(direct.contains(&server.port().to_string()), "the server is not named: {direct}");
-    let told = connected(url, &through(careless));
-    assert!(told.contains("two clients could hold"), "{told}");
+    let message = connected(url, &through(careless));
+    assert!(message.contains("two clients could hold"), "{message}");
     let other = front(server.port(), |_| Does::Passes);
     assert_ne!(connected(url, &through(other)), direct);
     // Profiles are not read. The error comes immediately, without a request to a metadata service.
     let profile =
         [("AWS_PROFILE", "p".to_owned()), ("AWS_EC2_METADATA_DISABLED", "true".to_owned())];
-    let told = connected("s3://locks/env", &profile);
-    assert!(told.contains("profile \"p\"") && told.contains("export-credentials"), "{told}");
+    let message = connected("s3://locks/env", &profile);
+    assert!(
+        message.contains("profile \"p\"") && message.contains("export-credentials"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -45,8 +45,8 @@ fn pass_on(stream: &mut TcpStream, behind: u16, does: &dyn Fn(&str) -> Does) -> 
         let mut line = String::new();
         request.read_line(&mut line).ok()?;
         let small = line.to_lowercase();
-        if let Some(told) = small.strip_prefix("content-length:") {
-            length = told.trim().parse().ok()?;
+        if let Some(content_length) = small.strip_prefix("content-length:") {
+            length = content_length.trim().parse().ok()?;
         }
         if line.trim().is_empty() {
             break;

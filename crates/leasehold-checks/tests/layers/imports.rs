@@ -65,15 +65,15 @@ impl Package {
         let edges = self.edges();
         let reached: BTreeMap<_, _> =
             self.files.keys().map(|module| (module, reachable(&edges, module))).collect();
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         let mut circles = Vec::new();
         for module in self.files.keys().filter(|module| reached[module].contains(*module)) {
-            if !told.insert(module) {
+            if !reported.insert(module) {
                 continue;
             }
             let circle: BTreeSet<_> =
                 reached[module].iter().filter(|other| reached[other].contains(module)).collect();
-            told.extend(circle.iter().copied());
+            reported.extend(circle.iter().copied());
             let lines = circle.iter().flat_map(|from| {
                 let tos = edges[*from].iter().filter(|(to, _)| circle.contains(to));
                 tos.map(|(to, names)| {
@@ -339,13 +339,13 @@ fn from_the_root(path: &[String], module: &Module, own: &[String]) -> Option<Mod
 
 fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
-        let told = quote::ToTokens::to_token_stream(attribute).to_string();
-        told.contains("cfg (test)") || told.contains("cfg (all (test")
+        let text = quote::ToTokens::to_token_stream(attribute).to_string();
+        text.contains("cfg (test)") || text.contains("cfg (all (test")
     })
 }
 
 fn says_where(attributes: &[Attribute]) -> Option<String> {
     let path = attributes.iter().find(|attribute| attribute.path().is_ident("path"))?;
-    let told = quote::ToTokens::to_token_stream(path).to_string();
-    told.split('"').nth(1).map(ToOwned::to_owned)
+    let text = quote::ToTokens::to_token_stream(path).to_string();
+    text.split('"').nth(1).map(ToOwned::to_owned)
 }

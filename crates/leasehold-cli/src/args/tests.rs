@@ -167,12 +167,12 @@ fn global_options_are_accepted_before_and_after_the_subcommand() {
 
 #[test]
 fn mistyped_words_have_a_suggestion() {
-    let said = |line: &str| parse(line).unwrap_err().to_string();
-    assert!(said("shwo x").contains("'show'"), "{}", said("shwo x"));
+    let message = |line: &str| parse(line).unwrap_err().to_string();
+    assert!(message("shwo x").contains("'show'"), "{}", message("shwo x"));
     for line in ["run --shraed x true", "run x --shraed true"] {
-        assert!(said(line).contains("'--shared'"), "{}", said(line));
+        assert!(message(line).contains("'--shared'"), "{}", message(line));
     }
-    assert!(said("run --leese 3s x true").contains("'--lease'"));
+    assert!(message("run --leese 3s x true").contains("'--lease'"));
     for (line, meant) in [
         ("run x --tyr -- true", "'--try'"),
         ("run --tyr x true", "'--try'"),
@@ -180,9 +180,9 @@ fn mistyped_words_have_a_suggestion() {
         ("elect --jsno x true", "'--json'"),
         ("evict --tokne 7 x", "'--token'"),
     ] {
-        assert!(said(line).contains(meant), "{line}: {}", said(line));
+        assert!(message(line).contains(meant), "{line}: {}", message(line));
     }
-    assert!(!said("run --zzz x true").contains("similar"), "{}", said("run --zzz x true"));
+    assert!(!message("run --zzz x true").contains("similar"), "{}", message("run --zzz x true"));
 }
 
 #[test]

@@ -135,9 +135,9 @@ pub(super) struct Caller {
 impl Caller {
     /// Starts the writer thread. It ends when all clones of the printer are dropped.
     pub(super) fn new(json: bool) -> (Self, JoinHandle<()>) {
-        let (lines, said) = mpsc::channel::<String>();
+        let (lines, receiver) = mpsc::channel::<String>();
         let writer = thread::spawn(move || {
-            for line in said {
+            for line in receiver {
                 let mut stdout = stdout().lock();
                 // Errors are ignored, because a closed stdout is detected elsewhere.
                 let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
@@ -153,7 +153,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::store::{ClaimInfo, Standing};
+    use leasehold::store::{ClaimInfo, ClaimState};
     use leasehold::{Holder, Kind, Name, Token};
 
     use super::*;
@@ -179,7 +179,7 @@ mod tests {
     fn waiting_event_describes_the_holder() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "a\nb".into() };
         let since = Duration::from_secs(12);
-        let claim = ClaimInfo::new(Standing::Holding, holder, Token::new(5), 1, since, None);
+        let claim = ClaimInfo::new(ClaimState::Holding, holder, Token::new(5), 1, since, None);
         let queue = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         let line = HoldLine::waiting("x", 3, Some(3), Some(&queue));
         assert_eq!(line.words(), "waiting 3 held by web-1 pid 7 (a\\nb) for 12s");

@@ -61,7 +61,7 @@ impl Polls {
 mod tests {
     use std::time::Duration;
 
-    use leasehold::store::{ClaimInfo, Standing};
+    use leasehold::store::{ClaimInfo, ClaimState};
     use leasehold::{Holder, Kind, Name, Token};
 
     use super::*;
@@ -78,7 +78,7 @@ mod tests {
         let holder = Holder { host: "web-1".into(), pid: 7, label: String::new() };
         let claim = |token| {
             let (token, since) = (Token::new(token), Duration::ZERO);
-            ClaimInfo::new(Standing::Holding, holder.clone(), token, 1, since, None)
+            ClaimInfo::new(ClaimState::Holding, holder.clone(), token, 1, since, None)
         };
         let claims = (1..=holders).map(claim).collect();
         LockInfo::new(Name::new("x").unwrap(), Kind::Semaphore, 9, claims)

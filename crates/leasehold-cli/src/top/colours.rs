@@ -28,13 +28,13 @@ const COLOURED: [&str; 14] = [
 impl Colours {
     /// Decides from environment variables whether to use colors.
     pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let said = |name: &str| variable(name).filter(|text| !text.is_empty());
-        let term = said("TERM").unwrap_or_default();
+        let value_of = |name: &str| variable(name).filter(|text| !text.is_empty());
+        let term = value_of("TERM").unwrap_or_default();
         let is_monochrome = ["dumb", "-mono", "-m"].iter().any(|end| term.ends_with(end));
         let is_known = COLOURED.iter().any(|start| term.starts_with(start))
             || term.contains("color")
-            || said("COLORTERM").is_some();
-        Self(said("NO_COLOR").is_none() && !is_monochrome && is_known)
+            || value_of("COLORTERM").is_some();
+        Self(value_of("NO_COLOR").is_none() && !is_monochrome && is_known)
     }
 
     /// Returns the style for text of this color.

@@ -29,6 +29,7 @@ pub(crate) enum Key {
 
 /// Maximum length of a key's sequence.
 const LONGEST: usize = 32;
+/// The first byte of the sequences.
 const ESC: u8 = 0x1b;
 
 /// The bytes that were read and do not form a complete key yet.

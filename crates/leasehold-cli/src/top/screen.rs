@@ -33,7 +33,9 @@ use super::colours::Colours;
 
 /// Switches to the alternate screen, hides the cursor and clears the screen.
 const ON: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[0m\x1b[2J";
+/// Undoes [`ON`].
 const OFF: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
+/// Clears the screen.
 const CLEAR: &[u8] = b"\x1b[0m\x1b[2J";
 
 /// The original settings, while the full-screen mode is on.
@@ -234,13 +236,14 @@ mod tests {
         let status = command.stdin(stream()).stdout(stream()).stderr(stream()).status().unwrap();
         assert!(!status.success());
         drop((command, pty.slave));
-        let (mut said, mut master) = (Vec::new(), File::from(pty.master));
+        let (mut printed, mut master) = (Vec::new(), File::from(pty.master));
         assert_eq!(tcgetattr(&master).unwrap(), before);
         // The read ends with an error, because the other end is closed.
-        let _ = master.read_to_end(&mut said);
-        let said = String::from_utf8_lossy(&said);
-        let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text:?} in {said:?}"));
+        let _ = master.read_to_end(&mut printed);
+        let printed = String::from_utf8_lossy(&printed);
+        let at =
+            |text: &str| printed.find(text).unwrap_or_else(|| panic!("no {text:?} in {printed:?}"));
         let [on, off] = [ON, OFF].map(|bytes| at(std::str::from_utf8(bytes).unwrap()));
-        assert!(on < off && off < at("as asked"), "{said:?}");
+        assert!(on < off && off < at("as asked"), "{printed:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use leasehold::Token;
-use leasehold::store::{ClaimInfo, LockInfo, Standing};
+use leasehold::store::{ClaimInfo, ClaimState, LockInfo};
 
 use super::keys::Key;
 use crate::table::{clean, short};
@@ -138,7 +138,7 @@ pub(crate) struct State {
     /// The reason why the last poll failed; `None` if it succeeded.
     pub(crate) away: Option<String>,
     /// The result of the last action, in one line.
-    pub(crate) said: Option<String>,
+    pub(crate) status_line: Option<String>,
     /// The eviction in progress.
     pub(crate) evicting: Option<Victim>,
     lock: Cursor<String>,
@@ -157,7 +157,7 @@ impl State {
             at: At::Locks,
             over: Over::Nothing,
             away: None,
-            said: None,
+            status_line: None,
             evicting: None,
             lock: Cursor::FIRST,
             claim: Cursor::FIRST,
@@ -179,7 +179,7 @@ impl State {
     pub(crate) fn evicted(&mut self, ended: Result<usize, String>) {
         let Some(victim) = self.evicting.take() else { return };
         let what = format!("token {} of {}", victim.token, clean(&victim.name));
-        self.said = Some(match ended {
+        self.status_line = Some(match ended {
             Ok(0) => format!("nothing was evicted: {what} had already ended"),
             Ok(_) => format!("evicted {what}"),
             Err(why) => format!("{what}: {}", clean(&why)),
@@ -233,7 +233,7 @@ impl State {
             _ => {}
         }
         if self.evicting.is_none() {
-            self.said = None;
+            self.status_line = None;
         }
         match &mut self.over {
             Over::Nothing => self.press_in_table(key, page),
@@ -270,7 +270,8 @@ impl State {
             (Key::Char('s'), At::Locks) => self.turn(),
             (Key::Char('/'), At::Locks) => self.over = Over::Filter,
             (Key::Char('e'), At::Locks) => {
-                self.said = Some("press Enter to open the queue, then e to evict a holder".into());
+                self.status_line =
+                    Some("press Enter to open the queue, then e to evict a holder".into());
             }
             (Key::Char('e'), At::Queue(_)) => self.ask(),
             _ => {}
@@ -303,13 +304,13 @@ impl State {
             Key::Char('y' | 'Y') => {
                 self.over = Over::Nothing;
                 let what = format!("token {} of {}", victim.token, clean(&victim.name));
-                self.said = Some(format!("evicting {what} …"));
+                self.status_line = Some(format!("evicting {what} …"));
                 self.evicting = Some(victim.clone());
                 Action::Evict(victim)
             }
             Key::Char('n' | 'N' | 'q') | Key::Escape => {
                 self.over = Over::Nothing;
-                self.said = Some("nothing was evicted".into());
+                self.status_line = Some("nothing was evicted".into());
                 Action::None
             }
             _ => Action::None,
@@ -320,9 +321,9 @@ impl State {
     fn ask(&mut self) {
         let Some(lock) = self.queue() else { return };
         let Some(claim) = lock.claims.get(self.claim.index) else { return };
-        let holds = claim.standing == Standing::Holding;
-        let refused = match (claim.standing, claim.token) {
-            (Standing::Waiting, _) => "a waiter does not hold the lock, so it cannot be evicted",
+        let holds = claim.state == ClaimState::Holding;
+        let refused = match (claim.state, claim.token) {
+            (ClaimState::Waiting, _) => "a waiter does not hold the lock, so it cannot be evicted",
             (_, None) => {
                 "it has no token: it is a lock of another program, which leasehold does not evict"
             }
@@ -346,7 +347,7 @@ impl State {
                 return;
             }
         };
-        self.said = Some(refused.into());
+        self.status_line = Some(refused.into());
     }
 
     fn enter(&mut self) {
@@ -421,9 +422,9 @@ mod tests {
 
     use super::*;
 
-    fn claim(standing: Standing, token: u64, since: u64, label: &str) -> ClaimInfo {
+    fn claim(claim_state: ClaimState, token: u64, since: u64, label: &str) -> ClaimInfo {
         let holder = Holder { host: "web-1".into(), pid: 7, label: label.into() };
-        ClaimInfo::new(standing, holder, Token::new(token), 1, Duration::from_secs(since), None)
+        ClaimInfo::new(claim_state, holder, Token::new(token), 1, Duration::from_secs(since), None)
     }
 
     fn lock(name: &str, claims: Vec<ClaimInfo>) -> LockInfo {
@@ -432,8 +433,8 @@ mod tests {
 
     /// Returns a lock with a holder and a waiter that have these ages in seconds.
     fn busy(name: &str, held: u64, waited: u64) -> LockInfo {
-        let holds = claim(Standing::Holding, 1, held, "nightly");
-        lock(name, vec![holds, claim(Standing::Waiting, 2, waited, "")])
+        let holds = claim(ClaimState::Holding, 1, held, "nightly");
+        lock(name, vec![holds, claim(ClaimState::Waiting, 2, waited, "")])
     }
 
     fn state(locks: Vec<LockInfo>) -> State {
@@ -463,7 +464,7 @@ mod tests {
 
     #[test]
     fn the_longest_hold_or_the_oldest_wait_is_first() {
-        let free = lock("free", vec![claim(Standing::Departed, 3, 99, "")]);
+        let free = lock("free", vec![claim(ClaimState::Departed, 3, 99, "")]);
         let mut state = state(vec![busy("a", 1, 5), busy("b", 9, 2), free, busy("c", 5, 9)]);
         assert_eq!(names(&state), ["b", "c", "a", "free"]);
         press(&mut state, "s");
@@ -562,41 +563,46 @@ mod tests {
         assert_eq!(press(&mut state, "ex \nj"), []);
         assert!(matches!(state.over, Over::Question(_)), "another key answered the question");
         // Another claim is at that position by now.
-        state.see(vec![lock("a", vec![claim(Standing::Holding, 2, 0, "")])]);
+        state.see(vec![lock("a", vec![claim(ClaimState::Holding, 2, 0, "")])]);
         assert_eq!(press(&mut state, "y"), [Action::Evict(victim(1))]);
         assert_eq!(press(&mut state, "y"), []);
         press(&mut state, "e");
         assert_eq!(state.over, Over::Nothing, "a second eviction was started");
         state.evicted(Ok(0));
         assert_eq!(
-            state.said.as_deref(),
+            state.status_line.as_deref(),
             Some("nothing was evicted: token 1 of a had already ended")
         );
         assert_eq!(press(&mut state, "ey"), [Action::Evict(victim(2))]);
         state.evicted(Ok(1));
-        assert_eq!(state.said.as_deref(), Some("evicted token 2 of a"));
+        assert_eq!(state.status_line.as_deref(), Some("evicted token 2 of a"));
         press(&mut state, "ey");
         state.evicted(Err("gone\u{1b}[2J".into()));
-        assert_eq!(state.said.as_deref(), Some("token 2 of a: gone\\u{1b}[2J"));
+        assert_eq!(state.status_line.as_deref(), Some("token 2 of a: gone\\u{1b}[2J"));
         press(&mut state, "j");
-        assert_eq!(state.said, None);
+        assert_eq!(state.status_line, None);
     }
 
     #[test]
     fn freeze_can_be_evicted_and_waiter_cannot() {
-        let closed = claim(Standing::Departed, 5, 9, "frozen: moved");
-        let mut foreign = claim(Standing::Holding, 1, 9, "");
+        let closed = claim(ClaimState::Departed, 5, 9, "frozen: moved");
+        let mut foreign = claim(ClaimState::Holding, 1, 9, "");
         foreign.token = None;
-        let waits = claim(Standing::Waiting, 6, 9, "");
+        let waits = claim(ClaimState::Waiting, 6, 9, "");
         let mut state = state(vec![lock("a", vec![closed, waits, foreign])]);
         press(&mut state, "\ne");
         let Over::Question(question) = &state.over else { panic!("{:?}", state.over) };
         assert_eq!((&question.victim, question.holds), (&victim(5), false));
         assert!(question.who.starts_with("frozen by web-1: moved"), "{}", question.who);
         assert_eq!(press(&mut state, "nje"), []);
-        assert_eq!((&state.over, state.said.is_some()), (&Over::Nothing, true));
+        assert_eq!((&state.over, state.status_line.is_some()), (&Over::Nothing, true));
         assert_eq!(press(&mut state, "je"), []);
-        assert!(state.said.as_deref().is_some_and(|said| said.contains("no token")));
+        assert!(
+            state
+                .status_line
+                .as_deref()
+                .is_some_and(|status_line| status_line.contains("no token"))
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use leasehold::Kind;
-use leasehold::store::{LockInfo, Standing};
+use leasehold::store::{ClaimState, LockInfo};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -70,8 +70,8 @@ fn title(state: &State) -> String {
         return format!("{} ({kind})  {store}", clean(name));
     }
     let all = state.all();
-    let [held, waiting] = [Standing::Holding, Standing::Waiting].map(|standing| {
-        all.iter().flat_map(|lock| &lock.claims).filter(|c| c.standing == standing).count()
+    let [held, waiting] = [ClaimState::Holding, ClaimState::Waiting].map(|claim_state| {
+        all.iter().flat_map(|lock| &lock.claims).filter(|c| c.state == claim_state).count()
     });
     let by = match state.sort {
         Sort::LongestHold => "longest hold first",
@@ -103,7 +103,7 @@ fn bottom(
         lines.push(line(&format!("/{}_", clean(&state.filter)), Style::new()));
     }
     lines.extend(old(state, age).map(|text| line(&text, alarm)));
-    lines.extend(state.said.iter().map(|said| line(said, Modifier::BOLD.into())));
+    lines.extend(state.status_line.iter().map(|words| line(words, Modifier::BOLD.into())));
     lines.push(line(keys(state), Style::new()));
     lines.truncate(area.height.saturating_sub(3).max(1).into());
     lines
@@ -201,12 +201,12 @@ fn first_seen(index: usize, rows: usize, seen: usize) -> usize {
 }
 
 fn claims(lock: &LockInfo) -> Rows {
-    let of = |standing| match standing {
-        Standing::Holding => Color::Green,
-        Standing::Waiting => Color::Yellow,
-        Standing::Departed => Color::Magenta,
+    let of = |claim_state| match claim_state {
+        ClaimState::Holding => Color::Green,
+        ClaimState::Waiting => Color::Yellow,
+        ClaimState::Departed => Color::Magenta,
     };
-    lock.claims.iter().map(|claim| (row(lock, claim), Some(of(claim.standing)))).collect()
+    lock.claims.iter().map(|claim| (row(lock, claim), Some(of(claim.state)))).collect()
 }
 
 fn colour(lock: &LockInfo) -> Option<Color> {
@@ -257,10 +257,10 @@ mod tests {
     const EVIL: &str = "a\x1b]0;x\x07\u{9b}31m\u{202e}b";
     const NOW: Option<Duration> = Some(Duration::ZERO);
 
-    fn claim(standing: Standing, token: u64, since: u64, label: &str) -> ClaimInfo {
+    fn claim(claim_state: ClaimState, token: u64, since: u64, label: &str) -> ClaimInfo {
         let holder = Holder { host: "web-1".into(), pid: 7, label: label.into() };
         let left = Some(Duration::from_secs(9));
-        ClaimInfo::new(standing, holder, Token::new(token), 1, Duration::from_secs(since), left)
+        ClaimInfo::new(claim_state, holder, Token::new(token), 1, Duration::from_secs(since), left)
     }
 
     fn lock(name: &str, claims: Vec<ClaimInfo>) -> LockInfo {
@@ -268,8 +268,8 @@ mod tests {
     }
 
     fn busy(name: &str, label: &str) -> LockInfo {
-        let holds = claim(Standing::Holding, 42, 75, label);
-        let mut waits = claim(Standing::Waiting, 43, 60, "");
+        let holds = claim(ClaimState::Holding, 42, 75, label);
+        let mut waits = claim(ClaimState::Waiting, 43, 60, "");
         waits.holder.pid = 8;
         lock(name, vec![holds, waits])
     }
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn table_shows_holders_waiters_and_durations() {
-        let closed = claim(Standing::Departed, 1, 5, "frozen: moved");
+        let closed = claim(ClaimState::Departed, 1, 5, "frozen: moved");
         let mut state = state(vec![lock("deploy", vec![closed]), busy("x y", "nightly")]);
         assert_eq!(
             seen(&state, (100, 6)),
@@ -367,14 +367,14 @@ mod tests {
     #[test]
     fn stale_view_is_marked_with_its_age() {
         let mut state = state(vec![busy("x", "")]);
-        let said = |state: &State, age: u64| {
+        let footer = |state: &State, age: u64| {
             lines(&drawn(state, Some(Duration::from_secs(age)), false, (60, 6))).join("\n")
         };
-        assert!(!said(&state, 3).contains("STALE, from"));
+        assert!(!footer(&state, 3).contains("STALE, from"));
         // The previous request has not been answered yet.
-        assert!(said(&state, 4).contains("STALE, from 4s ago"));
+        assert!(footer(&state, 4).contains("STALE, from 4s ago"));
         state.miss("cannot reach it");
-        let text = said(&state, 1);
+        let text = footer(&state, 1);
         assert!(
             text.contains("STALE, from 1s ago: cannot reach it") && text.contains("> x"),
             "{text}"

@@ -20,9 +20,9 @@ fn a_sequencer_is_checked_from_a_shell() {
     // Another client now holds a lock with the same name, but that is not the same hold.
     let next = place.hold("x %'y", "echo ready; sleep 60");
     let output = place.output(&["verify", sequencer]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(is_cause_and_hint(&said), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(is_cause_and_hint(&stderr), "{stderr}");
     drop(next);
 }
 
@@ -37,9 +37,9 @@ fn invalid_or_foreign_sequencer_is_a_usage_error() {
     let foreign = String::from_utf8(output.stdout).unwrap();
     for bad in [foreign.trim(), "nonsense", "", "lh1:mutex:0:a:b", "lh1:mutex:1:a:b\nforged"] {
         let output = place.output(&["verify", bad]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{bad:?}: {said}");
-        assert!(is_cause_and_hint(&said), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{bad:?}: {stderr}");
+        assert!(is_cause_and_hint(&stderr), "{stderr}");
     }
     // If the answer is unknown, the check must not succeed.
     let no_answer = ["verify", "--store", "postgres://u:p@127.0.0.1:1/d", "lh1:mutex:1:a:b"];

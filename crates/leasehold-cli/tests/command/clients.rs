@@ -24,10 +24,10 @@ fn passes(client: &str, command: &str, words: &[&str], (variable, value): (&str,
     tests.envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("CGO_ENABLED", "0")]);
     tests.env_remove(STORE).env("LEASEHOLD_COMMAND", LEASEHOLD).env(variable, value);
     let done = tests.output().unwrap_or_else(|e| panic!("{command}: {e}"));
-    let (said, errors) =
+    let (output, errors) =
         (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success(), "{client}, {variable}={value}:\n{said}\n{errors}");
-    assert!(!format!("{said}{errors}").contains("no store with leases"), "{said}\n{errors}");
+    assert!(done.status.success(), "{client}, {variable}={value}:\n{output}\n{errors}");
+    assert!(!format!("{output}{errors}").contains("no store with leases"), "{output}\n{errors}");
 }
 
 /// The table in the documentation must list the tests of all clients.

@@ -188,8 +188,8 @@ fn a_survivor_is_named_and_keeps_the_lock_while_it_runs() {
     assert!(runs(survivor.0));
     drop(survivor);
     assert_eq!(running.code(), 74);
-    let said = running.errors();
-    assert!(said.contains("could not be stopped: lock \"x\" is kept"), "{said}");
+    let stderr = running.errors();
+    assert!(stderr.contains("could not be stopped: lock \"x\" is kept"), "{stderr}");
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
 }
 
@@ -277,9 +277,9 @@ fn run_in_a_nested_pid_namespace_detects_its_own_deadlock() {
             return;
         }
         let output = place.output(&words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("deadlock"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("deadlock"), "{stderr}");
     }
 }
 

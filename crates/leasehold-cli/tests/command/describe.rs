@@ -61,12 +61,12 @@ fn a_command_that_is_not_built_names_its_feature() {
     ] {
         for name in names.iter().filter(|_| !is_built) {
             let output = place.output(&[name, "--whatever", "x", "--help"]);
-            let said = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.code(), Some(2), "{said}");
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{stderr}");
             let install = format!("cargo install --path crates/leasehold-cli --features {feature}");
             let wanted =
                 format!("leasehold was built without the command {}\nhint: {install}\n", names[0]);
-            assert_eq!(said, wanted);
+            assert_eq!(stderr, wanted);
         }
     }
 }
@@ -85,12 +85,12 @@ fn a_store_that_is_not_built_names_its_feature() {
         }
         for words in [&["run", "x", "true"][..], &["ls"], &["doctor"]] {
             let output = place.output(&[&["--store", url], words].concat());
-            let said = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.code(), Some(2), "{said}");
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{stderr}");
             let install =
                 format!("cargo install --path crates/leasehold-cli --features {feature} ");
-            assert!(said.contains(&format!("\nhint: {install}")), "{said}");
-            assert!(!said.contains("secret"), "{said}");
+            assert!(stderr.contains(&format!("\nhint: {install}")), "{stderr}");
+            assert!(!stderr.contains("secret"), "{stderr}");
         }
     }
 }

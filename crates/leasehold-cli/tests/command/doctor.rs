@@ -8,12 +8,16 @@ fn well_configured_store_passes_doctor() {
     let place = Place::new();
     let output = place.output(&["doctor"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.starts_with("Store: file:") && said.contains("FIFO order"), "{said}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.starts_with("Store: file:") && stdout.contains("FIFO order"), "{stdout}");
     let output = place.output(&["doctor", "--json"]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&said["ok"], &said["guarantees"]["fifo"]), (&true.into(), &true.into()), "{said}");
-    assert!(said["findings"].is_array());
+    let stdout: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&stdout["ok"], &stdout["guarantees"]["fifo"]),
+        (&true.into(), &true.into()),
+        "{stdout}"
+    );
+    assert!(stdout["findings"].is_array());
 }
 
 #[cfg(feature = "sqlite")]
@@ -22,15 +26,15 @@ fn broken_guarantee_exits_with_1_and_names_the_fix() {
     let place = Place::new();
     let url = format!("sqlite:{}?synchronous=off", place.path("db").display());
     let output = place.output(&["doctor", "--store", &url]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("BROKEN: the URL has synchronous=off"), "{said}");
-    assert!(said.contains("fix: remove synchronous from the URL"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert!(stdout.contains("BROKEN: the URL has synchronous=off"), "{stdout}");
+    assert!(stdout.contains("fix: remove synchronous from the URL"), "{stdout}");
     let output = place.output(&["doctor", "--json", "--store", &url]);
     assert_eq!(output.status.code(), Some(1));
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said["ok"], false);
-    let broken = said["findings"][0].clone();
+    let stdout: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(stdout["ok"], false);
+    let broken = stdout["findings"][0].clone();
     assert_eq!((&broken["id"], &broken["severity"]), (&"synchronous".into(), &"broken".into()));
 }
 
@@ -41,9 +45,9 @@ fn refusing_store_is_a_finding_and_unreachable_store_is_not() {
     std::fs::write(&file, "").unwrap();
     let url = format!("file:{}", file.display());
     let output = place.output(&["doctor", "--json", "--store", &url]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said["findings"][0]["id"], "refused");
+    let stdout: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert_eq!(stdout["findings"][0]["id"], "refused");
     for (code, store) in [(2, "nonsense"), (2, "carrier-pigeon://coop")] {
         assert_eq!(place.code(&["doctor", "--store", store]), code, "{store}");
     }
@@ -61,12 +65,12 @@ fn doctor_reports_unsafe_settings_of_the_test_server() {
     let place = Place::new();
     let url = testbed::postgres().database();
     let output = place.output(&["doctor", "--store", &url]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
     for broken in ["fsync is off", "full_page_writes is off", "synchronous_commit is off"] {
-        assert!(said.contains(&format!("BROKEN: {broken}")), "{said}");
+        assert!(stdout.contains(&format!("BROKEN: {broken}")), "{stdout}");
     }
-    assert!(!said.contains("lh:lh"), "a password: {said}");
+    assert!(!stdout.contains("lh:lh"), "a password: {stdout}");
 }
 
 /// Simulates a systemd unit with `PrivateTmp=`.
@@ -83,17 +87,17 @@ fn directory_in_a_private_mount_is_reported() {
     command.args(["-p", "-f", "--mount-proc", "sh", "-c", first, LEASEHOLD]);
     command.args([&private, &seen]).arg(script);
     let output = command.output().unwrap();
-    let Ok(said) = serde_json::from_slice::<Value>(&output.stdout) else {
+    let Ok(stdout) = serde_json::from_slice::<Value>(&output.stdout) else {
         eprintln!("skipped: cannot create a mount namespace: {output:?}");
         return;
     };
-    let is_private = |said: &Value| {
-        let findings = said["findings"].as_array().unwrap();
+    let is_private = |stdout: &Value| {
+        let findings = stdout["findings"].as_array().unwrap();
         findings.iter().any(|finding| finding["id"] == "private-mount")
     };
-    assert!(is_private(&said), "{said}");
+    assert!(is_private(&stdout), "{stdout}");
     let url = format!("file:{}", seen.display());
     let output = place.output(&["doctor", "--json", "--store", &url]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(!is_private(&said), "{said}");
+    let stdout: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(!is_private(&stdout), "{stdout}");
 }

@@ -93,8 +93,8 @@ fn leader_rejoins_the_queue_when_its_command_exits() {
     leader.signal(Signal::SIGINT);
     let status = leader.child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
-    let said = leader.errors();
-    assert!(said.contains("the command exited with 3; rejoining the queue in 1s"), "{said}");
+    let stderr = leader.errors();
+    assert!(stderr.contains("the command exited with 3; rejoining the queue in 1s"), "{stderr}");
     assert_eq!(place.claims("leader"), 0);
 }
 

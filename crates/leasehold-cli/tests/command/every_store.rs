@@ -62,8 +62,8 @@ fn command_gets_the_requested_grace_period(store: &str) {
 
 fn on_lost_program_runs_when_the_lock_is_lost(store: &str) {
     let place = Place::new();
-    let told = place.path("told");
-    let text = format!("echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'", told.display());
+    let record = place.path("losses");
+    let text = format!("echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'", record.display());
     let program = &place.script("tell", &text);
     let script = "echo $LEASEHOLD_TOKEN; exec sleep 1000";
     let words =
@@ -71,11 +71,11 @@ fn on_lost_program_runs_when_the_lock_is_lost(store: &str) {
     let mut run = Running::start(command(&place, store, &words));
     let token = run.line();
     assert_eq!(run.code(), 74, "{}", run.errors());
-    eventually("the --on-lost program has run", || place.read("told").ends_with('\n'));
-    assert_eq!(place.read("told"), format!("every:lost {token}\n"));
+    eventually("the --on-lost program has run", || place.read("losses").ends_with('\n'));
+    assert_eq!(place.read("losses"), format!("every:lost {token}\n"));
     let fine = ["run", "--on-lost", program, "every:lost", "--", "false"];
     assert_eq!(code(&place, store, &fine), Some(1));
-    assert_eq!(place.read("told").lines().count(), 1, "--on-lost was called without a loss");
+    assert_eq!(place.read("losses").lines().count(), 1, "--on-lost was called without a loss");
 }
 
 fn wait_returns_on_free_or_held(store: &str) {
@@ -109,12 +109,12 @@ fn reenter_reuses_the_lock_of_the_enclosing_run(store: &str) {
          echo $?; '{LEASEHOLD}' run every:x -- true; echo $?"
     );
     let done = output(&place, store, &["run", "every:x", "--", "sh", "-c", &script]);
-    let told = String::from_utf8_lossy(&done.stdout).into_owned();
-    let [token, below, code_below, refused] = told.lines().collect::<Vec<_>>()[..] else {
+    let stdout = String::from_utf8_lossy(&done.stdout).into_owned();
+    let [token, below, code_below, refused] = stdout.lines().collect::<Vec<_>>()[..] else {
         panic!("{done:?}")
     };
     assert_eq!((token, code_below, refused), (below, "7", "2"), "{done:?}");
-    assert!(token.parse::<u64>().is_ok(), "{told}");
+    assert!(token.parse::<u64>().is_ok(), "{stdout}");
     // Without an enclosing hold, the lock is acquired.
     let alone = ["run", "--reenter", "every:x", "--", "sh", "-c", "exit 3"];
     assert_eq!(code(&place, store, &alone), Some(3));

@@ -13,10 +13,10 @@ fn ls_reports_a_damaged_lock_and_evict_repairs_it() {
     std::fs::write(&file, &text[..text.len() / 2]).unwrap();
 
     let output = place.output(&["ls"]);
-    let told = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    assert!(told.contains("torn") && told.contains("UNREADABLE"), "{told}");
-    assert!(told.contains("fine") && told.contains("mutex"), "{told}");
+    assert!(stdout.contains("torn") && stdout.contains("UNREADABLE"), "{stdout}");
+    assert!(stdout.contains("fine") && stdout.contains("mutex"), "{stdout}");
     assert_ne!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
     assert_eq!(place.code(&["evict", "torn"]), 0);
     assert_eq!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
@@ -29,8 +29,8 @@ fn run_does_not_wait_for_an_impossible_store_path() {
     let place = Place::new();
     let output = place.output(&["run", "--store", "file:///proc/nope", "x", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("/proc/nope") && !said.contains("tried for"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("/proc/nope") && !stderr.contains("tried for"), "{stderr}");
 }
 
 /// Simulates a rootless container, in which the host's users have no number.
@@ -46,11 +46,14 @@ fn the_owner_outside_a_user_namespace_is_explained() {
                   \"$2/leasehold\" run --store \"file:$1\" x -- true";
     let mut command = std::process::Command::new("sh");
     let output = command.args(["-c", script, LEASEHOLD]).args([&store, &root]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.code() != Some(69) {
-        eprintln!("skipped: cannot create a user namespace: {said}");
+        eprintln!("skipped: cannot create a user namespace: {stderr}");
         return;
     }
-    assert!(said.contains("outside this user namespace"), "{said}");
-    assert!(said.contains("chown the directory") && !said.contains("as user 65534"), "{said}");
+    assert!(stderr.contains("outside this user namespace"), "{stderr}");
+    assert!(
+        stderr.contains("chown the directory") && !stderr.contains("as user 65534"),
+        "{stderr}"
+    );
 }

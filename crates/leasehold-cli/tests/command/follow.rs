@@ -20,20 +20,20 @@ fn tells_who_waits_and_holds(store: &str) {
     first.wait_for("ready");
     let mut events = on(&["events", "--json", "--every", "20ms", "events:"]);
     let mut next = move || {
-        let told: Value = serde_json::from_str(&events.line()).unwrap();
-        assert_eq!(told["name"], name, "{told}");
-        let word = |key: &str| told[key].as_str().unwrap().to_owned();
+        let expected: Value = serde_json::from_str(&events.line()).unwrap();
+        assert_eq!(expected["name"], name, "{expected}");
+        let word = |key: &str| expected[key].as_str().unwrap().to_owned();
         (word("event"), word("label"))
     };
-    let told = |event: &str, label: &str| (event.to_owned(), label.to_owned());
-    assert_eq!(next(), told("held", "first"), "the current state must be reported first");
+    let expected = |event: &str, label: &str| (event.to_owned(), label.to_owned());
+    assert_eq!(next(), expected("held", "first"), "the current state must be reported first");
     let second = hold("second");
-    assert_eq!(next(), told("waiting", "second"));
+    assert_eq!(next(), expected("waiting", "second"));
     first.signal(Signal::SIGTERM);
-    assert_eq!(next(), told("ended", "first"));
-    assert_eq!(next(), told("held", "second"));
+    assert_eq!(next(), expected("ended", "first"));
+    assert_eq!(next(), expected("held", "second"));
     second.signal(Signal::SIGTERM);
-    assert_eq!(next(), told("ended", "second"));
+    assert_eq!(next(), expected("ended", "second"));
 }
 
 #[test]
@@ -66,9 +66,10 @@ fn events_end_with_their_reader_and_reject_bad_intervals() {
     let mut held = place.hold("x", "echo ready; sleep 1000");
     let script = format!("{} events | head -1", crate::common::LEASEHOLD);
     let mut shell = std::process::Command::new("sh");
-    let said = shell.args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.contains("Z  held      x  ") && said.contains(" token "), "{said}");
+    let stdout =
+        shell.args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    let stdout = String::from_utf8_lossy(&stdout.stdout).into_owned();
+    assert!(stdout.contains("Z  held      x  ") && stdout.contains(" token "), "{stdout}");
     assert_eq!(place.code(&["events", "--every", "1ms"]), 2);
     held.signal(Signal::SIGTERM);
     assert_eq!(held.code(), 143);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Token;
 use leasehold::blocking::{Client, MutexGuard};
-use leasehold::store::{ClaimInfo, Standing};
+use leasehold::store::{ClaimInfo, ClaimState};
 
 use crate::common::{LEASEHOLD, PATIENCE, Running, eventually};
 
@@ -132,7 +132,7 @@ fn granted(
             Err(RecvTimeoutError::Timeout) => assert!(began.elapsed() < PATIENCE, "no grant"),
             Err(RecvTimeoutError::Disconnected) => panic!("the next holder failed"),
         }
-        let holds = |claim: &ClaimInfo| claim.standing == Standing::Holding;
+        let holds = |claim: &ClaimInfo| claim.state == ClaimState::Holding;
         if highest_token(locks, name, holds).is_some_and(|token| token > last) {
             return None;
         }

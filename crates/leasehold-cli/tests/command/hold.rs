@@ -22,7 +22,7 @@ fn hold(place: &Place, words: &[&str]) -> Running {
 
 /// Returns the next line of a hold with `--json`.
 #[track_caller]
-fn told(running: &mut Running) -> Value {
+fn next_event(running: &mut Running) -> Value {
     let line = running.line();
     serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}: {}", running.errors()))
 }
@@ -31,7 +31,7 @@ fn told(running: &mut Running) -> Value {
 fn hold_reports_its_lock_and_releases_on_request() {
     let place = Place::new();
     let mut first = hold(&place, &["--json", "--label", "first", "x"]);
-    let held = told(&mut first);
+    let held = next_event(&mut first);
     assert_eq!((&held["event"], &held["name"]), (&"held".into(), &"x".into()), "{held}");
     let token = held["token"].as_u64().unwrap();
     assert!(held["remaining_seconds"].is_null(), "a file's lock has no lease: {held}");
@@ -44,7 +44,7 @@ fn hold_reports_its_lock_and_releases_on_request() {
     let by = format!(" pid {} (first) for ", first.child.id());
     assert!(line.starts_with("waiting 1 held by ") && line.contains(&by), "{line}");
     let mut third = hold(&place, &["--json", "x"]);
-    let waits = told(&mut third);
+    let waits = next_event(&mut third);
     assert_eq!((&waits["event"], &waits["ahead"]), (&"waiting".into(), &2.into()), "{waits}");
     assert_eq!((&waits["place"], &waits["holders"][0]["state"]), (&2.into(), &"held".into()));
     assert_eq!(waits["holders"][0]["pid"], first.child.id(), "{waits}");
@@ -55,7 +55,7 @@ fn hold_reports_its_lock_and_releases_on_request() {
     let mut stdin = first.child.stdin.take().unwrap();
     writeln!(stdin, "not a word of ours").unwrap();
     writeln!(stdin, "release").unwrap();
-    let released = told(&mut first);
+    let released = next_event(&mut first);
     assert_eq!(released["event"], "released", "{released}");
     assert_eq!((released["token"].as_u64(), first.code()), (Some(token), 0));
     assert_eq!(place.code(&["verify", &sequencer]), 1);
@@ -122,13 +122,13 @@ fn hold_reports_a_failed_acquisition() {
     let mut holder = hold(&place, &["x"]);
     assert!(holder.line().starts_with("held "));
     let mut refused = hold(&place, &["--json", "--try", "x"]);
-    let failed = told(&mut refused);
+    let failed = next_event(&mut refused);
     assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &75.into()), "{failed}");
     assert!(failed["message"].as_str().unwrap().contains("\"x\" is held by "), "{failed}");
     assert_eq!((refused.code(), refused.errors()), (75, String::new()));
     // 74 is also the code of a lost lock, which is reported by another line.
     let mut refused = hold(&place, &["--json", "--try", "-E", "74", "x"]);
-    let failed = told(&mut refused);
+    let failed = next_event(&mut refused);
     assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &74.into()), "{failed}");
     assert_eq!(refused.code(), 74);
     let us = std::process::id().to_string();
@@ -178,14 +178,14 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     let started = |owner: &std::process::Child| {
         let pid = owner.id().to_string();
         let mut holder = hold(&place, &["--json", "--pid", &pid, "x"]);
-        assert_eq!(told(&mut holder)["event"], "held");
+        assert_eq!(next_event(&mut holder)["event"], "held");
         holder
     };
     // Without `stay`, the end of stdin means that the caller died before it had handed the lock on.
     let mut owner = sleeper();
     let mut holder = started(&owner);
     drop(holder.child.stdin.take());
-    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+    assert_eq!((next_event(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
 
     let mut holder = started(&owner);
     let mut stdin = holder.child.stdin.take().unwrap();
@@ -196,7 +196,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     }
     owner.kill().unwrap();
     owner.wait().unwrap();
-    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+    assert_eq!((next_event(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
     assert_eq!(place.claims("x"), 0);
 
     // No process reads stdout, but the lock stays held.
@@ -215,7 +215,7 @@ fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
     eventually("the lock is released", || place.claims("y") == 0);
 
     let mut refused = hold(&place, &["--json", "--pid", "999999999", "x"]);
-    let failed = told(&mut refused);
+    let failed = next_event(&mut refused);
     assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &2.into()), "{failed}");
     assert_eq!(refused.code(), 2);
 }
@@ -227,15 +227,15 @@ fn hold_ends_with_its_caller_even_if_the_pipes_stay_open() {
     let mut caller = Command::new("sleep").arg("1000").spawn().unwrap();
     let pid = caller.id().to_string();
     let mut holder = hold(&place, &["--json", "--caller", &pid, "x"]);
-    assert_eq!(told(&mut holder)["event"], "held");
+    assert_eq!(next_event(&mut holder)["event"], "held");
     let mut waiter = hold(&place, &["--json", "--caller", &pid, "x"]);
-    let waiting = told(&mut waiter);
+    let waiting = next_event(&mut waiter);
     assert_eq!(waiting["event"], "waiting");
     let label = waiting["holders"][0]["label"].as_str().unwrap();
     assert_eq!(label, format!("for sleep {pid}"));
     caller.kill().unwrap();
     caller.wait().unwrap();
-    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+    assert_eq!((next_event(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
     while !waiter.line().is_empty() {}
     assert_eq!((waiter.code(), place.claims("x")), (0, 0));
 }
@@ -244,7 +244,7 @@ fn hold_ends_with_its_caller_even_if_the_pipes_stay_open() {
 fn hold_for_an_exited_caller_acquires_no_lock() {
     let place = Place::new();
     let refused = |mut running: Running| {
-        let failed = told(&mut running);
+        let failed = next_event(&mut running);
         assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &71.into()), "{failed}");
         assert!(failed["message"].as_str().unwrap().starts_with("--caller "), "{failed}");
         assert_eq!(running.code(), 71);
@@ -269,7 +269,7 @@ fn hold_for_an_exited_caller_acquires_no_lock() {
 fn hold_reports_usage_errors_on_stdout_too() {
     let place = Place::new();
     let mut refused = hold(&place, &["--json", "--shared", "--exclusive", "x"]);
-    let failed = told(&mut refused);
+    let failed = next_event(&mut refused);
     assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &2.into()), "{failed}");
     let message = "the argument '--shared' cannot be used with '--exclusive'";
     assert_eq!((failed["message"].as_str(), refused.code()), (Some(message), 2));
@@ -300,11 +300,11 @@ fn says_later_that_it_was_lost(store: &str) {
     // The hold needs time to notice the eviction.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let released = ask(&["release", "--token", token.trim(), "z"]);
-    let said = String::from_utf8_lossy(&released.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&released.stderr).into_owned();
     assert_eq!(released.status.code(), Some(74), "{released:?}");
     assert!(
-        said.starts_with("leasehold: lost \"z\": "),
-        "the hold did not find out on its own: {said}"
+        stderr.starts_with("leasehold: lost \"z\": "),
+        "the hold did not find out on its own: {stderr}"
     );
 }
 
@@ -312,7 +312,7 @@ fn says_later_that_it_was_lost(store: &str) {
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 fn is_told_of_its_loss(store: &str) {
     let mut holder = Running::start(command(store, &["--json", "--lease", "3s", "x"]));
-    let held = told(&mut holder);
+    let held = next_event(&mut holder);
     assert_eq!(held["event"], "held", "{held}");
     let left = held["remaining_seconds"].as_f64().unwrap();
     assert!(left > 1.0 && left <= 3.0, "{held}");
@@ -329,7 +329,7 @@ fn is_told_of_its_loss(store: &str) {
     let checked = ask(&["verify", held["sequencer"].as_str().unwrap()]);
     assert_eq!(checked.status.code(), Some(0), "the lock was not renewed: {checked:?}");
     assert_eq!(ask(&["evict", "x"]).status.code(), Some(0));
-    let lost = told(&mut holder);
+    let lost = next_event(&mut holder);
     assert_eq!((&lost["event"], &lost["name"]), (&"lost".into(), &"x".into()), "{lost}");
     assert_eq!((holder.line(), holder.code()), (String::new(), 74));
 }
@@ -354,10 +354,10 @@ fn is_free_when_all_are_killed(store: &str) {
 fn hold_reports_risk_recovery_and_loss_of_its_lock() {
     let server = testbed::Redis::with(testbed::Setup::new().fast());
     let mut holder = Running::start(command(&server.url(), &["--json", "--lease", "12s", "x"]));
-    let held = told(&mut holder);
+    let held = next_event(&mut holder);
     assert_eq!(held["event"], "held", "{held}");
     server.stop();
-    let at_risk = told(&mut holder);
+    let at_risk = next_event(&mut holder);
     assert_eq!(
         (&at_risk["event"], &at_risk["name"]),
         (&"at_risk".into(), &"x".into()),
@@ -366,12 +366,12 @@ fn hold_reports_risk_recovery_and_loss_of_its_lock() {
     let left = at_risk["remaining_seconds"].as_f64().unwrap();
     assert!(left > 0.0 && left < 6.0, "{at_risk}");
     server.cont();
-    let recovered = told(&mut holder);
+    let recovered = next_event(&mut holder);
     assert_eq!(recovered["event"], "recovered", "{recovered}");
     assert!(recovered["remaining_seconds"].as_f64().unwrap() > left, "{recovered}");
     server.stop();
-    assert_eq!(told(&mut holder)["event"], "at_risk");
-    let lost = told(&mut holder);
+    assert_eq!(next_event(&mut holder)["event"], "at_risk");
+    let lost = next_event(&mut holder);
     assert_eq!((&lost["event"], &lost["reason"]), (&"lost".into(), &"expired".into()), "{lost}");
     assert_eq!((holder.line(), holder.code()), (String::new(), 74));
 }

@@ -28,9 +28,9 @@ fn missing_server_is_reported_with_story_and_package() {
     let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
     let left_out = lab.env("PATH", place.path("nothing")).output().unwrap();
     assert_eq!(left_out.status.code(), Some(69), "{left_out:?}");
-    let said = String::from_utf8(left_out.stderr).unwrap();
-    assert!(said.contains("setnx-then-expire") && said.contains("redis-server"), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
+    let stderr = String::from_utf8(left_out.stderr).unwrap();
+    assert!(stderr.contains("setnx-then-expire") && stderr.contains("redis-server"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
 #[test]
@@ -40,11 +40,11 @@ fn story_is_printed_and_written_to_files() {
     let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
     let played = lab.arg("--html").arg(&page).arg("--svg").arg(&pictures).output().unwrap();
     assert!(played.status.success(), "{played:?}");
-    let told = String::from_utf8(played.stdout).unwrap();
+    let stdout = String::from_utf8(played.stdout).unwrap();
     for part in ["do not copy", "PTTL order → -1", "Fails. ", "Works. "] {
-        assert!(told.contains(part), "{part:?} is missing in\n{told}");
+        assert!(stdout.contains(part), "{part:?} is missing in\n{stdout}");
     }
-    assert!(!told.contains('\x1b'), "colors are used without a terminal");
+    assert!(!stdout.contains('\x1b'), "colors are used without a terminal");
     let picture = std::fs::read_to_string(pictures.join("setnx-then-expire.svg")).unwrap();
     assert!(picture.starts_with("<svg ") && picture.contains("PTTL order → -1"));
     assert!(std::fs::read_to_string(page).unwrap().contains("PTTL order → -1"));

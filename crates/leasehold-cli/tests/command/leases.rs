@@ -20,9 +20,9 @@ fn claims(store: &str, name: &str) -> usize {
 }
 
 fn check(what: &str, output: &Output) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{what}: {said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{what}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{what}: {stderr}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{what}: {stderr}");
 }
 
 /// The command runs longer than leasehold needs to check the granted lease.

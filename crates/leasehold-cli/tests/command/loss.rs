@@ -28,9 +28,9 @@ fn command_gets_the_requested_grace_period() {
 
     let refused =
         place.output(&["run", "--max-hold", "2s", "--kill-after", "1s", "x", "--", "true"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("at least 2.666") && is_cause_and_hint(&said), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("at least 2.666") && is_cause_and_hint(&stderr), "{stderr}");
     // If nothing expires, any grace period fits.
     assert_eq!(place.code(&["run", "--kill-after", "1h", "x", "--", "true"]), 0);
 }
@@ -38,10 +38,10 @@ fn command_gets_the_requested_grace_period() {
 #[test]
 fn on_lost_program_runs_when_the_lock_is_lost() {
     let place = Place::new();
-    let told = place.path("told");
+    let record = place.path("losses");
     let text = format!(
         "echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_REASON\" >> '{}'",
-        told.display()
+        record.display()
     );
     let program = &place.script("tell", &text);
 
@@ -50,18 +50,18 @@ fn on_lost_program_runs_when_the_lock_is_lost() {
     let mut run = Running::start(place.leasehold(words));
     let token = run.line().trim().to_owned();
     assert_eq!(run.code(), 74, "{}", run.errors());
-    eventually("the --on-lost program has run", || place.read("told").ends_with('\n'));
-    assert_eq!(place.read("told"), format!("x {token} --max-hold was reached\n"));
+    eventually("the --on-lost program has run", || place.read("losses").ends_with('\n'));
+    assert_eq!(place.read("losses"), format!("x {token} --max-hold was reached\n"));
 
     // `--on-lost` is not started if the command ended on its own. If the program cannot be started,
     // a warning is printed.
     assert_eq!(place.code(&["run", "--on-lost", program, "x", "--", "false"]), 1);
-    assert_eq!(place.read("told").lines().count(), 1);
+    assert_eq!(place.read("losses").lines().count(), 1);
     let words = ["run", "--on-lost", "/no/such", "--max-hold", "500ms", "x", "--", "sleep", "1000"];
     let output = place.output(&words);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(74), "{said}");
-    assert!(said.contains("cannot start \"/no/such\" (--on-lost): No such file"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(74), "{stderr}");
+    assert!(stderr.contains("cannot start \"/no/such\" (--on-lost): No such file"), "{stderr}");
 }
 
 /// leasehold keeps trying for the given time, however short, and continues when the store is back.
@@ -80,9 +80,9 @@ fn run_retries_an_unreachable_store_for_the_given_time() {
     server.kill();
     let started = Instant::now();
     let output = run("300ms").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(69), "{said}");
-    assert!(started.elapsed() < Duration::from_secs(10), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{stderr}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{stderr}");
     let mut patient = Running::start(run("10m"));
     // This is longer than the default time limit.
     std::thread::sleep(Duration::from_secs(17));

@@ -11,6 +11,7 @@ mod clients;
 mod database;
 mod descendants;
 mod describe;
+mod disk;
 mod doctor;
 mod each_store;
 mod elect;

@@ -48,9 +48,9 @@ fn each_leasehold_failure_has_its_exit_code_and_one_line() {
     ];
     for (code, words) in cases {
         let output = place.output(words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(*code), "{words:?}: {said}");
-        assert!(is_cause_and_hint(&said), "{words:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(*code), "{words:?}: {stderr}");
+        assert!(is_cause_and_hint(&stderr), "{words:?}: {stderr}");
         assert!(output.stdout.is_empty(), "{words:?}");
     }
     // clap prints usage errors itself, in several lines. The code is still 2.
@@ -67,10 +67,10 @@ fn contended_run_exits_with_75_or_the_given_code() {
     let place = Place::new();
     let mut holder = place.hold("x", "echo ready; sleep 1000");
     let output = place.output(&["run", "--try", "x", "--", "true"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(75), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(75), "{stderr}");
     let pid = holder.pid().to_string();
-    assert!(said.contains(&format!("pid {pid} (sh)")) && is_cause_and_hint(&said), "{said}");
+    assert!(stderr.contains(&format!("pid {pid} (sh)")) && is_cause_and_hint(&stderr), "{stderr}");
 
     assert_eq!(place.code(&["run", "--wait", "50ms", "x", "--", "true"]), 75);
     assert_eq!(place.code(&["run", "--wait", "0", "x", "--", "true"]), 75);
@@ -78,9 +78,9 @@ fn contended_run_exits_with_75_or_the_given_code() {
     assert_eq!(place.code(&["run", "--try", "-E", "9", "x", "--", "true"]), 9);
     // A lock of another kind with the same name is reported, with a hint.
     let output = place.output(&["run", "--try", "--shared", "x", "--", "true"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("mutex") && said.contains("--exclusive"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("mutex") && stderr.contains("--exclusive"), "{stderr}");
 
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.code(), 143);
@@ -306,9 +306,9 @@ fn command_inherits_no_descriptor_except_the_lifeline() {
 fn max_hold_ends_the_command_with_74() {
     let place = Place::new();
     let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sleep", "1000"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(74), "{said}");
-    assert!(said.contains("max-hold") && is_cause_and_hint(&said), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(74), "{stderr}");
+    assert!(stderr.contains("max-hold") && is_cause_and_hint(&stderr), "{stderr}");
     // A command that ignores TERM is killed, and so are its descendants.
     let script =
         "trap '' TERM; (while :; do sleep 0.02; done) & echo $!; while :; do sleep 0.02; done";
@@ -359,28 +359,28 @@ fn json_events_are_complete_and_in_order() {
     eventually("the waiter is in the queue", || place.claims("x") == 2);
     drop(holder);
     assert_eq!(waiter.code(), 3);
-    let told: Vec<serde_json::Value> =
+    let json_lines: Vec<serde_json::Value> =
         waiter.errors().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let events: Vec<&str> = told.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    let events: Vec<&str> = json_lines.iter().map(|e| e["event"].as_str().unwrap()).collect();
     assert_eq!(events, ["store", "waiting", "held", "started", "exited", "released"]);
-    assert_eq!(told[0]["store"], place.store());
-    assert_eq!(told[1]["ahead"], 1);
-    assert_eq!(told[2]["token"], told[5]["token"]);
-    assert_eq!(told[4]["code"], 3);
+    assert_eq!(json_lines[0]["store"], place.store());
+    assert_eq!(json_lines[1]["ahead"], 1);
+    assert_eq!(json_lines[2]["token"], json_lines[5]["token"]);
+    assert_eq!(json_lines[4]["code"], 3);
     // A failure is an event as well, and nothing else is printed.
     let output = place.output(&["run", "--json", "x", "--", "no-such-command"]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-    assert_eq!((&last["event"], &last["code"]), (&"failed".into(), &127.into()), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let last: serde_json::Value = serde_json::from_str(stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["code"]), (&"failed".into(), &127.into()), "{stderr}");
 }
 
 #[test]
 fn verbose_names_the_store_and_a_pipe_sees_no_waiting_line() {
     let place = Place::new();
     let output = place.output(&["run", "-v", "x", "--", "true"]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().all(|line| line.starts_with("leasehold: ")), "{said}");
-    assert!(said.contains(&place.store()), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.lines().all(|line| line.starts_with("leasehold: ")), "{stderr}");
+    assert!(stderr.contains(&place.store()), "{stderr}");
 
     let holder = place.hold("x", "echo ready; sleep 1000");
     let mut waiter = Running::start(place.leasehold(["run", "x", "--", "true"]));
@@ -418,8 +418,8 @@ fn show_and_ls_report_holders_and_waiters() {
     assert_eq!(text.lines().count(), 2, "{text}");
     let none = place.output(&["ls", "z"]);
     assert!(none.status.success() && none.stdout.is_empty(), "{none:?}");
-    let told = String::from_utf8(none.stderr).unwrap();
-    assert!(told.contains("no lock whose name begins with \"z\" is in use in file:"), "{told}");
+    let stderr = String::from_utf8(none.stderr).unwrap();
+    assert!(stderr.contains("no lock whose name begins with \"z\" is in use in file:"), "{stderr}");
     let listed: serde_json::Value =
         serde_json::from_slice(&place.output(&["ls", "--json", "o"]).stdout).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 1);
@@ -480,9 +480,9 @@ fn namespace_prefixes_all_names_and_is_inherited() {
          {LEASEHOLD} ls --namespace '' --json"
     );
     let output = place.output(&["run", "--namespace", "acme/", "x", "--", "sh", "-c", &script]);
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    assert!(said.starts_with("acme/\n") && said.contains("\"acme/x\""), "{said}");
+    assert!(stdout.starts_with("acme/\n") && stdout.contains("\"acme/x\""), "{stdout}");
     // The hold of a script's lock is contacted in the same way.
     let word = |word: &str| {
         let mut command = place.leasehold(["sh"; 0]);
@@ -516,11 +516,11 @@ fn command_after_the_name_keeps_its_own_options() {
         assert_eq!(place.code(&["run", "x", not_waiting, "true"]), 75, "{not_waiting}");
     }
     let output = place.output(&["run", "-n", "x", "true"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let (cause, hint) = said.split_once('\n').unwrap();
+    let errors_shown = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (cause, hint) = errors_shown.split_once('\n').unwrap();
     assert!(
         cause.starts_with("leasehold: \"x\" is held by ") && cause.contains("(sh) for "),
-        "{said}"
+        "{errors_shown}"
     );
     assert_eq!(hint, "hint: drop --try to wait, or see the queue: leasehold show x\n");
 }
@@ -551,8 +551,8 @@ fn global_options_may_precede_the_subcommand() {
     assert_eq!(place.code(&["--store", &store, "run", "x", "true"]), 0);
     let output = place.output(&["--json", "--store", &store, "-v", "ls"]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n", "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(said, format!("leasehold: using store {store}\n"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr, format!("leasehold: using store {store}\n"));
 }
 
 /// The old names of commands and options still work.
@@ -593,8 +593,8 @@ fn a_semaphore_with_the_longest_name_has_slots() {
     assert!((1..=4).contains(&slot));
     running.wait_for("ready");
     let output = place.output(&["ls", "--json"]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains(&name) && !said.contains("/slot/"), "{said}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.contains(&name) && !stdout.contains("/slot/"), "{stdout}");
     let namespaced = ["run", "--namespace", "space/", "--max", "4", &name[6..], "--", "true"];
     assert_eq!(place.code(&namespaced), 0);
 }

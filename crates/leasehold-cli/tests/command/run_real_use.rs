@@ -9,11 +9,11 @@ use crate::common::watchdogs_of;
 use crate::common::{LEASEHOLD, Place, Running, is_cause_and_hint};
 use nix::sys::signal::Signal;
 
-fn said(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn printed(output: &Output) -> String {
+fn stdout_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -49,11 +49,11 @@ fn lock_is_kept_while_a_command_of_another_user_runs() {
     // The command runs to its end, and the lock is held that long.
     assert_eq!(holder.code(), 74);
     assert!(started.elapsed() > Duration::from_secs(6));
-    let said = holder.errors();
+    let stderr = holder.errors();
     let once = "the command runs as another user, so leasehold cannot stop it";
-    assert_eq!(said.matches(once).count(), 1, "{said}");
-    assert!(!said.contains("sent SIG") && said.contains("could not send SIGKILL"), "{said}");
-    assert!(said.contains("reached its --max-hold"), "{said}");
+    assert_eq!(stderr.matches(once).count(), 1, "{stderr}");
+    assert!(!stderr.contains("sent SIG") && stderr.contains("could not send SIGKILL"), "{stderr}");
+    assert!(stderr.contains("reached its --max-hold"), "{stderr}");
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
 }
 
@@ -71,12 +71,12 @@ fn inner_run_gets_part_of_the_outer_grace_period() {
     let mut command = sh(&place, "exec leasehold run --lease 10s a -- sh -c \"$0\"");
     command.arg(inner).env("LEASEHOLD_STORE", outer);
     let mut running = Running::start(command);
-    let mut told = || -> (i32, u64) {
+    let mut pid_and_grace = || -> (i32, u64) {
         let line = running.line();
         let (pid, grace) = line.split_once(' ').unwrap();
         (pid.parse().unwrap(), grace.parse().unwrap())
     };
-    let ((outer, left), (inner, below)) = (told(), told());
+    let ((outer, left), (inner, below)) = (pid_and_grace(), pid_and_grace());
     let grace = |pid: i32| -> u64 {
         let dogs = watchdogs_of(pid);
         dogs[0].1[3].parse().unwrap_or_else(|_| panic!("{dogs:?}"))
@@ -96,8 +96,8 @@ fn nested_run_of_the_same_lock_is_refused() {
     let refused = |script: &str| {
         let output = sh(&place, script).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{script}: {output:?}");
-        let said = said(&output);
-        assert!(said.contains("enclosing leasehold run") && is_cause_and_hint(&said), "{said}");
+        let text = stderr_of(&output);
+        assert!(text.contains("enclosing leasehold run") && is_cause_and_hint(&text), "{text}");
     };
     refused("leasehold run x -- leasehold run x -- true");
     refused("leasehold run x -- leasehold run --wait 1h x -- true");
@@ -136,7 +136,7 @@ fn once_per_runs_once_however_many_are_started() {
     for one in all {
         let output = one.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{output:?}");
-        assert_eq!(said(&output), "", "cron would mail it");
+        assert_eq!(stderr_of(&output), "", "cron would mail it");
     }
     assert_eq!(place.read("done"), "ran\n");
     // The period counts from the acquisition, not from the end of the work.
@@ -146,8 +146,8 @@ fn once_per_runs_once_however_many_are_started() {
     };
     assert_eq!(again(&[]).status.code(), Some(0));
     assert_eq!(again(&["-E", "9"]).status.code(), Some(9));
-    let told = again(&["-v"]);
-    assert!(said(&told).contains("in cooldown for 59m"), "{told:?}");
+    let second = again(&["-v"]);
+    assert!(stderr_of(&second).contains("in cooldown for 59m"), "{second:?}");
     // If the command runs, its own exit code is returned.
     assert_eq!(place.code(&["run", "--once-per", "1h", "other", "--", "sh", "-c", "exit 5"]), 5);
 }
@@ -162,11 +162,11 @@ fn exhausted_file_descriptors_are_reported() {
         for words in ["run --try x -- true", "show x", "ls"] {
             let script = format!("ulimit -n {files}; exec leasehold {words}");
             let output = sh(&place, &script).output().unwrap();
-            let said = said(&output);
-            let loaded = !said.contains("shared librar");
+            let text = stderr_of(&output);
+            let loaded = !text.contains("shared librar");
             let fine =
-                matches!(output.status.code(), Some(0 | 1 | 71)) && !said.contains("panicked");
-            assert!(fine || !loaded, "{files}: {words}: {:?}: {said}", output.status);
+                matches!(output.status.code(), Some(0 | 1 | 71)) && !text.contains("panicked");
+            assert!(fine || !loaded, "{files}: {words}: {:?}: {text}", output.status);
         }
     }
     assert_eq!(place.claims("x"), 0);
@@ -194,7 +194,7 @@ fn reading_does_not_create_a_store() {
         {
             let output = place.output(&[words, &["--store", store]].concat());
             assert_eq!(output.status.code(), Some(69), "{words:?}: {output:?}");
-            assert!(said(&output).contains("there is no store"), "{output:?}");
+            assert!(stderr_of(&output).contains("there is no store"), "{output:?}");
             assert!(!crate::common::exists(&typo));
         }
     }
@@ -216,7 +216,7 @@ fn command_inherits_the_sigpipe_disposition() {
     let ignored = |before: &str| {
         let script = format!("{before} exec leasehold run x -- grep SigIgn /proc/self/status");
         let output = sh(&place, &script).output().unwrap();
-        let mask = printed(&output);
+        let mask = stdout_of(&output);
         let mask = mask.trim_start_matches("SigIgn:").trim();
         u64::from_str_radix(mask, 16).unwrap() & 1 << (Signal::SIGPIPE as i32 - 1) != 0
     };
@@ -237,13 +237,13 @@ fn holder_from_another_library_is_reported_as_such() {
     server.command(&["SET", "x", "somebody", "PX", "600000"]);
     let output = try_it("x");
     assert_eq!(output.status.code(), Some(75), "{output:?}");
-    assert!(said(&output).contains("held by a client of another library"), "{output:?}");
+    assert!(stderr_of(&output).contains("held by a client of another library"), "{output:?}");
     server.command(&["SET", "for ever", "somebody"]);
     let output = try_it("for ever");
-    let told = said(&output);
-    assert!(told.contains("\"for ever\"") && told.contains("never expires"), "{told}");
+    let text = stderr_of(&output);
+    assert!(text.contains("\"for ever\"") && text.contains("never expires"), "{text}");
     // The lock may be held, so the message must not suggest an eviction.
-    assert!(!told.contains("evict"), "{told}");
+    assert!(!text.contains("evict"), "{text}");
 }
 
 // F72
@@ -252,12 +252,12 @@ fn lock_in_cooldown_is_not_reported_as_held() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "--min-hold", "1h", "x", "--", "true"]), 0);
     let output = place.output(&["run", "--try", "x", "--", "true"]);
-    let told = said(&output);
-    assert_eq!(output.status.code(), Some(75), "{told}");
-    assert!(told.contains("in cooldown for 59m") && !told.contains("is held by"), "{told}");
-    assert!(told.ends_with("\nhint: to end the cooldown: leasehold evict x\n"), "{told}");
+    let text = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(75), "{text}");
+    assert!(text.contains("in cooldown for 59m") && !text.contains("is held by"), "{text}");
+    assert!(text.ends_with("\nhint: to end the cooldown: leasehold evict x\n"), "{text}");
     // The state has the same word for people and for programs.
-    assert!(printed(&place.output(&["show", "x"])).contains("cooldown"));
+    assert!(stdout_of(&place.output(&["show", "x"])).contains("cooldown"));
     assert_eq!(place.show("x")["claims"][0]["state"], "cooldown");
 }
 
@@ -280,25 +280,25 @@ fn quiet_suppresses_only_contention_and_usage_omits_set_options() {
     let words = ["acquire", "-v", "--try", "-q", "--pid", &us, "x"];
     let output = place.output(&words);
     assert_eq!(output.status.code(), Some(75), "{output:?}");
-    assert!(said(&output).contains("held by"), "{output:?}");
+    assert!(stderr_of(&output).contains("held by"), "{output:?}");
     // --quiet does not suppress other errors.
     let output = place.output(&["run", "-q", "y", "--", "no-such-command"]);
-    assert_eq!(said(&output).lines().count(), 1, "{output:?}");
+    assert_eq!(stderr_of(&output).lines().count(), 1, "{output:?}");
     // A store that no other process sees cannot protect a command.
     for words in [&["run", "x", "--", "true"][..], &["acquire", "--pid", &us, "x"], &["ls"]] {
         for store in ["memory:", "memory:shared"] {
             let output = place.leasehold(words).env("LEASEHOLD_STORE", store).output().unwrap();
             assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
             assert!(
-                said(&output).contains("memory: locks exist only inside one process"),
+                stderr_of(&output).contains("memory: locks exist only inside one process"),
                 "{output:?}"
             );
         }
     }
     // LEASEHOLD_STORE is set, so the option is not required.
-    let usage = said(&place.output(&["run"]));
+    let usage = stderr_of(&place.output(&["run"]));
     assert!(usage.contains("Usage:") && !usage.contains("--store"), "{usage}");
-    let help = printed(&place.output(&["acquire", "--help"]));
+    let help = stdout_of(&place.output(&["acquire", "--help"]));
     assert!(!help.contains("the command is ended"), "{help}");
 }
 
@@ -316,7 +316,7 @@ fn running_leasehold_is_not_reported_as_paused() {
         holder.wait_for("ready");
         assert_eq!(place.code(&["evict", "--store", &store, "x"]), 0);
         assert_eq!(holder.code(), 74);
-        let said = holder.errors();
-        assert!(is_cause_and_hint(&said), "{said}");
+        let stderr = holder.errors();
+        assert!(is_cause_and_hint(&stderr), "{stderr}");
     }
 }

@@ -99,8 +99,8 @@ fn an_explicit_subshell_is_the_caller() {
         let script = "(T=$(leasehold acquire x); leasehold run --try x -- true; echo $?)
                       leasehold run --wait 1m x -- echo free";
         let output = shell(sh, &place, script).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(said, "75\nfree\n", "{sh}");
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(stdout, "75\nfree\n", "{sh}");
     }
 }
 
@@ -115,8 +115,8 @@ fn release_reports_a_lost_lock() {
                       leasehold release x --token 1; echo $?
                       leasehold evict x; echo $?";
         let output = shell(sh, &place, script).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(said, "74\n74\n74\n1\n", "{sh}: {}", String::from_utf8_lossy(&output.stderr));
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(stdout, "74\n74\n74\n1\n", "{sh}: {}", String::from_utf8_lossy(&output.stderr));
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         let is_said = |l: &str| l.starts_with("leasehold: ") || l.starts_with("hint: ");
         assert!(errors.lines().all(is_said), "{errors}");
@@ -145,8 +145,8 @@ fn acquire_fails_like_run_and_leaves_no_claim() {
     let output = place.output(&["acquire", "--pid", &us, "--try", "x"]);
     assert_eq!(output.status.code(), Some(75));
     assert!(output.stdout.is_empty());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(is_cause_and_hint(&said), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(is_cause_and_hint(&stderr), "{stderr}");
     assert_eq!(place.code(&["acquire", "--pid", &us, "--wait", "50ms", "-E", "9", "x"]), 9);
     assert_eq!(place.code(&["acquire", "--pid", &us, "a\nb"]), 2);
     assert_eq!(place.code(&["acquire", "--pid", "999999999", "y"]), 2);
@@ -214,8 +214,11 @@ fn acquire_needs_a_lasting_reader_of_the_token() {
             let place = Place::new();
             assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
             let output = shell(sh, &place, way).output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(said.contains("--pid") && is_cause_and_hint(&said), "{sh}: {way}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(
+                stderr.contains("--pid") && is_cause_and_hint(&stderr),
+                "{sh}: {way}: {stderr}"
+            );
             assert!(output.stdout.is_empty() && place.read("token").is_empty(), "{sh}: {way}");
             assert_eq!(place.claims("x"), 0, "{sh}: {way}");
         }
@@ -283,8 +286,8 @@ fn a_token_in_a_file_needs_the_pid_of_its_owner() {
     let place = Place::new();
     let output = shell("dash", &place, "leasehold acquire x > token").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("pass --pid PID") && is_cause_and_hint(&said), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("pass --pid PID") && is_cause_and_hint(&stderr), "{stderr}");
     let script = "leasehold acquire x --pid $$ > token; leasehold release x --token $(cat token)";
     assert!(shell("dash", &place, script).status().unwrap().success());
 }

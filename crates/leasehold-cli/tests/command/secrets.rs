@@ -18,19 +18,19 @@ fn store_url_can_be_read_from_a_file() {
     let file = place.path("url");
     std::fs::write(&file, place.store() + "\n").unwrap();
     let words = ["run", "job", "--", "sh", "-c", "echo $LEASEHOLD_STORE"];
-    let told = |output: Output| {
+    let printed = |output: Output| {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
-    assert_eq!(told(in_file(&place, &file, &words, None)), place.store());
+    assert_eq!(printed(in_file(&place, &file, &words, None)), place.store());
     // The variable and the option both override the file, which may then be missing.
     let missing = place.path("missing");
     let other = format!("file:{}", place.path("other").display());
-    assert_eq!(told(in_file(&place, &missing, &words, Some(&other))), other);
+    assert_eq!(printed(in_file(&place, &missing, &words, Some(&other))), other);
     let given = [&["--store", &other][..], &words].concat();
-    assert_eq!(told(in_file(&place, &missing, &given, None)), other);
+    assert_eq!(printed(in_file(&place, &missing, &given, None)), other);
     // Help and similar commands need no store.
-    told(in_file(&place, &missing, &["--help"], None));
+    printed(in_file(&place, &missing, &["--help"], None));
 }
 
 #[test]
@@ -48,10 +48,10 @@ fn invalid_url_file_is_named_in_the_error() {
         }
         for words in [&["run", "--try", "job", "--", "true"][..], &["ls"], &["doctor"]] {
             let output = in_file(&place, &file, words, None);
-            let told = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{words:?}: {told}");
-            let named = told.contains(&format!("LEASEHOLD_STORE_FILE={file:?}: {expected}"));
-            assert!(named, "{words:?}: {told}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{words:?}: {stderr}");
+            let named = stderr.contains(&format!("LEASEHOLD_STORE_FILE={file:?}: {expected}"));
+            assert!(named, "{words:?}: {stderr}");
         }
     }
 }
@@ -71,14 +71,14 @@ fn password_from_a_file_appears_in_no_command_line() {
     let words =
         ["run", "--store", &url, "job", "--", "sh", "-c", "tr '\\0' ' ' </proc/$PPID/cmdline"];
     let output = place.output(&words);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("password_file"), "{output:?}");
-    assert!(!told.contains("s3cret"), "{told}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.contains("password_file"), "{output:?}");
+    assert!(!stdout.contains("s3cret"), "{stdout}");
     let found = |file: &std::path::Path| {
         let output = place.output(&["doctor", "--store", &url]);
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(!told.contains("s3cret"), "{told}");
-        told.contains(&format!("every user of this machine may read password_file={file:?}"))
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!stdout.contains("s3cret"), "{stdout}");
+        stdout.contains(&format!("every user of this machine may read password_file={file:?}"))
     };
     assert!(!found(&file));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();

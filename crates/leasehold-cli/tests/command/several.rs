@@ -20,7 +20,7 @@ fn start(place: &Place, store: &str, words: &[&str]) -> Running {
     Running::start(command)
 }
 
-fn said(output: &Output) -> (Option<i32>, String, String) {
+fn code_and_output(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -44,21 +44,22 @@ fn claim_that_timed_out_is_withdrawn(store: &str) {
         &["run", "--wait", "300ms", "--any", "--name", "late", "--", "true"],
         &["freeze", "--wait", "300ms", "--for", "1h", "late"],
     ] {
-        let (code, _, errors) = said(&output(&place, store, words));
+        let (code, _, errors) = code_and_output(&output(&place, store, words));
         assert_eq!(code, Some(75), "{errors}");
-        let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+        let (_, shown, _) = code_and_output(&output(&place, store, &["show", "--json", "late"]));
         assert!(shown.contains("held") && !shown.contains("waiting"), "{words:?}: {shown}");
     }
     // The same holds for a wait that is interrupted.
     for words in [&["run", "late", "true"][..], &["freeze", "--for", "1h", "late"]] {
         let mut waiter = start(&place, store, words);
         eventually("the waiter is in the queue", || {
-            let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+            let (_, shown, _) =
+                code_and_output(&output(&place, store, &["show", "--json", "late"]));
             shown.contains("waiting")
         });
         waiter.signal(Signal::SIGINT);
         assert_eq!(waiter.child.wait().unwrap().signal(), Some(Signal::SIGINT as i32));
-        let (_, shown, _) = said(&output(&place, store, &["show", "--json", "late"]));
+        let (_, shown, _) = code_and_output(&output(&place, store, &["show", "--json", "late"]));
         assert!(!shown.contains("waiting"), "{words:?}: {shown}");
     }
     holder.signal(Signal::SIGTERM);
@@ -74,23 +75,26 @@ fn several_locks_are_acquired_all_or_none(store: &str) {
                   for s in $LEASEHOLD_SEQUENCERS; do \"$0\" verify \"$s\" || exit; done; \
                   \"$0\" run --try all:a -- true; echo $?; \"$0\" run --try all:b -- true; echo $?";
     let words = ["run", "--name", "all:b", "--name", "all:a", "--", "sh", "-c", script, LEASEHOLD];
-    let (code, told, errors) = said(&output(&place, store, &words));
+    let (code, stdout, errors) = code_and_output(&output(&place, store, &words));
     assert_eq!(code, Some(0), "{errors}");
-    let (first, rest) = told.split_once('\n').unwrap();
-    let [name, token, others] = first.split('|').collect::<Vec<_>>()[..] else { panic!("{told}") };
-    assert_eq!((name, others), ("all:b", "all:b all:a 2"), "{told}");
-    assert!(token.parse::<u64>().is_ok(), "{told}");
-    assert!(rest.ends_with("75\n75\n"), "{told}");
+    let (first, rest) = stdout.split_once('\n').unwrap();
+    let [name, token, others] = first.split('|').collect::<Vec<_>>()[..] else {
+        panic!("{stdout}")
+    };
+    assert_eq!((name, others), ("all:b", "all:b all:a 2"), "{stdout}");
+    assert!(token.parse::<u64>().is_ok(), "{stdout}");
+    assert!(rest.ends_with("75\n75\n"), "{stdout}");
 
     // If one lock is held by another client, none of the others stays acquired.
     let run = ["run", "all:b", "--", "sh", "-c", "echo ready; sleep 1000"];
     let mut holder = start(&place, store, &run);
     holder.wait_for("ready");
     let words = ["run", "--wait", "1s", "--name", "all:a", "--name", "all:b", "--", "true"];
-    let (code, _, errors) = said(&output(&place, store, &words));
+    let (code, _, errors) = code_and_output(&output(&place, store, &words));
     assert_eq!(code, Some(75));
     assert!(errors.contains("timed out after 1s: \"all:b\" is held by"), "{errors}");
-    let (code, _, errors) = said(&output(&place, store, &["run", "--try", "all:a", "--", "true"]));
+    let (code, _, errors) =
+        code_and_output(&output(&place, store, &["run", "--try", "all:a", "--", "true"]));
     assert_eq!(code, Some(0), "{errors}");
 
     // If one lock is lost, all of them are lost.
@@ -119,14 +123,14 @@ fn any_acquires_the_first_free_lock(store: &str) {
     let mut second = start(&place, store, &with(hold));
     second.wait_for("any:2");
     let tried = [&["run", "--try"][..], &any[1..], &["true"]].concat();
-    let (code, _, errors) = said(&output(&place, store, &tried));
+    let (code, _, errors) = code_and_output(&output(&place, store, &tried));
     assert_eq!(code, Some(75));
     assert!(errors.contains("none of the 2 locks is free: "), "{errors}");
 
     // The client gets the lock that becomes free first, and leaves the other queue.
     let mut third = start(&place, store, &with(hold));
     let claims = |name: &str| {
-        let (_, shown, _) = said(&output(&place, store, &["show", "--json", name]));
+        let (_, shown, _) = code_and_output(&output(&place, store, &["show", "--json", name]));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
         shown["claims"].as_array().map_or(0, Vec::len)
     };
@@ -173,22 +177,23 @@ fn permits_have_distinct_slot_numbers(store: &str) {
     }
     let two = ["run", "--max", "3", "--permits", "2", "slots", "--", "sh", "-c"];
     let two = [&two[..], &["echo $LEASEHOLD_SLOT"]].concat();
-    let (code, told, errors) = said(&output(&place, store, &two));
+    let (code, stdout, errors) = code_and_output(&output(&place, store, &two));
     assert_eq!(code, Some(0), "{errors}");
-    let each: BTreeSet<u32> = told.split_whitespace().map(|n| n.parse().unwrap()).collect();
-    assert!(each.len() == 2 && each.iter().all(|n| (1..=3).contains(n)), "{told}");
+    let each: BTreeSet<u32> = stdout.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    assert!(each.len() == 2 && each.iter().all(|n| (1..=3).contains(n)), "{stdout}");
 }
 
 fn frozen_lock_is_unavailable_and_reports_the_reason(store: &str) {
     let place = Place::new();
-    let code = |words: &[&str]| said(&output(&place, store, words)).0;
+    let code = |words: &[&str]| code_and_output(&output(&place, store, words)).0;
     for kind in [&[][..], &["--exclusive"], &["--max", "3"]] {
         let name = format!("closed{}", kind.concat());
         let words = ["freeze", &name, "--for", "1h", "--reason", "moved, ask Ana"];
-        let (closed, _, errors) = said(&output(&place, store, &[&words[..], kind].concat()));
+        let (closed, _, errors) =
+            code_and_output(&output(&place, store, &[&words[..], kind].concat()));
         assert_eq!(closed, Some(0), "{errors}");
         let run = [&["run", "--try"][..], kind, &[&name, "--", "true"]].concat();
-        let (tried, _, errors) = said(&output(&place, store, &run));
+        let (tried, _, errors) = code_and_output(&output(&place, store, &run));
         assert_eq!(tried, Some(75), "{errors}");
         assert!(errors.contains(" is frozen for "), "{errors}");
         assert!(
@@ -202,11 +207,11 @@ fn frozen_lock_is_unavailable_and_reports_the_reason(store: &str) {
         let wait = [&["run"][..], kind, &[&name, "--", "echo", "ready"]].concat();
         let mut waiter = start(&place, store, &wait);
         eventually("the waiter is in the queue", || {
-            let (_, shown, _) = said(&output(&place, store, &["show", "--json", &name]));
+            let (_, shown, _) = code_and_output(&output(&place, store, &["show", "--json", &name]));
             shown.contains("waiting")
         });
         // Evicting the holder does not end the freeze.
-        let (evicted, _, errors) = said(&output(&place, store, &["evict", &name]));
+        let (evicted, _, errors) = code_and_output(&output(&place, store, &["evict", &name]));
         assert_eq!(evicted, Some(1), "{errors}");
         assert!(errors.contains("has no holder: it is frozen for "), "{errors}");
         assert_eq!(code(&["unfreeze", &name]), Some(0));
@@ -231,10 +236,10 @@ fn reenter_reuses_the_lock_of_the_enclosing_run() {
          '{LEASEHOLD}' run x -- true; echo $?"
     );
     let output = place.output(&["run", "x", "--", "sh", "-c", &script]);
-    let (code, told, errors) = said(&output);
+    let (code, stdout, errors) = code_and_output(&output);
     assert_eq!(code, Some(0), "{errors}");
-    let lines: Vec<&str> = told.lines().map(str::trim).collect();
-    let [token, group, below, group_below, code, refused] = lines[..] else { panic!("{told}") };
+    let lines: Vec<&str> = stdout.lines().map(str::trim).collect();
+    let [token, group, below, group_below, code, refused] = lines[..] else { panic!("{stdout}") };
     assert_eq!(
         (token, group),
         (below, group_below),
@@ -247,7 +252,7 @@ fn reenter_reuses_the_lock_of_the_enclosing_run() {
     // The reason is printed although this process was about to become the command.
     let inner = [LEASEHOLD, "run", "--reenter", "x", "--", "no-such-command"];
     let output = place.output(&[&["run", "x", "--"][..], &inner].concat());
-    let (code, _, errors) = said(&output);
+    let (code, _, errors) = code_and_output(&output);
     assert_eq!(code, Some(127), "{errors}");
     assert!(errors.contains("\"no-such-command\": command not found"), "{errors}");
 }

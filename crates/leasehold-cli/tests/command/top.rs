@@ -347,10 +347,10 @@ fn colors_are_used_only_if_supported_and_not_disabled() {
         top.press("e");
         top.sees(&["Evict token"]);
         top.press("nqq");
-        let said = top.session.since(0);
+        let screen = top.session.since(0);
         assert_eq!(top.ends().code(), Some(0));
-        assert!(!looks(&said).is_empty(), "the selection must be visible without colors");
-        has_colour(&said)
+        assert!(!looks(&screen).is_empty(), "the selection must be visible without colors");
+        has_colour(&screen)
     };
     assert!(colours("TERM=xterm-256color"));
     for without in ["NO_COLOR=1", "TERM=dumb", "TERM=vt220"] {
@@ -379,9 +379,9 @@ fn label_with_control_sequences_is_shown_escaped() {
     top.press("e");
     top.sees(&["\\u{1b}]0;title", "\\u{9b}31m"]);
     top.press("nqq");
-    let said = top.session.since(0);
+    let screen = top.session.since(0);
     for raw in ["\x1b]", "\u{7}", "\u{9b}", "\u{202e}"] {
-        assert!(!said.contains(raw), "{raw:?} in {said:?}");
+        assert!(!screen.contains(raw), "{raw:?} in {screen:?}");
     }
     assert_eq!(top.ends().code(), Some(0));
 }
@@ -430,9 +430,9 @@ fn top_requires_a_terminal() {
         let mut command = place.leasehold(["top"]);
         command.stdin(stream(stdin)).stdout(stream(stdout)).stderr(Stdio::piped());
         let ended = command.spawn().unwrap().wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{said}");
-        assert!(is_cause_and_hint(&said) && said.contains("needs a terminal"), "{said}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{stderr}");
+        assert!(is_cause_and_hint(&stderr) && stderr.contains("needs a terminal"), "{stderr}");
     }
     assert_eq!(place.code(&["top", "--every", "1ms"]), 2);
 }

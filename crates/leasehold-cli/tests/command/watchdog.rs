@@ -234,13 +234,13 @@ fn watchdog_ignores_signals_and_has_its_own_session() {
                     fi
                   done";
     let output = place.output(&["run", "x", "--", "sh", "-c", script]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    let mut lines = said.lines();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let mut lines = stdout.lines();
     let (pid, session) = (lines.next().unwrap(), lines.next().unwrap());
-    assert_eq!(pid, session, "{said}");
+    assert_eq!(pid, session, "{stdout}");
     assert!(
-        !said.contains(&*place.path("").to_string_lossy()),
-        "the lifeline is inherited: {said}"
+        !stdout.contains(&*place.path("").to_string_lossy()),
+        "the lifeline is inherited: {stdout}"
     );
 }
 
@@ -352,7 +352,7 @@ fn full_stderr_pipe_does_not_block_the_watchdog() {
 /// The message is what the watchdog cannot print in the previous test.
 #[test]
 fn watchdog_reports_why_it_ended_the_command() {
-    for (killed, said) in [(true, "leasehold was killed"), (false, "leasehold was paused")] {
+    for (killed, reason) in [(true, "leasehold was killed"), (false, "leasehold was paused")] {
         let child = deaf();
         let (mut stderr, theirs) = std::io::pipe().unwrap();
         let mut command = Command::new(LEASEHOLD);
@@ -369,9 +369,9 @@ fn watchdog_reports_why_it_ended_the_command() {
             assert_eq!(signal_of(child), KILL);
             assert_eq!(dog.process.wait().unwrap().code(), ACTED);
         }
-        let mut told = String::new();
-        stderr.read_to_string(&mut told).unwrap();
-        assert!(told.starts_with(&format!("leasehold: {said}")), "{told:?}");
+        let mut errors = String::new();
+        stderr.read_to_string(&mut errors).unwrap();
+        assert!(errors.starts_with(&format!("leasehold: {reason}")), "{errors:?}");
     }
 }
 

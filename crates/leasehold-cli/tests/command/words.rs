@@ -45,7 +45,7 @@ fn a_state_has_one_word_in_all_outputs() {
     assert_eq!(words, ["held", "waiting", "cooldown"]);
 
     // Each of these commands must show the states of the three claims.
-    let told = |words: &[&str]| {
+    let printed = |words: &[&str]| {
         let output = place.output(words);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -54,15 +54,15 @@ fn a_state_has_one_word_in_all_outputs() {
         let claims = lock["claims"].as_array().unwrap().iter();
         claims.map(|claim| claim["state"].as_str().unwrap().to_owned()).collect()
     };
-    let all = json(&told(&["ls", "--json"]));
+    let all = json(&printed(&["ls", "--json"]));
     let listed: Vec<Vec<String>> = all.as_array().unwrap().iter().map(states).collect();
     assert_eq!(
         listed.concat().into_iter().collect::<BTreeSet<_>>(),
         words.map(str::to_owned).into()
     );
     for (name, is) in [("x", &words[..2]), ("shut", &words[2..])] {
-        assert_eq!(states(&json(&told(&["show", "--json", name]))), is, "show --json {name}");
-        let shown = told(&["show", name]);
+        assert_eq!(states(&json(&printed(&["show", "--json", name]))), is, "show --json {name}");
+        let shown = printed(&["show", name]);
         let shown: Vec<&str> =
             shown.lines().skip(4).map(|line| line.split(' ').next().unwrap()).collect();
         assert_eq!(shown, is, "show {name}");
@@ -76,8 +76,8 @@ fn a_state_has_one_word_in_all_outputs() {
         events(false).into_iter().map(|line| line.split_whitespace().nth(1).unwrap().to_owned());
     let as_json =
         events(true).into_iter().map(|line| json(&line)["event"].as_str().unwrap().to_owned());
-    for told in [as_text.collect::<BTreeSet<_>>(), as_json.collect()] {
-        assert_eq!(told, words.map(str::to_owned).into(), "events");
+    for printed in [as_text.collect::<BTreeSet<_>>(), as_json.collect()] {
+        assert_eq!(printed, words.map(str::to_owned).into(), "events");
     }
     #[cfg(feature = "top")]
     {
@@ -92,7 +92,7 @@ fn a_state_has_one_word_in_all_outputs() {
         top.sees(&["> cooldown", "frozen: moved"]);
     }
     // `ls` shows the client that froze the lock and the reason, like `top`.
-    let listed = told(&["ls"]);
+    let listed = printed(&["ls"]);
     let shut = listed.lines().find(|line| line.starts_with("shut")).unwrap();
     assert!(shut.contains("frozen for 59m") && shut.ends_with(": moved"), "{shut}");
 
@@ -112,10 +112,10 @@ fn a_state_has_one_word_in_all_outputs() {
     drop(waiter.child.stdin.take());
     assert!(waiter.line().starts_with("released "));
     let run = place.output(&["run", "--json", "x", "--", "true"]);
-    let said = String::from_utf8(run.stderr).unwrap();
-    let said: BTreeSet<String> =
-        said.lines().map(|line| json(line)["event"].as_str().unwrap().to_owned()).collect();
-    assert!(said.contains("held") && said.contains("released"), "{said:?}");
+    let names_shown = String::from_utf8(run.stderr).unwrap();
+    let names_shown: BTreeSet<String> =
+        names_shown.lines().map(|line| json(line)["event"].as_str().unwrap().to_owned()).collect();
+    assert!(names_shown.contains("held") && names_shown.contains("released"), "{names_shown:?}");
     eventually("the lock is free", || place.claims("x") == 0);
 
     let table = table();

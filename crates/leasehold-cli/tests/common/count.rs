@@ -84,8 +84,8 @@ impl Counting {
         });
         for child in self.running {
             let output = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}: {said}", output.status);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {stderr}", output.status);
         }
         Counted { place: self.place, count: PROCESSES * self.rounds }
     }

@@ -123,7 +123,7 @@ impl Place {
 /// A running command, and its output on stdout.
 pub(crate) struct Running {
     pub(crate) child: Child,
-    said: mpsc::Receiver<String>,
+    stdout_lines: mpsc::Receiver<String>,
 }
 
 impl Running {
@@ -131,11 +131,11 @@ impl Running {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         // A separate thread reads, so that a missing line makes the test fail instead of hang.
-        let (tell, said) = mpsc::channel();
+        let (tell, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
         });
-        Self { child, said }
+        Self { child, stdout_lines: receiver }
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -145,7 +145,7 @@ impl Running {
     /// Returns the next line, or an empty one at the end.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        match self.said.recv_timeout(PATIENCE) {
+        match self.stdout_lines.recv_timeout(PATIENCE) {
             Ok(line) => line.trim_end().to_owned(),
             Err(mpsc::RecvTimeoutError::Disconnected) => String::new(),
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -194,8 +194,8 @@ impl Drop for Running {
 }
 
 /// Returns whether stderr is one failure: the cause in one line, and at most one line with a hint.
-pub(crate) fn is_cause_and_hint(said: &str) -> bool {
-    let mut lines = said.lines();
+pub(crate) fn is_cause_and_hint(text: &str) -> bool {
+    let mut lines = text.lines();
     lines.next().is_some_and(|line| line.starts_with("leasehold: "))
         && lines.next().is_none_or(|line| line.starts_with("hint: "))
         && lines.next().is_none()

@@ -55,7 +55,7 @@ fn campaign_resumes_where_it_stopped() {
     assert!(operations > 0, "{all:?}");
     let page = table::tables(&all);
     assert!(page.contains("| `memory` | – |"), "{page}");
-    let told: String = page
+    let minutes: String = page
         .split("minutes: ")
         .nth(1)
         .unwrap()
@@ -63,7 +63,7 @@ fn campaign_resumes_where_it_stopped() {
         .take_while(|c| c.is_ascii_digit() || *c == ',')
         .filter(char::is_ascii_digit)
         .collect();
-    assert_eq!(told, operations.to_string(), "{page}");
+    assert_eq!(minutes, operations.to_string(), "{page}");
 }
 
 #[test]

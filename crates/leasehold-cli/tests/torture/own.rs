@@ -71,8 +71,8 @@ fn usage_error_has_a_cause_and_a_hint() {
         let out = torture(case);
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{case:?}: {stderr}");
-        let said = stderr.trim_end();
-        let (cause, hint) = said.split_once('\n').unwrap_or((said, "hint: "));
+        let message = stderr.trim_end();
+        let (cause, hint) = message.split_once('\n').unwrap_or((message, "hint: "));
         assert!(!cause.contains('\n') && hint.starts_with("hint: "), "{stderr}");
         assert_eq!(hint.lines().count(), 1, "{stderr}");
     }

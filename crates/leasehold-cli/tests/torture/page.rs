@@ -75,8 +75,8 @@ fn entire_history_is_drawn() {
         "bands": 4,
     });
     assert_eq!(drawn, expected);
-    for said in ["mutual exclusion: jobs: 3.0", "leasehold torture --store 'made up' --seed 7"] {
-        assert!(document.contains(said), "{said}");
+    for text in ["mutual exclusion: jobs: 3.0", "leasehold torture --store 'made up' --seed 7"] {
+        assert!(document.contains(text), "{text}");
     }
 }
 

@@ -18,7 +18,7 @@
 use crate::common::*;
 use leasehold_campaign::{Asked, Breakable, breakable};
 use serde_json::Value;
-use testbed::{Setup, ZooKeeperSetup};
+use testbed::{Disk, Setup, ZooKeeperSetup};
 
 /// Runs with the fence in the store. Each kind of worker fault occurs, the unfenced resource is
 /// corrupted, and the fenced one is not. With `--long` it takes a minute.
@@ -181,7 +181,7 @@ fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn redis_keeps_its_guarantees_when_killed_and_paused() {
-    let report = disturbed(breakable::redis(Setup::new()), 20, &[], "pause,kill");
+    let report = disturbed(breakable::redis(Setup::new(), None), 20, &[], "pause,kill");
     assert!(
         claimed(&report, "exclusion"),
         "exclusion must be claimed, because the log is synced immediately: {report}"
@@ -220,7 +220,7 @@ fn postgres_keeps_its_guarantees_when_killed() {
     // There are no pauses, because they last long if a row is locked when they begin. And each
     // client has a process of its own in the server. If that process gets no processor time, the
     // test cannot see that, so it needs a longer lease.
-    let servers = breakable::postgres(Setup::new());
+    let servers = breakable::postgres(Setup::new(), None);
     let report = disturbed(servers, 20, &["--lease", "1s"], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
@@ -230,7 +230,7 @@ fn postgres_keeps_its_guarantees_when_killed() {
 #[ignore = "runs with ./test.sh --all"]
 fn mariadb_keeps_its_guarantees_when_killed() {
     // There are no pauses, and the lease is longer, for the same reasons as with PostgreSQL.
-    let servers = breakable::mariadb(Setup::new());
+    let servers = breakable::mariadb(Setup::new(), None);
     let report = disturbed(servers, 20, &["--lease", "1s"], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
@@ -239,7 +239,7 @@ fn mariadb_keeps_its_guarantees_when_killed() {
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn etcd_keeps_its_guarantees_when_members_are_killed_and_paused() {
-    let servers = breakable::etcd(Setup::new());
+    let servers = breakable::etcd(Setup::new(), None);
     let report = disturbed(servers, 20, &["--lease", "2s"], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
@@ -262,7 +262,7 @@ fn three_memcached_servers_keep_guarantees_when_killed_and_paused() {
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn nats_keeps_its_guarantees_when_members_are_killed_and_paused() {
-    let report = disturbed(breakable::nats(), 20, &[], "pause,kill");
+    let report = disturbed(breakable::nats(None), 20, &[], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
@@ -270,7 +270,7 @@ fn nats_keeps_its_guarantees_when_members_are_killed_and_paused() {
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn zookeeper_keeps_its_guarantees_when_members_are_killed_and_paused() {
-    let servers = breakable::zookeeper(&ZooKeeperSetup::new());
+    let servers = breakable::zookeeper(&ZooKeeperSetup::new(), None);
     let report = disturbed(servers, 25, &[], "pause,kill");
     // A leader that was paused almost until the next election may grant the lock to a second
     // holder.
@@ -290,4 +290,52 @@ fn lock_service_keeps_its_guarantees_while_its_servers_are_killed_and_paused() {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
     let report = disturbed(breakable::lock_service(program), 20, &[], "pause,kill");
     assert!(claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
+}
+
+/// Runs while members are partitioned from each other, and the power of all servers is cut.
+fn outages(test: &str, servers: fn(Option<Disk>) -> Breakable, arguments: &[&str]) {
+    testbed::in_own_network(test, || match Disk::new() {
+        Some(disk) => {
+            let report = disturbed(servers(Some(disk)), 30, arguments, "pause,kill");
+            assert!(claimed(&report, "token-order"), "{report}");
+        }
+        None => eprintln!("{test}: not run: there is no loop device here"),
+    });
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn etcd_keeps_its_guarantees_through_partitions_and_power_cuts() {
+    let name = "servers::etcd_keeps_its_guarantees_through_partitions_and_power_cuts";
+    outages(name, |disk| breakable::etcd(Setup::new(), disk), &["--lease", "2s"]);
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --long"]
+fn zookeeper_keeps_its_guarantees_through_partitions_and_power_cuts() {
+    if testbed::sized(false, true) {
+        return;
+    }
+    let name = "servers::zookeeper_keeps_its_guarantees_through_partitions_and_power_cuts";
+    outages(name, |disk| breakable::zookeeper(&ZooKeeperSetup::new(), disk), &[]);
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --long"]
+fn nats_keeps_its_guarantees_through_partitions_and_power_cuts() {
+    if testbed::sized(false, true) {
+        return;
+    }
+    let name = "servers::nats_keeps_its_guarantees_through_partitions_and_power_cuts";
+    outages(name, breakable::nats, &[]);
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --long"]
+fn redis_keeps_its_guarantees_through_power_cuts() {
+    if testbed::sized(false, true) {
+        return;
+    }
+    let name = "servers::redis_keeps_its_guarantees_through_power_cuts";
+    outages(name, |disk| breakable::redis(Setup::new(), disk), &[]);
 }

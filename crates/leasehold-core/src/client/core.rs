@@ -49,8 +49,8 @@ impl Core {
         identity: String,
     ) -> Self {
         let renewer = Renewer::new(store.clone(), clock.clone());
-        let ear: Weak<Renewer> = Arc::downgrade(&renewer);
-        store.hear(ear);
+        let listener: Weak<Renewer> = Arc::downgrade(&renewer);
+        store.on_eviction(listener);
         background.spawn(renewer.clone().run());
         let holder = Arc::new(Holder::this_process(&options.label));
         let (seen, released_by) = (AtomicU64::new(0), AtomicU64::new(0));

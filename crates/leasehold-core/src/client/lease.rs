@@ -128,7 +128,7 @@ pub(crate) struct Lease {
     pub(crate) holding: Holding,
     /// The channel to subscribers. The first subscription creates it, because most holds end
     /// without one.
-    told: OnceLock<watch::Sender<State>>,
+    state_sender: OnceLock<watch::Sender<State>>,
 }
 
 /// The arguments of [`Lease::new`].
@@ -169,7 +169,7 @@ impl Lease {
             released: AtomicBool::new(false),
             gauged,
             holding: Holding::default(),
-            told: OnceLock::new(),
+            state_sender: OnceLock::new(),
         };
         lease.set_at_risk(new.granted);
         lease
@@ -448,7 +448,8 @@ impl Lease {
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
-        let receiver = self.told.get_or_init(|| watch::Sender::new(self.state())).subscribe();
+        let receiver =
+            self.state_sender.get_or_init(|| watch::Sender::new(self.state())).subscribe();
         // Publishes a change that happened before the channel existed.
         fence(Ordering::SeqCst);
         self.publish();
@@ -462,8 +463,8 @@ impl Lease {
     /// the other.
     fn publish_change(&self, change: impl FnOnce(&mut State) -> bool) {
         fence(Ordering::SeqCst);
-        if let Some(told) = self.told.get() {
-            told.send_if_modified(change);
+        if let Some(callback) = self.state_sender.get() {
+            callback.send_if_modified(change);
         }
     }
 }

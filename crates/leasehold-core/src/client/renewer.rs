@@ -17,8 +17,8 @@
 //! of a batch reports the others as [`Renewal::Unknown`]. An error means that the state is
 //! *unknown*, and changes no deadline. Only the clock and a result from the store end a hold.
 //!
-//! A store that learns of an eviction notifies the renewer ([`Ear`]), and the claim is due
-//! immediately. The notification only starts a poll, and only the result of that poll has an
+//! A store that learns of an eviction notifies the renewer ([`EvictionListener`]), and the claim is
+//! due immediately. The notification only starts a poll, and only the result of that poll has an
 //! effect. For a hold without automatic renewal, the poll does not extend the lease.
 //!
 //! Only a claim that is due before the next planned round wakes this task. A new hold is due later,
@@ -40,7 +40,7 @@ use super::leave::leave_with_retry;
 use super::schedule::{Entry, Schedule, Tracked};
 use super::waiting::{Waiting, aligned};
 use super::{spans, telemetry};
-use crate::store::{Ear, Store};
+use crate::store::{EvictionListener, Store};
 use crate::types::answer::{Renew, Renewal};
 use crate::types::claim::ClaimId;
 use crate::types::error::{CHECK_THE_STORE, Error, ErrorKind, LostReason, Result};
@@ -374,7 +374,7 @@ impl Renewer {
     }
 }
 
-impl Ear for Renewer {
+impl EvictionListener for Renewer {
     /// Makes the next request for this claim due immediately. The notification is only a hint: the
     /// reply to that request decides.
     fn ask(&self, id: ClaimId) {

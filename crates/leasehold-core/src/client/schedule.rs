@@ -245,6 +245,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::LazyLock;
 
     use proptest::prelude::*;
 
@@ -254,9 +255,10 @@ mod tests {
     use crate::types::name::Name;
 
     fn entry(id: u128, due: u64) -> Entry {
-        let name = Name::new("a").unwrap();
-        let claim = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
-        let claim = Claim { id: ClaimId::from_u128(id), ..claim };
+        // Millions of entries are made, and a new claim draws a random ID.
+        static CLAIM: LazyLock<Claim> =
+            LazyLock::new(|| Claim::new(Name::new("a").unwrap(), Kind::Mutex, 1, 1).unwrap());
+        let claim = Claim { id: ClaimId::from_u128(id), ..CLAIM.clone() };
         let place = Place { ahead: 1, head_remaining: None, token: None };
         let due = Moment::from_nanos(due);
         let kept = Tracked::Waiting(Waiting::new(claim, due, place));

@@ -280,18 +280,18 @@ pub(crate) async fn acquire_once(
         Wait::For(d) => started.plus(d),
         Wait::Try | Wait::Forever => Moment::NEVER,
     };
-    let (mut began, mut heard) = (started, started);
+    let (mut began, mut last_reply) = (started, started);
     if core.has_pending_releases() {
         Box::pin(core.earlier_releases_done(name, give_up)).await?;
-        (began, heard) = (core.clock.now(), core.clock.now());
+        (began, last_reply) = (core.clock.now(), core.clock.now());
     }
     loop {
         let claim = handle.claim(name, weight, began)?;
         let taken = {
-            let heard = &mut heard;
+            let last_reply = &mut last_reply;
             let armed = false;
             let mut attempt =
-                Attempt { handle, claim, wait, started, began, give_up, heard, armed };
+                Attempt { handle, claim, wait, started, began, give_up, last_reply, armed };
             attempt.run().await?
         };
         if let Some(guard) = taken {
@@ -324,7 +324,7 @@ struct Attempt<'a> {
     give_up: Moment,
     /// The time of the store's last answer to this call. The limit for an outage is counted from
     /// this time.
-    heard: &'a mut Moment,
+    last_reply: &'a mut Moment,
     armed: bool,
 }
 
@@ -373,7 +373,7 @@ impl Attempt<'_> {
     async fn run(&mut self) -> Result<Option<Hold>> {
         match self.join().await? {
             Step::Holding(token, granted) => {
-                let (enough, now) = (self.claim.lease / 3, *self.heard);
+                let (enough, now) = (self.claim.lease / 3, *self.last_reply);
                 self.finish(token, granted, true, enough, now).await
             }
             Step::Waiting(sent, place) => Box::pin(self.wait_for_grant(sent, place)).await,
@@ -398,7 +398,7 @@ impl Attempt<'_> {
             let join = spans::call("join", self.core().store.join(&self.claim, mode));
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
-                    *self.heard = self.now();
+                    *self.last_reply = self.now();
                     return self.joined(sent, joined, only);
                 }
                 Some(Err(error)) if !error.is_transient() => {
@@ -412,16 +412,22 @@ impl Attempt<'_> {
             let says_when = error.as_ref().and_then(Error::retry_after);
             if says_when.is_some() {
                 // A store that announces when to retry is reachable.
-                *self.heard = now;
+                *self.last_reply = now;
             }
             if now >= self.give_up {
-                let late = Box::pin(self.out_of_time(*self.heard)).await;
                 return Err(match error {
-                    Some(error) => late.with_source(error.reason()),
-                    None => late,
+                    // The store answered. The lock may be free, but the store has no room.
+                    Some(error) if error.kind() == ErrorKind::Full => error,
+                    error => {
+                        let late = Box::pin(self.out_of_time(*self.last_reply)).await;
+                        match error {
+                            Some(error) => late.with_source(error.reason()),
+                            None => late,
+                        }
+                    }
                 });
             }
-            let silent = now.since(*self.heard);
+            let silent = now.since(*self.last_reply);
             let (patient, in_vain) = match self.wait {
                 // Waiting until the announced time would be waiting for the lock.
                 Wait::Try => {
@@ -496,7 +502,7 @@ impl Attempt<'_> {
                         return self.finish(token, granted, true, enough, now).await;
                     }
                     WaiterEvent::Outcome(Outcome::Gone) => {
-                        *self.heard = self.now();
+                        *self.last_reply = self.now();
                         return Ok(None);
                     }
                     WaiterEvent::Outcome(Outcome::Failed(error)) => return Err(error),
@@ -572,7 +578,7 @@ impl Attempt<'_> {
         enough: Duration,
         now: Moment,
     ) -> Result<Option<Hold>> {
-        *self.heard = now;
+        *self.last_reply = now;
         if granted.deadline().since(now) >= enough.max(self.handle.options.min_validity) {
             return self.hold(token, granted, full, now).map(Some);
         }
@@ -590,11 +596,11 @@ impl Attempt<'_> {
         let mut enough = enough.max(self.handle.options.min_validity);
         let mut tries = 0;
         let began = self.now();
-        *self.heard = began;
+        *self.last_reply = began;
         while granted.deadline().since(self.now()) < enough {
             let sent = self.now();
             if sent >= self.give_up {
-                return Err(self.out_of_time(*self.heard).await);
+                return Err(self.out_of_time(*self.last_reply).await);
             }
             core.check_open()?;
             let spent = match self.wait {
@@ -610,13 +616,13 @@ impl Attempt<'_> {
             let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(|| limit, renewal).await {
-                Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
-                    *self.heard = self.now();
+                Some(Ok(Renewal::Holding { token: reported, remaining })) if reported == token => {
+                    *self.last_reply = self.now();
                     (granted, full) = (Granted { sent, remaining }, true);
                     enough = (self.claim.lease / 3).max(self.handle.options.min_validity);
                 }
                 Some(Ok(_)) => {
-                    *self.heard = self.now();
+                    *self.last_reply = self.now();
                     return Ok(None);
                 }
                 Some(Err(error)) if !error.is_transient() => return Err(error),
@@ -632,8 +638,8 @@ impl Attempt<'_> {
     /// Returns the error for a grant that had too little time left in spite of the renewals.
     /// Dropping this attempt releases the grant.
     fn too_slow(&self, began: Moment, enough: Duration) -> Error {
-        let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
-        if *self.heard == began || silent >= request_timeout(lease) {
+        let (lease, silent) = (self.claim.lease, self.now().since(*self.last_reply));
+        if *self.last_reply == began || silent >= request_timeout(lease) {
             let what = format!(
                 "the store granted the lock, but has not answered for {} since; the grant will be \
                  released or expire",

@@ -11,10 +11,10 @@ use super::client::Client;
 use crate::client::background::Background;
 use crate::client::core::Core;
 use crate::client::telemetry;
-use crate::store::above::above;
 use crate::store::namespaced::namespaced;
 use crate::store::open::open;
 use crate::store::registry::{Opening, Registry};
+use crate::store::token_offset::with_token_offset;
 use crate::store::{Guarantee, Store};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::options::LockOptions;
@@ -336,7 +336,8 @@ impl Builder {
             "" => String::new(),
             prefix => format!("#{prefix}"),
         };
-        let store = above(store, self.token_offset).and_then(|s| namespaced(s, self.namespace));
+        let store =
+            with_token_offset(store, self.token_offset).and_then(|s| namespaced(s, self.namespace));
         let store = store.map_err(|e| e.with_operation("connect").with_store(&url))?;
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {

@@ -16,7 +16,7 @@ use super::wait::Wait;
 use crate::client::background::Background;
 use crate::client::core::Core;
 use crate::store::{Guarantees, Store};
-use crate::types::answer::{ClaimInfo, Evict, LockInfo, Standing};
+use crate::types::answer::{ClaimInfo, ClaimState, Evict, LockInfo};
 use crate::types::claim::{Kind, MAX_READERS};
 use crate::types::doctor::Finding;
 use crate::types::error::{Error, ErrorKind, LostReason, Result};
@@ -408,7 +408,7 @@ impl Client {
         let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
         let same = |c: &&ClaimInfo| {
             c.token == Some(sequencer.token())
-                && c.standing == Standing::Holding
+                && c.state == ClaimState::Holding
                 && Side::of(info.kind, c.weight) == sequencer.side()
         };
         match info.claims.iter().find(same) {

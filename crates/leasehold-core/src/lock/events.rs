@@ -19,7 +19,7 @@ use crate::lock::acquire::LockHandle;
 use crate::lock::poll_schedule::PollSchedule;
 use crate::lock::stream::RequestStream;
 use crate::store::Queues;
-use crate::types::answer::{ClaimInfo, LockInfo, Standing};
+use crate::types::answer::{ClaimInfo, ClaimState, LockInfo};
 use crate::types::claim::Kind;
 use crate::types::error::Result;
 use crate::types::name::Name;
@@ -48,7 +48,7 @@ pub enum LockEventKind {
 }
 
 impl LockEventKind {
-    /// Returns one word: the word for the claim's current [`Standing`], or `ended`.
+    /// Returns one word: the word for the claim's current [`ClaimState`], or `ended`.
     ///
     /// ```
     /// assert_eq!(leasehold::LockEventKind::Waits.as_str(), "waiting");
@@ -56,20 +56,20 @@ impl LockEventKind {
     /// ```
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Waits => Standing::Waiting.as_str(),
-            Self::Holds => Standing::Holding.as_str(),
-            Self::Departed => Standing::Departed.as_str(),
+            Self::Waits => ClaimState::Waiting.as_str(),
+            Self::Holds => ClaimState::Holding.as_str(),
+            Self::Departed => ClaimState::Departed.as_str(),
             Self::Ended => "ended",
         }
     }
 }
 
-impl From<Standing> for LockEventKind {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Waiting => Self::Waits,
-            Standing::Holding => Self::Holds,
-            Standing::Departed => Self::Departed,
+impl From<ClaimState> for LockEventKind {
+    fn from(claim_state: ClaimState) -> Self {
+        match claim_state {
+            ClaimState::Waiting => Self::Waits,
+            ClaimState::Holding => Self::Holds,
+            ClaimState::Departed => Self::Departed,
         }
     }
 }
@@ -138,15 +138,15 @@ fn changes(before: &Polled, now: &Polled) -> VecDeque<LockEvent> {
                 };
                 let Some(same) = gone.iter().position(is_same) else { return true };
                 let old = gone.remove(same);
-                if (old.standing, old.weight) != (claim.standing, claim.weight) {
-                    came.push_back(change(claim.clone(), claim.standing.into()));
+                if (old.state, old.weight) != (claim.state, claim.weight) {
+                    came.push_back(change(claim.clone(), claim.state.into()));
                 }
                 false
             });
         }
         ended.extend(gone.into_iter().map(|claim| change(claim, LockEventKind::Ended)));
         let new = |claim: ClaimInfo| {
-            let became = claim.standing.into();
+            let became = claim.state.into();
             change(claim, became)
         };
         came.extend(there.into_iter().map(new));
@@ -287,9 +287,9 @@ mod tests {
     use crate::types::holder::Holder;
     use crate::types::token::Token;
 
-    fn claim(standing: Standing, token: Option<u64>) -> ClaimInfo {
+    fn claim(claim_state: ClaimState, token: Option<u64>) -> ClaimInfo {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "x".into() };
-        ClaimInfo::new(standing, holder, token.and_then(Token::new), 1, Duration::ZERO, None)
+        ClaimInfo::new(claim_state, holder, token.and_then(Token::new), 1, Duration::ZERO, None)
     }
 
     fn lock(name: &str, claims: Vec<ClaimInfo>) -> LockInfo {
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn end_of_a_hold_is_reported_before_the_next_hold() {
-        use Standing::{Departed, Holding, Waiting};
+        use ClaimState::{Departed, Holding, Waiting};
         let before = by_key(vec![
             lock("a", vec![claim(Holding, Some(3))]),
             lock("b", vec![claim(Holding, Some(1)), claim(Waiting, Some(2))]),
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn a_downgraded_hold_does_not_end() {
         let queue = |weight| {
-            let holding = claim(Standing::Holding, Some(3));
+            let holding = claim(ClaimState::Holding, Some(3));
             by_key(vec![lock("a", vec![ClaimInfo { weight, ..holding }])])
         };
         let holds = ("a".to_owned(), Some(3), LockEventKind::Holds);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn identical_claims_are_reported_separately() {
-        let waits = |n| by_key(vec![lock("a", vec![claim(Standing::Waiting, None); n])]);
+        let waits = |n| by_key(vec![lock("a", vec![claim(ClaimState::Waiting, None); n])]);
         let waiting = || ("a".to_owned(), None, LockEventKind::Waits);
         assert_eq!(reported(&Polled::new(), &waits(2)), [waiting(), waiting()]);
         assert_eq!(reported(&waits(1), &waits(2)), [waiting()]);
@@ -345,7 +345,7 @@ mod tests {
     /// previous holder is reported as ended, not that waiter.
     #[test]
     fn granted_waiter_is_not_reported_as_ended() {
-        use Standing::{Holding, Waiting};
+        use ClaimState::{Holding, Waiting};
         let waits = || claim(Waiting, None);
         let before = by_key(vec![lock("a", vec![claim(Holding, Some(1)), waits(), waits()])]);
         let now = by_key(vec![lock("a", vec![claim(Holding, Some(2)), waits()])]);

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use crate::lock::hold::{Hold, Released};
-use crate::lock::{reweigh, run};
+use crate::lock::{convert, run};
 use crate::types::error::{Error, Result};
 use crate::types::token::FencingToken;
 
@@ -241,7 +241,7 @@ impl WriteGuard {
     /// - [`Unreachable`](crate::ErrorKind::Unreachable): the store did not answer for a lease (at
     ///   least 15 s).
     pub async fn downgrade(self) -> Result<ReadGuard, ConvertError<Self>> {
-        match reweigh::downgrade(&self.hold).await {
+        match convert::downgrade(&self.hold).await {
             Ok(()) => Ok(Guard::new(self.hold)),
             Err(error) => Err(ConvertError { error, guard: self }),
         }
@@ -294,7 +294,7 @@ impl ReadGuard {
     ///   store cannot upgrade ([`Guarantees::upgrades`](crate::store::Guarantees::upgrades)).
     /// - [`Unreachable`](crate::ErrorKind::Unreachable): the store did not answer.
     pub async fn try_upgrade(self) -> Result<WriteGuard, ConvertError<Self>> {
-        match reweigh::try_upgrade(&self.hold).await {
+        match convert::try_upgrade(&self.hold).await {
             Ok(()) => Ok(Guard::new(self.hold)),
             Err(error) => Err(ConvertError { error, guard: self }),
         }

@@ -450,10 +450,10 @@ impl OwnedClaim {
         let (core, lease) = (&self.core, &self.lease);
         let leaving = pin!(leave(core, lease, &mut self.done));
         let released = core.background.with_runtime(leaving).await;
-        let told = |e: Error| {
+        let describe = |e: Error| {
             e.with_operation("release").with_lock(&lease.claim.name).with_store(core.store.url())
         };
-        released.map_err(told)
+        released.map_err(describe)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::MutexGuard;
 use crate::lock::wait::Wait;
-use crate::types::answer::{ClaimInfo, Standing};
+use crate::types::answer::{ClaimInfo, ClaimState};
 use crate::types::error::{ErrorKind, Result};
 
 /// The result of [`Mutex::once_per`](crate::Mutex::once_per).
@@ -64,7 +64,7 @@ pub(crate) async fn once_per(lock: &LockHandle, period: Duration) -> Result<Once
         Err(error) => return Err(error),
     }
     let claims = lock.read().await?.map_or_else(Vec::new, |lock| lock.claims);
-    let kept = claims.iter().find(|claim| claim.standing == Standing::Departed);
+    let kept = claims.iter().find(|claim| claim.state == ClaimState::Departed);
     Ok(match (kept, claims.first()) {
         (Some(kept), _) => OncePer::Done { next: kept.remaining.unwrap_or_default() },
         (None, Some(first)) => OncePer::Running(Box::new(first.clone())),

@@ -138,7 +138,7 @@ impl PollSchedule {
         let Some(follow) = &self.follow else { return until(most).await };
         tokio::select! {
             biased;
-            () = follow.stirred() => {}
+            () = follow.changed() => {}
             () = until(most) => {}
         }
     }

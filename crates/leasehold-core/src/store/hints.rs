@@ -4,7 +4,7 @@
 //! answer. So a hint may come late, twice, without a receiver, or never. But it must not be lost
 //! between two polls: a receiver that is notified while it polls polls again afterwards.
 //!
-//! - *A claim of this client* ([`Ear`]) was evicted. The client renews it immediately.
+//! - *A claim of this client* ([`EvictionListener`]) was evicted. The client renews it immediately.
 //! - *A queue* ([`Follow`]) may have changed. Its watchers poll it. A new watcher polls after it
 //!   has subscribed, so it misses no change.
 
@@ -20,7 +20,7 @@ use crate::types::name::Name;
 use crate::util::locked::locked;
 
 /// A receiver of notifications that claims should be polled: a client.
-pub trait Ear: fmt::Debug + Send + Sync {
+pub trait EvictionListener: fmt::Debug + Send + Sync {
     /// Notifies the receiver that this claim should be polled now, if the claim is one of its own.
     /// Must not block or call the store.
     fn ask(&self, id: ClaimId);
@@ -28,21 +28,22 @@ pub trait Ear: fmt::Debug + Send + Sync {
 
 /// The receivers of one store's notifications.
 #[derive(Debug, Default)]
-pub struct Ears(Mutex<Vec<Weak<dyn Ear>>>);
+pub struct EvictionListeners(Mutex<Vec<Weak<dyn EvictionListener>>>);
 
-impl Ears {
+impl EvictionListeners {
     /// Adds a receiver, for as long as it exists.
-    pub fn add(&self, ear: Weak<dyn Ear>) {
+    pub fn add(&self, listener: Weak<dyn EvictionListener>) {
         let mut all = locked(&self.0);
-        all.retain(|ear| ear.strong_count() > 0);
-        all.push(ear);
+        all.retain(|listener| listener.strong_count() > 0);
+        all.push(listener);
     }
 
     /// Notifies all receivers that this claim should be polled. Must not be called while a mutex is
     /// locked that a call of the store also locks.
     pub fn ask(&self, id: ClaimId) {
-        let all: Vec<Arc<dyn Ear>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
-        all.iter().for_each(|ear| ear.ask(id));
+        let all: Vec<Arc<dyn EvictionListener>> =
+            locked(&self.0).iter().filter_map(Weak::upgrade).collect();
+        all.iter().for_each(|listener| listener.ask(id));
     }
 }
 
@@ -67,25 +68,25 @@ impl Queues {
 
 /// A subscription that reports that queues may have changed. Dropping it ends the subscription.
 pub struct Follow {
-    stirred: Arc<Stirred>,
+    signal: Arc<ChangeSignal>,
     _kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// The sender of the notifications that a [`Follow`] receives.
 #[derive(Clone, Debug)]
-pub struct Stirrer(Weak<Stirred>);
+pub struct Notifier(Weak<ChangeSignal>);
 
 #[derive(Debug, Default)]
-struct Stirred {
+struct ChangeSignal {
     wake: Notify,
 }
 
 impl Follow {
     /// Creates a subscription and its sender.
-    pub fn new() -> (Self, Stirrer) {
-        let stirred = Arc::<Stirred>::default();
-        let stirrer = Stirrer(Arc::downgrade(&stirred));
-        (Self { stirred, _kept: None }, stirrer)
+    pub fn new() -> (Self, Notifier) {
+        let signal = Arc::<ChangeSignal>::default();
+        let notifier = Notifier(Arc::downgrade(&signal));
+        (Self { signal, _kept: None }, notifier)
     }
 
     /// Keeps a value for as long as the subscription exists. Dropping that value can end the
@@ -99,10 +100,10 @@ impl Follow {
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing. No notification is missed.
-    pub async fn stirred(&self) {
+    pub async fn changed(&self) {
         // `Notify` stores a notification until it is received. A receiver that is dropped while it
         // is being notified passes the notification on.
-        self.stirred.wake.notified().await;
+        self.signal.wake.notified().await;
     }
 }
 
@@ -112,11 +113,11 @@ impl fmt::Debug for Follow {
     }
 }
 
-impl Stirrer {
+impl Notifier {
     /// Reports that something may have changed. Returns whether the subscription still exists.
-    pub fn stir(&self) -> bool {
+    pub fn notify(&self) -> bool {
         let followed = self.0.upgrade();
-        followed.as_ref().inspect(|stirred| stirred.wake.notify_one());
+        followed.as_ref().inspect(|signal| signal.wake.notify_one());
         followed.is_some()
     }
 
@@ -129,7 +130,7 @@ impl Stirrer {
 /// The subscriptions to queues of one store, for stores that see each change themselves.
 #[derive(Debug, Default)]
 pub struct Followers {
-    all: Mutex<Vec<(Queues, Stirrer)>>,
+    all: Mutex<Vec<(Queues, Notifier)>>,
     /// Whether there may be subscriptions. Without any, reporting a change costs only this load.
     any: AtomicBool,
 }
@@ -137,9 +138,9 @@ pub struct Followers {
 impl Followers {
     /// Subscribes to these queues.
     pub fn follow(&self, queues: Queues) -> Follow {
-        let (follow, stirrer) = Follow::new();
+        let (follow, notifier) = Follow::new();
         let mut all = locked(&self.all);
-        all.push((queues, stirrer));
+        all.push((queues, notifier));
         // If a reporter reads `false`, it made its change before this line. The subscriber polls
         // after it has subscribed, so it sees the change.
         self.any.store(true, Ordering::SeqCst);
@@ -148,27 +149,27 @@ impl Followers {
 
     /// Returns whether there are no subscriptions.
     pub fn is_empty(&self) -> bool {
-        locked(&self.all).iter().all(|(_, stirrer)| !stirrer.is_followed())
+        locked(&self.all).iter().all(|(_, notifier)| !notifier.is_followed())
     }
 
     /// Reports a change in the queue with this name.
-    pub fn stir(&self, name: &str) {
-        self.stir_if(|queues| queues.has(name));
+    pub fn notify(&self, name: &str) {
+        self.notify_if(|queues| queues.has(name));
     }
 
     /// Reports that any queue may have changed.
-    pub fn stir_all(&self) {
-        self.stir_if(|_| true);
+    pub fn notify_all(&self) {
+        self.notify_if(|_| true);
     }
 
-    fn stir_if(&self, concerns: impl Fn(&Queues) -> bool) {
+    fn notify_if(&self, concerns: impl Fn(&Queues) -> bool) {
         if !self.any.load(Ordering::SeqCst) {
             return;
         }
         let mut all = locked(&self.all);
-        all.retain(|(queues, stirrer)| match concerns(queues) {
-            true => stirrer.stir(),
-            false => stirrer.is_followed(),
+        all.retain(|(queues, notifier)| match concerns(queues) {
+            true => notifier.notify(),
+            false => notifier.is_followed(),
         });
         self.any.store(!all.is_empty(), Ordering::SeqCst);
     }
@@ -181,8 +182,8 @@ mod tests {
 
     use super::*;
 
-    fn is_stirred(follow: &Follow) -> bool {
-        let polled = pin!(follow.stirred()).poll(&mut Context::from_waker(Waker::noop()));
+    fn has_changed(follow: &Follow) -> bool {
+        let polled = pin!(follow.changed()).poll(&mut Context::from_waker(Waker::noop()));
         polled == Poll::Ready(())
     }
 
@@ -192,24 +193,24 @@ mod tests {
         assert!(followers.is_empty());
         let one = followers.follow(Queues::Of(Name::new("a:1").unwrap()));
         let all = followers.follow(Queues::All("a:".into()));
-        followers.stir("b");
-        assert!(!is_stirred(&one) && !is_stirred(&all));
-        followers.stir("a:12");
-        assert!(!is_stirred(&one) && is_stirred(&all));
-        assert!(!is_stirred(&all), "a change was reported twice");
-        followers.stir("a:1");
-        followers.stir("a:1");
-        assert!(is_stirred(&one) && is_stirred(&all) && !is_stirred(&one));
+        followers.notify("b");
+        assert!(!has_changed(&one) && !has_changed(&all));
+        followers.notify("a:12");
+        assert!(!has_changed(&one) && has_changed(&all));
+        assert!(!has_changed(&all), "a change was reported twice");
+        followers.notify("a:1");
+        followers.notify("a:1");
+        assert!(has_changed(&one) && has_changed(&all) && !has_changed(&one));
         drop((one, all));
         assert!(followers.is_empty());
     }
 
     #[test]
     fn resources_of_a_subscription_are_dropped_with_it() {
-        let (kept, (follow, stirrer)) = (Arc::new(()), Follow::new());
+        let (kept, (follow, notifier)) = (Arc::new(()), Follow::new());
         let follow = follow.keeping(kept.clone());
-        assert!(stirrer.stir() && Arc::strong_count(&kept) == 2);
+        assert!(notifier.notify() && Arc::strong_count(&kept) == 2);
         drop(follow);
-        assert!(!stirrer.stir() && Arc::strong_count(&kept) == 1);
+        assert!(!notifier.notify() && Arc::strong_count(&kept) == 1);
     }
 }

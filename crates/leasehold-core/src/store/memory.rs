@@ -26,9 +26,9 @@ use std::time::Duration;
 use super::guarantees::ALL_KINDS;
 use super::inbox::Inbox;
 use super::{
-    ClockModel, Durability, Ear, Ears, Evict, Follow, Followers, Guarantees, Joined, Liveness,
-    LockInfo, Mode, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo, Survival,
-    Wakeup, mismatch,
+    ClockModel, Converted, Durability, Evict, EvictionListener, EvictionListeners, Follow,
+    Followers, Guarantees, Joined, Liveness, LockInfo, Mode, Queues, Renew, Renewal, Signal, Stall,
+    Store, StoreInfo, Survival, Wakeup, mismatch,
 };
 use crate::queue::{Queue, StoreTime};
 use crate::types::claim::{Claim, ClaimId, IdMap};
@@ -44,7 +44,7 @@ pub struct MemoryStore {
     info: StoreInfo,
     clock: Clock,
     state: Mutex<State>,
-    ears: Ears,
+    listeners: EvictionListeners,
     followers: Followers,
 }
 
@@ -90,8 +90,8 @@ impl MemoryStore {
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let identity = format!("{url}@{}.{}.{made}", std::process::id(), wall_micros());
         let info = StoreInfo::new(url, guarantees()).identified(identity).local();
-        let (state, ears, followers) = Default::default();
-        Self { info, clock, state, ears, followers }
+        let (state, listeners, followers) = Default::default();
+        Self { info, clock, state, listeners, followers }
     }
 
     /// Returns the store of the process-wide namespace that this URL names.
@@ -257,7 +257,7 @@ impl Store for MemoryStore {
         });
         drop(state);
         if !matches!(joined, Ok(Joined::Busy { .. })) {
-            self.followers.stir(claim.name.as_str());
+            self.followers.notify(claim.name.as_str());
         }
         joined.map_err(|m| mismatch(claim, m.kind, m.capacity))
     }
@@ -275,7 +275,7 @@ impl Store for MemoryStore {
         // also poll periodically, and so find such a change.
         for (Renew { claim, .. }, renewal) in renewals.iter().zip(&renewed) {
             if !matches!(renewal, Renewal::Waiting(_)) {
-                self.followers.stir(claim.name.as_str());
+                self.followers.notify(claim.name.as_str());
             }
         }
         Ok(renewed)
@@ -291,17 +291,17 @@ impl Store for MemoryStore {
             lock.queue.leave(claim.id, keep, now)
         });
         drop(state);
-        self.followers.stir(claim.name.as_str());
+        self.followers.notify(claim.name.as_str());
         Ok(left.unwrap_or(false))
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
         let mut state = self.lock();
         let now = self.now();
-        let reweighed = state.with(&claim.name, |lock| lock.queue.reweigh(claim, now));
+        let converted = state.with(&claim.name, |lock| lock.queue.convert(claim, now));
         drop(state);
-        self.followers.stir(claim.name.as_str());
-        Ok(reweighed.unwrap_or(Reweighed::Lost))
+        self.followers.notify(claim.name.as_str());
+        Ok(converted.unwrap_or(Converted::Lost))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -338,13 +338,13 @@ impl Store for MemoryStore {
         let now = self.now();
         let evicted = state.with(name, |lock| lock.queue.evict(which, now)).unwrap_or_default();
         drop(state);
-        evicted.iter().for_each(|entry| self.ears.ask(entry.id));
-        self.followers.stir(name.as_str());
+        evicted.iter().for_each(|entry| self.listeners.ask(entry.id));
+        self.followers.notify(name.as_str());
         Ok(evicted.len())
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.ears.add(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.listeners.add(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

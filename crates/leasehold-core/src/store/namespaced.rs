@@ -17,8 +17,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
-    Signal, Store, StoreInfo,
+    Converted, Evict, EvictionListener, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew,
+    Renewal, Signal, Store, StoreInfo,
 };
 use crate::types::claim::Claim;
 use crate::types::doctor::Finding;
@@ -114,8 +114,8 @@ impl Store for Namespaced {
         self.inner.leave(&self.claim_there(claim)?, keep).await
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        self.inner.reweigh(&self.claim_there(claim)?).await
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        self.inner.convert(&self.claim_there(claim)?).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -141,8 +141,8 @@ impl Store for Namespaced {
         self.inner.evict(&self.there(name)?, which).await
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inner.hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inner.on_eviction(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::Store;
-use super::above::above;
 use super::registry::Registry;
 use super::secrets::for_opening;
+use super::token_offset::with_token_offset;
 use super::url::parts::is_word;
 use super::url::redacted;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -22,13 +22,13 @@ pub(crate) async fn open(
     runtime: &Handle,
 ) -> Result<Arc<dyn Store>> {
     let shown = redacted(url);
-    let told = |e: Error| e.with_operation("connect").with_store(&shown);
-    let url = for_opening(url).map_err(told)?;
-    let (url, offset) = token_offset(&url).map_err(told)?;
+    let describe = |e: Error| e.with_operation("connect").with_store(&shown);
+    let url = for_opening(url).map_err(describe)?;
+    let (url, offset) = token_offset(&url).map_err(describe)?;
     let plain = redacted(&url);
     let opened = registry.open(&url, runtime).await;
     let store = opened.map_err(|e| e.with_operation("connect").with_store(&plain))?;
-    above(store, offset).map_err(told)
+    with_token_offset(store, offset).map_err(describe)
 }
 
 /// Separates the parameter `token_offset` from the others. Returns the URL without it, and its

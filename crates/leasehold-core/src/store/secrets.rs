@@ -404,8 +404,8 @@ mod tests {
         in_file.clone().accepted();
         let error = in_file.rejected("Redis", denied());
         assert!(error.is_transient(), "{error}");
-        let told = shown(&error);
-        assert!(told.contains("Redis rejects") && told.contains("WRONGPASS"), "{told}");
+        let message = shown(&error);
+        assert!(message.contains("Redis rejects") && message.contains("WRONGPASS"), "{message}");
     }
 
     fn shown(error: &Error) -> String {
@@ -456,21 +456,24 @@ mod tests {
             let url = format!("redis://h?password_file={}", secret.display());
             let error = with_passwords(&url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            let told = shown(&error);
-            assert!(told.contains(expected) && told.contains(secret.to_str().unwrap()), "{told}");
-            assert!(!told.contains("sekret") && told.lines().count() == 1, "{told}");
+            let message = shown(&error);
+            assert!(
+                message.contains(expected) && message.contains(secret.to_str().unwrap()),
+                "{message}"
+            );
+            assert!(!message.contains("sekret") && message.lines().count() == 1, "{message}");
         };
         refused(b"", "is empty");
         refused(b"\n", "is empty");
         refused(b"sekret\nsekret\n", "more than one line");
         refused(b"sekret\xff", "not UTF-8");
         refused("sekret".repeat(20_000).as_bytes(), "too long");
-        let told = shown(&with_passwords("redis://h?password_file=/no/file").unwrap_err());
-        assert!(told.contains("password_file=\"/no/file\": No such file"), "{told}");
+        let message = shown(&with_passwords("redis://h?password_file=/no/file").unwrap_err());
+        assert!(message.contains("password_file=\"/no/file\": No such file"), "{message}");
         let secret = file(b"sekret");
         let both = format!("redis://u:sekret@h?password_file={}", secret.display());
-        let told = shown(&with_passwords(&both).unwrap_err());
-        assert!(told.contains("both") && !told.contains("sekret"), "{told}");
+        let message = shown(&with_passwords(&both).unwrap_err());
+        assert!(message.contains("both") && !message.contains("sekret"), "{message}");
     }
 
     #[test]
@@ -492,9 +495,9 @@ mod tests {
             "redis://u:sekret@h:1/0?password_file=/no&x=1", "redis://u@h?password_file=/dev/null",
         ])) {
             if let Err(error) = with_passwords(&url) {
-                let told = shown(&error);
+                let message = shown(&error);
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

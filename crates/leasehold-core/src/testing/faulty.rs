@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use crate::lock::client::Client;
 use crate::store::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
-    Signal, Store, StoreInfo,
+    Converted, Evict, EvictionListener, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew,
+    Renewal, Signal, Store, StoreInfo,
 };
 use crate::types::claim::Claim;
 use crate::types::doctor::Finding;
@@ -35,8 +35,8 @@ pub enum Op {
     Renew,
     /// [`Store::leave`].
     Leave,
-    /// [`Store::reweigh`].
-    Reweigh,
+    /// [`Store::convert`].
+    Convert,
     /// [`Store::changed`].
     Changed,
     /// Calls that do not change a claim of the client: [`Store::read`], [`Store::holders`],
@@ -301,12 +301,12 @@ impl Store for Faulty {
         self.call_merging(Op::Leave, leave, |first, second| first || second).await
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let reweigh = |store: Arc<dyn Store>| {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        let convert = |store: Arc<dyn Store>| {
             let claim = claim.clone();
-            async move { store.reweigh(&claim).await }
+            async move { store.convert(&claim).await }
         };
-        self.call(Op::Reweigh, reweigh).await
+        self.call(Op::Convert, convert).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -349,8 +349,8 @@ impl Store for Faulty {
         self.call_merging(Op::Ask, evict, |first, second| first + second).await
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inner.store().hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inner.store().on_eviction(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

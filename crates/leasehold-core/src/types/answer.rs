@@ -111,10 +111,10 @@ impl Renewal {
     }
 }
 
-/// The result of [`Store::reweigh`](crate::store::Store::reweigh).
+/// The result of [`Store::convert`](crate::store::Store::convert).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Reweighed {
+pub enum Converted {
     /// The claim holds the lock with the requested weight.
     Done {
         /// The token of the grant, which has not changed.
@@ -183,12 +183,12 @@ impl LockInfo {
 
     /// Returns the claims that hold the lock.
     pub fn holders(&self) -> impl Iterator<Item = &ClaimInfo> {
-        self.claims.iter().filter(|c| c.standing == Standing::Holding)
+        self.claims.iter().filter(|c| c.state == ClaimState::Holding)
     }
 
     /// Returns the waiting claims, in order.
     pub fn waiters(&self) -> impl Iterator<Item = &ClaimInfo> {
-        self.claims.iter().filter(|c| c.standing == Standing::Waiting)
+        self.claims.iter().filter(|c| c.state == ClaimState::Waiting)
     }
 }
 
@@ -197,7 +197,7 @@ impl LockInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum Standing {
+pub enum ClaimState {
     /// The claim holds the lock.
     Holding,
     /// The claim waits in the queue.
@@ -206,11 +206,11 @@ pub enum Standing {
     Departed,
 }
 
-impl Standing {
-    /// Returns the status as one word: `held`, `waiting` or `cooldown`.
+impl ClaimState {
+    /// Returns the state as one word: `held`, `waiting` or `cooldown`.
     ///
     /// ```
-    /// assert_eq!(leasehold::store::Standing::Holding.as_str(), "held");
+    /// assert_eq!(leasehold::store::ClaimState::Holding.as_str(), "held");
     /// ```
     pub fn as_str(self) -> &'static str {
         match self {
@@ -226,15 +226,16 @@ impl Standing {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ClaimInfo {
-    /// The status of the claim.
-    pub standing: Standing,
+    /// The state of the claim.
+    #[cfg_attr(feature = "serde", serde(rename = "standing"))]
+    pub state: ClaimState,
     /// The process that made the claim.
     pub holder: Holder,
     /// The token, if one was assigned.
     pub token: Option<Token>,
     /// How much of the lock's capacity the claim takes.
     pub weight: u32,
-    /// How long the claim has had this status.
+    /// How long the claim has been in this state.
     pub since: Duration,
     /// The time until its lease or cooldown expires, or `None` if it does not expire.
     pub remaining: Option<Duration>,
@@ -243,14 +244,14 @@ pub struct ClaimInfo {
 impl ClaimInfo {
     /// Creates the information about a claim.
     pub fn new(
-        standing: Standing,
+        state: ClaimState,
         holder: Holder,
         token: Option<Token>,
         weight: u32,
         since: Duration,
         remaining: Option<Duration>,
     ) -> Self {
-        Self { standing, holder, token, weight, since, remaining }
+        Self { state, holder, token, weight, since, remaining }
     }
 
     /// Returns why the lock is frozen, if this claim freezes it. The reason may be empty.
@@ -272,7 +273,7 @@ impl ClaimInfo {
     pub fn frozen(&self) -> Option<&str> {
         let rest = self.holder.label.strip_prefix(FROZEN)?;
         let reason = if rest.is_empty() { Some("") } else { rest.strip_prefix(": ") };
-        reason.filter(|_| self.standing == Standing::Departed)
+        reason.filter(|_| self.state == ClaimState::Departed)
     }
 }
 

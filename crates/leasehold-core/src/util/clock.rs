@@ -213,8 +213,8 @@ mod tests {
         let name = module_path!().split_once("::").unwrap().1;
         let name = format!("{name}::clock_advances_while_the_machine_is_suspended");
         let output = run(&[ourselves.to_str().unwrap(), "--exact", &name]).unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 
     #[test]

@@ -35,13 +35,13 @@ const IN_A_CHILD: Duration = Duration::from_millis(10);
 const WITHOUT_BELL: Duration = Duration::from_millis(10);
 
 /// A descriptor to sleep on. It is shared, because its owner may be gone before the sleep ends.
-type Ear = Arc<dyn AsFd + Send + Sync>;
+type Descriptor = Arc<dyn AsFd + Send + Sync>;
 
 thread_local! {
     /// The thread's parker, while no `block_on` uses it.
     static IDLE: RefCell<Option<Arc<Parker>>> = const { RefCell::new(None) };
     /// The waker of the `block_on` that is polling on this thread, and the descriptor to listen to.
-    static POLLING: RefCell<Option<(Waker, Option<Ear>)>> = const { RefCell::new(None) };
+    static POLLING: RefCell<Option<(Waker, Option<Descriptor>)>> = const { RefCell::new(None) };
 }
 
 /// Puts one thread to sleep and wakes it.
@@ -81,11 +81,11 @@ impl Parker {
         })
     }
 
-    /// Sleeps until the thread is woken or `ear` is readable. May also return spuriously.
-    fn sleep(&self, ear: Option<&Ear>) {
-        if ear.is_some() && self.bell.get().is_none() {
-            // If this fails, for example because the process has too many open files, the next sleep
-            // tries again.
+    /// Sleeps until the thread is woken or `descriptor` is readable. May also return spuriously.
+    fn sleep(&self, descriptor: Option<&Descriptor>) {
+        if descriptor.is_some() && self.bell.get().is_none() {
+            // If this fails, for example because the process has too many open files, the next
+            // sleep tries again.
             if let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
                 let _ = self.bell.set(bell);
             }
@@ -94,9 +94,9 @@ impl Parker {
             return;
         }
         let Some(bell) = self.bell.get() else {
-            match ear {
-                // No other task reads `ear`, because `listen` has returned `true`. So the future
-                // must be polled again soon.
+            match descriptor {
+                // No other task reads `descriptor`, because `listen` has returned `true`. So the
+                // future must be polled again soon.
                 Some(_) => thread::park_timeout(WITHOUT_BELL),
                 None => thread::park(),
             }
@@ -110,7 +110,7 @@ impl Parker {
             return;
         }
         let mut both = vec![PollFd::new(bell, PollFlags::IN)];
-        both.extend(ear.map(|ear| PollFd::new(ear, PollFlags::IN)));
+        both.extend(descriptor.map(|descriptor| PollFd::new(descriptor, PollFlags::IN)));
         let _ = poll(&mut both, None);
         if both[0].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(bell, &mut [0; 8]);
@@ -128,9 +128,9 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     loop {
         let outer = polling(Some((waker.clone(), None)));
         let polled = work.as_mut().poll(&mut context);
-        let ear = polling(outer).and_then(|(_, ear)| ear);
+        let descriptor = polling(outer).and_then(|(_, descriptor)| descriptor);
         match polled {
-            Poll::Pending => parker.sleep(ear.as_ref()),
+            Poll::Pending => parker.sleep(descriptor.as_ref()),
             Poll::Ready(done) => {
                 let _ = IDLE.try_with(|idle| idle.replace(Some(parker)));
                 return done;
@@ -140,17 +140,17 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// Replaces this thread's value of `POLLING`, and returns the previous one.
-fn polling(now: Option<(Waker, Option<Ear>)>) -> Option<(Waker, Option<Ear>)> {
+fn polling(now: Option<(Waker, Option<Descriptor>)>) -> Option<(Waker, Option<Descriptor>)> {
     POLLING.try_with(|polling| polling.replace(now)).ok().flatten()
 }
 
-/// Makes the thread sleep on `ear` until the next poll, for a future that reads `ear` whenever it
-/// is polled. Returns whether the thread will do so. If not, another task must read `ear` and wake
-/// the future.
-pub fn listen(context: &Context<'_>, ear: &Ear) -> bool {
+/// Makes the thread sleep on `descriptor` until the next poll, for a future that reads `descriptor`
+/// whenever it is polled. Returns whether the thread will do so. If not, another task must read
+/// `descriptor` and wake the future.
+pub fn listen(context: &Context<'_>, descriptor: &Descriptor) -> bool {
     let listens = POLLING.try_with(|polling| match &mut *polling.borrow_mut() {
         Some((waker, listened)) if waker.will_wake(context.waker()) => {
-            *listened = Some(ear.clone());
+            *listened = Some(descriptor.clone());
             true
         }
         _ => false,
@@ -171,13 +171,13 @@ mod tests {
     async fn byte(reader: Arc<PipeReader>) -> u8 {
         let flags = rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&reader, flags).unwrap();
-        let ear: Ear = reader.clone();
+        let descriptor: Descriptor = reader.clone();
         poll_fn(|context| {
             let mut one = [0];
             match (&*reader).read(&mut one) {
                 Ok(1) => Poll::Ready(one[0]),
                 _ => {
-                    assert!(listen(context, &ear), "the thread would never be woken");
+                    assert!(listen(context, &descriptor), "the thread would never be woken");
                     Poll::Pending
                 }
             }
@@ -208,13 +208,13 @@ mod tests {
             let (reader, _writer) = pipe().unwrap();
             let (sender, receiver) = tokio::sync::oneshot::channel();
             let other = after_a_while(move || sender.send(i).unwrap());
-            let told = block_on(async {
+            let received = block_on(async {
                 tokio::select! {
-                    told = receiver => told.unwrap(),
+                    received = receiver => received.unwrap(),
                     _ = byte(Arc::new(reader)) => unreachable!(),
                 }
             });
-            assert_eq!(told, i);
+            assert_eq!(received, i);
             other.join().unwrap();
         }
     }
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn wakers_that_race_the_sleep_are_not_missed() {
         let (reader, _writer) = pipe().unwrap();
-        let ear: Ear = Arc::new(reader);
+        let descriptor: Descriptor = Arc::new(reader);
         let (sender, mut receiver) = tokio::sync::mpsc::channel::<u32>(1);
         let other = thread::spawn(move || {
             for i in 0..20_000 {
@@ -231,7 +231,7 @@ mod tests {
         });
         for expected in 0..20_000 {
             let got = block_on(poll_fn(|context| {
-                let listens = expected % 3 != 0 && listen(context, &ear);
+                let listens = expected % 3 != 0 && listen(context, &descriptor);
                 assert_eq!(listens, expected % 3 != 0);
                 receiver.poll_recv(context)
             }));
@@ -253,8 +253,8 @@ mod tests {
             shell.args(["-c", r#"ulimit -n 64 && exec "$0" --exact "$1""#]);
             shell.arg(std::env::current_exe().unwrap()).arg(name).env(FEW_FILES, "1");
             let output = shell.output().unwrap();
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
             return;
         }
         let (reader, mut writer) = pipe().unwrap();
@@ -301,8 +301,8 @@ mod tests {
     #[test]
     fn listen_returns_false_under_another_executor() {
         let (reader, _writer) = pipe().unwrap();
-        let ear: Ear = Arc::new(reader);
-        let asked = || poll_fn(|context| Poll::Ready(listen(context, &ear)));
+        let descriptor: Descriptor = Arc::new(reader);
+        let asked = || poll_fn(|context| Poll::Ready(listen(context, &descriptor)));
         assert!(block_on(asked()));
         assert!(!pollster::block_on(asked()));
         assert!(!block_on(async { pollster::block_on(asked()) }));

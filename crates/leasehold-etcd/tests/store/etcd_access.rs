@@ -47,17 +47,18 @@ fn etcd_grpc_proxy_is_recognized_and_refused() {
         for more in [&[][..], &["--advertise-client-url="]] {
             let proxy = server.grpc_proxy(more);
             let url = format!("etcd://127.0.0.1:{}", proxy.port());
-            let mut told = None;
+            let mut refusal = None;
             until("the proxy is ready", async || match leasehold::connect(&url).await {
                 Err(e) if e.kind() == ErrorKind::Unreachable => false,
                 other => {
-                    told = Some(other.err());
+                    refusal = Some(other.err());
                     true
                 }
             })
             .await;
-            let error =
-                told.unwrap().unwrap_or_else(|| panic!("the proxy was not recognized: {more:?}"));
+            let error = refusal
+                .unwrap()
+                .unwrap_or_else(|| panic!("the proxy was not recognized: {more:?}"));
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(format!("{error:#}").contains("grpc-proxy"), "{error}");
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
@@ -177,8 +178,8 @@ fn user_with_read_access_can_neither_end_nor_fake_a_hold() {
         let may = |user: &str, args: &[&str]| {
             let user = format!("--user={user}:spy");
             let output = server.etcdctl_command().arg(user).args(args).output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success() || said.contains("permission denied"), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() || stderr.contains("permission denied"), "{stderr}");
             output.status.success()
         };
         for user in ["reader", "stranger"] {
@@ -285,8 +286,9 @@ fn watch_stream_is_reopened_after_its_token_expired() {
         quiet(&store).await;
         for (held, waits) in [(&third, &fourth), (&first, &second)] {
             assert!(other.leave(held, None).await.unwrap());
-            let told = tokio::time::timeout(PATIENCE, store.changed(waits)).await.unwrap().unwrap();
-            assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+            let signal =
+                tokio::time::timeout(PATIENCE, store.changed(waits)).await.unwrap().unwrap();
+            assert!(matches!(signal, Signal::Granted(_)), "{signal:?}");
         }
     });
 }

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use crate::etcd_common::*;
-use leasehold::store::{Evict, Standing};
+use leasehold::store::{ClaimState, Evict};
 use leasehold::{Client, ErrorKind, Hold, Result};
 use testbed::Etcd;
 
 /// Grants a lease of this length that no client renews. Returns its ID as etcdctl writes it.
 fn lease_of_etcdctl(server: &Etcd, seconds: u32) -> String {
-    let told = server.etcdctl(&["lease", "grant", &seconds.to_string()]);
-    let id = told.split_whitespace().nth(1).unwrap();
-    assert!(u64::from_str_radix(id, 16).is_ok(), "{told}");
+    let output = server.etcdctl(&["lease", "grant", &seconds.to_string()]);
+    let id = output.split_whitespace().nth(1).unwrap();
+    assert!(u64::from_str_radix(id, 16).is_ok(), "{output}");
     id.to_owned()
 }
 
@@ -74,7 +74,7 @@ fn waiter_is_granted_after_etcdctl_releases() {
         assert!(!waiting.is_finished());
         let listed = locks.list("s85/").await.unwrap();
         assert_eq!(listed.len(), 1);
-        assert_eq!(listed[0].claims[0].standing, Standing::Holding);
+        assert_eq!(listed[0].claims[0].state, ClaimState::Holding);
         interrupt(&theirs);
         let guard = waiting.await.unwrap().unwrap();
         theirs.wait().unwrap();
@@ -90,7 +90,7 @@ fn etcdctl_and_leasehold_clients_are_granted_in_fifo_order() {
         let (locks, name) = (connect(&server.url()).await, "s85-order");
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("order").to_str().unwrap().to_owned();
-        let said = || std::fs::read_to_string(&path).unwrap_or_default();
+        let printed = || std::fs::read_to_string(&path).unwrap_or_default();
         let guard = locks.mutex(name).lock().await.unwrap();
         let mut theirs =
             etcdctl_lock(server, name, &["sh", "-c", "echo theirs >> \"$0\"", path.as_str()]);
@@ -104,7 +104,7 @@ fn etcdctl_and_leasehold_clients_are_granted_in_fifo_order() {
         });
         until_queued(&locks, name, 3).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(said(), "", "etcdctl acquired the lock while leasehold held it");
+        assert_eq!(printed(), "", "etcdctl acquired the lock while leasehold held it");
         assert_eq!(locks.inspect(name).await.unwrap().unwrap().claims[1].holder.host, "?");
         release(guard).await;
         assert_eq!(ours.await.unwrap(), "theirs\n", "etcdctl was not granted first");
@@ -278,7 +278,7 @@ fn evict_deletes_only_keys_that_are_queue_entries() {
             // The key blocks the lock, as it does for etcd's own client.
             let info = locks.inspect("sd").await.unwrap().unwrap();
             let token = info.claims[0].token.unwrap();
-            assert_eq!(info.claims[0].standing, Standing::Holding);
+            assert_eq!(info.claims[0].state, ClaimState::Holding);
             for which in [Evict::Holders, Evict::Token(token)] {
                 let error = locks.evict("sd", which).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -320,8 +320,9 @@ fn values_of_older_and_newer_versions_share_one_queue() {
                 put(server, &format!("{name}/{lease}"), &value, &lease);
                 let info = locks.inspect(&name).await.unwrap().unwrap();
                 let [one] = &info.claims[..] else { panic!("{info:?}") };
-                let said = format!("{:?}:{} ", info.kind, info.capacity).to_lowercase();
-                assert!(value.starts_with(&said), "{value}: {info:?}");
+                let kind_and_capacity =
+                    format!("{:?}:{} ", info.kind, info.capacity).to_lowercase();
+                assert!(value.starts_with(&kind_and_capacity), "{value}: {info:?}");
                 let weight = match (value.starts_with("semaphore"), m) {
                     (true, 2) => 9,
                     (false, 2) => info.capacity,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::etcd_common::*;
-use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Standing, Store};
+use leasehold::store::{ClaimState, Evict, Joined, Mode, Renew, Renewal, Store};
 use leasehold::{ErrorKind, LostReason};
 use testbed::{Etcd, Proxy, Setup};
 
@@ -123,8 +123,11 @@ fn hold_lasts_no_longer_than_requested_if_etcd_grants_more() {
         let guard = locks.mutex("short").lease(lease).no_renewal().lock().await.unwrap();
         assert!(guard.remaining() < lease);
         let info = locks.inspect("short").await.unwrap().unwrap();
-        let told = info.holders().next().unwrap().remaining.unwrap();
-        assert!(told > lease * 3, "the negotiated lease is not shown: {told:?}");
+        let shown_remaining = info.holders().next().unwrap().remaining.unwrap();
+        assert!(
+            shown_remaining > lease * 3,
+            "the negotiated lease is not shown: {shown_remaining:?}"
+        );
         tokio::time::sleep(lease).await;
         assert!(!guard.is_held());
         let rival = connect(&server.url()).await;
@@ -157,7 +160,7 @@ fn min_hold_survives_a_repeated_release() {
         let again = other.join(&kept, Mode::Wait).await.unwrap();
         assert!(matches!(again, Joined::Waiting(p) if p.ahead == 1), "{again:?}");
         let info = other.read(&kept.name).await.unwrap().unwrap();
-        assert_eq!(info.claims[0].standing, Standing::Departed);
+        assert_eq!(info.claims[0].state, ClaimState::Departed);
         assert!(other.leave(&kept, None).await.unwrap());
         // A lock with nothing but a cooldown is listed as in use.
         let listed = other.list("kept").await.unwrap();
@@ -167,8 +170,8 @@ fn min_hold_survives_a_repeated_release() {
         let shared = patient("shared");
         assert!(matches!(store.join(&shared, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let renew = Renew { lease: shared.lease, claim: shared.clone() };
-        let told = other.renew(&[renew]).await.unwrap();
-        assert!(matches!(told[..], [Renewal::Holding { .. }]), "{told:?}");
+        let renewed = other.renew(&[renew]).await.unwrap();
+        assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}");
         assert!(other.leave(&shared, None).await.unwrap());
         assert!(!other.leave(&shared, None).await.unwrap());
     });
@@ -201,7 +204,7 @@ fn lock_delay_cannot_be_shortened_by_late_requests() {
         assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
         until("the lock is in its lock_delay", async || {
             let info = other.inspect("f82").await.unwrap().unwrap();
-            info.claims[0].standing == Standing::Departed
+            info.claims[0].state == ClaimState::Departed
         })
         .await;
         let error = other.mutex("f82").try_lock().await.unwrap_err();

@@ -62,13 +62,13 @@ fn locks_stay_exclusive_while_members_restart_one_by_one() {
         until_queued(&clients[1], "kept", 2).await;
         let down = cluster.clone();
         tokio::task::spawn_blocking(move || down.restart_all()).await.unwrap();
-        let mut told = None;
+        let mut first_reply = None;
         until("a member replies", async || {
-            told = clients[1].inspect("kept").await.ok();
-            told.is_some()
+            first_reply = clients[1].inspect("kept").await.ok();
+            first_reply.is_some()
         })
         .await;
-        let info = told.unwrap().unwrap();
+        let info = first_reply.unwrap().unwrap();
         assert_eq!(info.holders().next().unwrap().token, Some(holder));
         assert!(!waiting.is_finished());
         release(next).await;
@@ -145,7 +145,7 @@ fn holder_on_an_isolated_member_loses_before_the_next_grant() {
         "etcd_members::holder_on_an_isolated_member_loses_before_the_next_grant",
         || {
             run(async {
-                let (cluster, lease) = (Etcd::separable(), Duration::from_secs(4));
+                let (cluster, lease) = (Etcd::separable(&Setup::new()), Duration::from_secs(4));
                 for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {
                     for leads in [true, false] {
                         let leader = cluster.leader();

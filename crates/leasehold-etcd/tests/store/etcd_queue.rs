@@ -8,7 +8,7 @@ use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, Kind, Name};
 use leasehold_test_support::{evicted_waiter_is_never_granted, pushes_agree};
-use testbed::Dice;
+use testbed::SeededRng;
 use testbed::{Etcd, Proxy};
 use tokio::runtime::Handle;
 
@@ -56,8 +56,8 @@ fn waiter_with_an_expired_lease_is_not_granted() {
         assert_eq!(next_signal(&*store, &first).await, Signal::Ask);
         release(guard).await;
         let renew = Renew { lease: first.lease, claim: first };
-        let told = store.renew(&[renew]).await.unwrap();
-        assert!(matches!(told[..], [Renewal::Lost]), "{told:?}");
+        let renewed = store.renew(&[renew]).await.unwrap();
+        assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
         assert!(matches!(next_signal(&*store, &second).await, Signal::Granted(_)));
         assert!(store.leave(&second, None).await.unwrap());
     });
@@ -80,12 +80,12 @@ fn waiter_asked_to_watch_but_already_granted_notifies_others() {
             (permits.kind, permits.weight, permits.capacity) = (Kind::Semaphore, weight, 3);
             permits
         };
-        let [two, one, first, told, behind] = [2, 1, 1, 1, 1].map(permits);
+        let [two, one, first, watched, behind] = [2, 1, 1, 1, 1].map(permits);
         for (store, claim, waits) in [
             (&fast, &two, false),
             (&fast, &one, false),
             (&fast, &first, true),
-            (&slow, &told, true),
+            (&slow, &watched, true),
             (&fast, &behind, true),
         ] {
             let joined = store.join(claim, Mode::Wait).await.unwrap();
@@ -97,21 +97,21 @@ fn waiter_asked_to_watch_but_already_granted_notifies_others() {
         granted(&fast, &first).await;
         // The claim was notified to watch, but its client has not received the notification yet.
         until("the notification is being sent", async || {
-            let key = String::from_utf8(slow.ownership(&told).unwrap().unwrap().key).unwrap();
+            let key = String::from_utf8(slow.ownership(&watched).unwrap().unwrap().key).unwrap();
             server.etcdctl(&["get", &key, "-w", "json"]).contains("\"version\":2")
         })
         .await;
         assert!(fast.leave(&two, None).await.unwrap());
         proxy.thaw();
-        granted(&slow, &told).await;
+        granted(&slow, &watched).await;
         granted(&fast, &behind).await;
     });
 }
 
 async fn granted(store: &EtcdStore, claim: &Claim) {
-    let told = tokio::time::timeout(PATIENCE / 2, store.changed(claim)).await;
-    let told = told.expect("the waiter was not notified of its grant").unwrap();
-    assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+    let signal = tokio::time::timeout(PATIENCE / 2, store.changed(claim)).await;
+    let signal = signal.expect("the waiter was not notified of its grant").unwrap();
+    assert!(matches!(signal, Signal::Granted(_)), "{signal:?}");
 }
 
 // P6
@@ -124,7 +124,7 @@ fn distant_waiter_is_notified_whichever_others_give_up() {
         let (locks, first) = with_store(&server.url()).await;
         let (_other, second) = with_store(&server.url()).await;
         let guard = locks.mutex("far").lock().await.unwrap();
-        let mut dice = Dice(7);
+        let mut rng = SeededRng(7);
         let mut waiting = std::collections::VecDeque::new();
         for n in 0..WAITERS {
             let (store, waits) = (if n % 2 == 0 { &first } else { &second }, patient("far"));
@@ -136,15 +136,15 @@ fn distant_waiter_is_notified_whichever_others_give_up() {
         while let Some((store, next)) = waiting.pop_front() {
             assert!(matches!(next_signal(&**store, &next).await, Signal::Granted(_)));
             for (store, waits) in &waiting {
-                let told = tokio::time::timeout(Duration::ZERO, store.changed(waits)).await;
-                assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "two clients hold the lock");
+                let signal = tokio::time::timeout(Duration::ZERO, store.changed(waits)).await;
+                assert!(!matches!(signal, Ok(Ok(Signal::Granted(_)))), "two clients hold the lock");
             }
             // Some waiters give up before the holder leaves, and some just after.
             for step in 0..3 {
                 if step == 1 {
                     assert!(store.leave(&next, None).await.unwrap());
-                } else if !waiting.is_empty() && dice.below(4) == 0 {
-                    let (store, gone) = waiting.remove(dice.index(waiting.len())).unwrap();
+                } else if !waiting.is_empty() && rng.below(4) == 0 {
+                    let (store, gone) = waiting.remove(rng.index(waiting.len())).unwrap();
                     assert!(store.leave(&gone, None).await.unwrap());
                 }
             }

@@ -157,8 +157,8 @@ fn reused_lock_keeps_its_key_and_late_requests_are_harmless() {
         // This is a second release, as after a lost reply.
         assert!(!store.leave(&first, None).await.unwrap());
         let renewals = [first, second.clone()].map(|claim| Renew { lease: claim.lease, claim });
-        let told = store.renew(&renewals).await.unwrap();
-        assert!(matches!(told[..], [Renewal::Lost, Renewal::Holding { .. }]), "{told:?}");
+        let renewed = store.renew(&renewals).await.unwrap();
+        assert!(matches!(renewed[..], [Renewal::Lost, Renewal::Holding { .. }]), "{renewed:?}");
         // A key that stays for a cooldown belongs to no other claim.
         assert!(store.leave(&second, Some(Duration::from_secs(10))).await.unwrap());
         let third = patient("again");

@@ -141,15 +141,15 @@ fn late_write_of_a_paused_process_is_refused_by_etcd() {
             .spawn()
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (tell, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
             stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
         });
         let mut line = async |start: &str| loop {
-            let said = tokio::time::timeout(PATIENCE, told.recv()).await;
-            let said = said.expect("the child prints nothing").expect("the child ended");
-            if let Some((_, rest)) = said.split_once(start) {
+            let printed = tokio::time::timeout(PATIENCE, receiver.recv()).await;
+            let printed = printed.expect("the child prints nothing").expect("the child ended");
+            if let Some((_, rest)) = printed.split_once(start) {
                 return rest.to_owned();
             }
         };

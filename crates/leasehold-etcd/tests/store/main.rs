@@ -12,3 +12,4 @@ mod etcd_members;
 mod etcd_queue;
 mod etcd_requests;
 mod fence_etcd;
+mod power;

@@ -140,14 +140,14 @@ fn serve(root: &Path) {
     for order in std::io::stdin().lines() {
         let order = order.unwrap();
         let words: Vec<&str> = order.split(' ').collect();
-        let told = |e: leasehold::Error| format!("{:?}: {e:#}", e.kind());
+        let message = |e: leasehold::Error| format!("{:?}: {e:#}", e.kind());
         let answer = match (&words[..], &store) {
             (["open"], _) => match open(root) {
                 Ok(opened) => {
                     store = Some(opened);
                     "open".to_owned()
                 }
-                Err(e) => told(e),
+                Err(e) => message(e),
             },
             // The optional argument is a token that the next one must exceed.
             (["try", name, seen @ ..], Some(store)) => {
@@ -159,7 +159,7 @@ fn serve(root: &Path) {
                         format!("held {token}")
                     }
                     Ok(_) => "busy".into(),
-                    Err(e) => told(e),
+                    Err(e) => message(e),
                 }
             }
             (["leave", name], Some(store)) => {
@@ -167,7 +167,7 @@ fn serve(root: &Path) {
                 for c in held.extract_if(.., |c| c.name.as_str() == *name) {
                     left = match runtime.block_on(store.leave(&c, None)) {
                         Ok(was) => format!("left {was}"),
-                        Err(e) => told(e),
+                        Err(e) => message(e),
                     };
                 }
                 left
@@ -396,10 +396,12 @@ fn store_prepared_by_another_user_is_rejected() {
     let is_refused = |what: &str| {
         let error = open(&guessed).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{what}: {error}");
-        let told = Other::start(ANN, &guessed).ask("open");
+        let reply = Other::start(ANN, &guessed).ask("open");
         assert!(
-            told.starts_with("Config") && told.contains("belongs to user") && !told.contains("  "),
-            "{what}: {told}"
+            reply.starts_with("Config")
+                && reply.contains("belongs to user")
+                && !reply.contains("  "),
+            "{what}: {reply}"
         );
     };
     for mode in [0o777, 0o1777, 0o2770] {
@@ -415,8 +417,8 @@ fn store_prepared_by_another_user_is_rejected() {
     is_refused("a link");
     // No other user could have put this directory there, but all users may write to it.
     let open_to_all = ground.directory("open", EVE, EVE, 0o1777);
-    let told = Other::start(ANN, &open_to_all).ask("open");
-    assert!(told.starts_with("Config") && told.contains("belongs to user"), "{told}");
+    let reply = Other::start(ANN, &open_to_all).ask("open");
+    assert!(reply.starts_with("Config") && reply.contains("belongs to user"), "{reply}");
     // Ann's own directory is accepted.
     fs::remove_file(&guessed).unwrap();
     let mut ann = Other::start(ANN, &guessed);
@@ -438,8 +440,8 @@ fn owner_grants_a_group_access_to_an_existing_store() {
     chown(&root, None, Some(TEAM)).unwrap();
     fs::set_permissions(&root, Permissions::from_mode(0o2770)).unwrap();
     // Until Ann uses the store again, the error shows other users that the file is hers.
-    let told = Other::start(BOB, &root).ask("open");
-    assert!(told.starts_with("Denied") && told.contains(&ANN.to_string()), "{told}");
+    let reply = Other::start(BOB, &root).ask("open");
+    assert!(reply.starts_with("Denied") && reply.contains(&ANN.to_string()), "{reply}");
     let mut again = Other::start(ANN, &root);
     assert_eq!(again.ask("open"), "open");
     assert_eq!(again.ask("try held"), "busy");

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::file::FileStore;
-use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
+use leasehold::store::{ClaimState, Evict, Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, MAX_READERS, Name, Token};
 use tokio::runtime::{Handle, Runtime};
 
@@ -675,7 +675,7 @@ fn lock_is_available_again_after_its_cooldown() {
     runtime.block_on(async {
         assert_eq!(try_lock(&store, &claim("cron")).await, None);
         let info = store.read(&first.name).await.unwrap().unwrap();
-        assert_eq!(info.claims[0].standing, Standing::Departed);
+        assert_eq!(info.claims[0].state, ClaimState::Departed);
         let next = claim("cron");
         let Joined::Waiting(place) = store.join(&next, Mode::Wait).await.unwrap() else {
             panic!("free too early")
@@ -856,8 +856,8 @@ async fn locked_control_file_does_not_affect_other_waiters() {
     let [stuck, healthy]: [_; 2] = waits.try_into().ok().unwrap();
     let file = keep_locked(tmp.path(), "stuck");
     // It stays locked longer than callers wait for a store that does not respond.
-    let told = tokio::time::timeout(SOON, stuck).await.unwrap().unwrap().unwrap_err();
-    assert_eq!(told.kind(), ErrorKind::Unreachable, "{told}");
+    let error = tokio::time::timeout(SOON, stuck).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(!healthy.is_finished(), "{:?}", healthy.await);
     held.pop().unwrap().release().await.unwrap();
     let next = tokio::time::timeout(SOON, healthy).await.unwrap().unwrap().unwrap();
@@ -996,13 +996,13 @@ fn incomplete_write_is_undone() {
         let before = fs::read(&control).unwrap();
         // The limit suffices for the existing queue, but not for another claim.
         helper.ask(&format!("limit {}", before.len() + 100));
-        let told = helper.ask("join x");
-        assert!(told.starts_with("Full"), "{told}");
+        let reply = helper.ask("join x");
+        assert!(reply.starts_with("Full"), "{reply}");
         assert_eq!(fs::read(&control).unwrap(), before);
         // A new file has no old content to restore.
         helper.ask("limit 100");
-        let told = helper.ask("join new");
-        assert!(told.starts_with("Full"), "{told}");
+        let reply = helper.ask("join new");
+        assert!(reply.starts_with("Full"), "{reply}");
         helper.ask("limit unlimited");
         assert!(helper.ask("join x").starts_with("Waiting"));
         assert_eq!(store.list("").await.unwrap().len(), 1);

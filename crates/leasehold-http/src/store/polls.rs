@@ -18,7 +18,7 @@ use leasehold_core::{Claim, Result};
 use tokio::time::sleep;
 
 use super::replicas::{Replicas, Request, parsed, query};
-use crate::wire::{ClaimBody, ClaimState, WaitQuery, claim_path};
+use crate::wire::{ClaimBody, ClaimResponse, WaitQuery, claim_path};
 
 /// How long one poll lasts at most: less than most proxies allow.
 const WAIT: Duration = Duration::from_secs(25);
@@ -45,7 +45,7 @@ async fn run(claim: Claim, waiters: Weak<Waiters<Poll>>, replicas: Arc<Replicas>
     loop {
         let begun = Instant::now();
         let state = replicas.wait(&request, WAIT).await;
-        let state: Result<ClaimState> = state.and_then(|reply| parsed(&reply));
+        let state: Result<ClaimResponse> = state.and_then(|reply| parsed(&reply));
         let signal = match state.map(|state| state.status.renewal()) {
             Ok(Renewal::Holding { token, .. }) => Some(Signal::Granted(token)),
             Ok(Renewal::Waiting(_) | Renewal::Unknown { .. }) => None,

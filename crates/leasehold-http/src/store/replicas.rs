@@ -74,7 +74,7 @@ struct Current {
     at: usize,
     pool: Pool,
     /// The time of the replica's last answer.
-    heard: Instant,
+    last_reply: Instant,
     /// Whether the replica is known to have the same store as the first one.
     is_same_store: bool,
 }
@@ -135,15 +135,15 @@ impl Replicas {
         let connector = |server| Connector::new(server, encryption.clone(), runtime.clone());
         let authorities: Vec<String> = url.servers.iter().map(|s| s.authority()).collect();
         let connectors: Vec<Connector> = url.servers.into_iter().map(connector).collect();
-        let dice = ClaimId::random()?;
+        let rng = ClaimId::random()?;
         // The clients of one URL are spread over the replicas.
-        let at = usize::try_from(dice.as_u128() % connectors.len().max(1) as u128).unwrap_or(0);
+        let at = usize::try_from(rng.as_u128() % connectors.len().max(1) as u128).unwrap_or(0);
         let Some(first) = connectors.get(at) else {
             return Err(Error::new(ErrorKind::Config, "the URL names no server"));
         };
         let pool = pool(first.clone(), runtime);
-        let heard = Instant::now();
-        let current = Current { generation: 0, at, pool, heard, is_same_store: true };
+        let last_reply = Instant::now();
+        let current = Current { generation: 0, at, pool, last_reply, is_same_store: true };
         Ok(Self {
             connectors,
             authorities,
@@ -252,8 +252,8 @@ impl Replicas {
                 done = &mut work => break done,
                 () = sleep => {}
             }
-            match self.heard(generation) {
-                Some(heard) if heard > since => since = heard,
+            match self.last_reply(generation) {
+                Some(last_reply) if last_reply > since => since = last_reply,
                 _ => {
                     let error = Error::no_reply(limit);
                     break Err(Lapse { error, unsent: false });
@@ -368,7 +368,7 @@ impl Replicas {
         current.generation += 1;
         current.at = (current.at + 1) % self.connectors.len();
         current.pool = pool(self.connectors[current.at].clone(), &self.runtime);
-        current.heard = Instant::now();
+        current.last_reply = Instant::now();
         // A single server is not checked again. It may have restarted with an empty store, which
         // clients find out when they renew their claims.
         current.is_same_store = self.connectors.len() == 1;
@@ -388,13 +388,13 @@ impl Replicas {
     pub(super) fn has_answered(&self, generation: u64) {
         let mut current = locked(&self.current);
         if current.generation == generation {
-            current.heard = Instant::now();
+            current.last_reply = Instant::now();
         }
     }
 
-    fn heard(&self, generation: u64) -> Option<Instant> {
+    fn last_reply(&self, generation: u64) -> Option<Instant> {
         let current = locked(&self.current);
-        (current.generation == generation).then_some(current.heard)
+        (current.generation == generation).then_some(current.last_reply)
     }
 }
 
@@ -414,7 +414,8 @@ struct Doubt<'a> {
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
         let Self { replicas, generation, sent, given_up } = *self;
-        let is_silent = || replicas.heard(generation).is_some_and(|heard| heard <= sent);
+        let is_silent =
+            || replicas.last_reply(generation).is_some_and(|last_reply| last_reply <= sent);
         if given_up && sent.elapsed() >= DOUBT && is_silent() {
             replicas.leave(generation);
         }

@@ -66,7 +66,7 @@ impl Replica {
     pub(crate) fn restart(&mut self) {
         let runtime = new_runtime();
         let (store, port) = (self.store.clone(), self.port);
-        let (told, listening) = std::sync::mpsc::channel();
+        let (sender, listening) = std::sync::mpsc::channel();
         runtime.spawn(async move {
             let locks = leasehold::connect(store).await.expect("cannot connect to the store");
             let service = Service::new(locks, Access::open(), Limits::default()).unwrap();
@@ -77,7 +77,7 @@ impl Replica {
                     Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
                 }
             };
-            told.send(listener.local_addr().unwrap().port()).unwrap();
+            sender.send(listener.local_addr().unwrap().port()).unwrap();
             serve(service, vec![Listener::Tcp(listener)], std::future::pending()).await;
         });
         self.port = listening.recv().expect("the server does not listen");

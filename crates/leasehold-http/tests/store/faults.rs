@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Method;
-use leasehold::store::{Evict, Joined, Mode, Queues, Renew, Renewal, Reweighed, Signal};
+use leasehold::store::{Converted, Evict, Joined, Mode, Queues, Renew, Renewal, Signal};
 use leasehold::{Claim, ErrorKind, Kind, LostReason, Released, Token};
 use leasehold_test_support::{PATIENCE, connect, run};
 
@@ -87,8 +87,8 @@ fn requests_that_a_proxy_repeats_change_nothing() {
         };
         assert_eq!(same, token);
         claims[0].weight = 1;
-        let reweighed = store.reweigh(&claims[0]).await.unwrap();
-        assert_eq!(reweighed, Reweighed::Done { token });
+        let converted = store.convert(&claims[0]).await.unwrap();
+        assert_eq!(converted, Converted::Done { token });
         let shown = ours.inspect("repeated").await.unwrap().unwrap();
         assert_eq!(shown.claims.len(), 2, "{shown:?}");
         assert!(store.leave(&claims[0], None).await.unwrap());
@@ -201,11 +201,11 @@ fn changes_and_evictions_are_reported_after_a_stream_was_cut() {
         for round in 0..3 {
             proxy.cut();
             // A new subscription reports that something may have changed.
-            tokio::time::timeout(PATIENCE, follow.stirred())
+            tokio::time::timeout(PATIENCE, follow.changed())
                 .await
                 .expect("the follower was not notified again");
             let other = others.mutex(format!("cut-{round}")).try_lock().await.unwrap();
-            tokio::time::timeout(PATIENCE, follow.stirred()).await.expect("a change");
+            tokio::time::timeout(PATIENCE, follow.changed()).await.expect("a change");
             other.release().await.unwrap();
         }
         // No renewal is due for a long time, so only the stream can cause one.

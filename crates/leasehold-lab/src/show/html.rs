@@ -69,8 +69,8 @@ fn steps(half: &Half) -> String {
     text.push_str("<ol>\n");
     for step in &half.steps {
         let name = half.lanes[step.lane].name;
-        let told = format!("{}{name}: {}", sign(step.mark), step.says);
-        let _ = writeln!(text, "<li>{}</li>", escaped(&told));
+        let label = format!("{}{name}: {}", sign(step.mark), step.says);
+        let _ = writeln!(text, "<li>{}</li>", escaped(&label));
     }
     let class = if half.is_kept { "good" } else { "bad" };
     let verdict = escaped(&half.verdict);

@@ -103,9 +103,9 @@ fn middle(lane: usize) -> usize {
 fn step_at(body: &mut String, half: &Half, number: usize, step: &Step, y: usize) -> usize {
     let x = LANES + half.lanes.len() * LANE + 10;
     let name = half.lanes[step.lane].name;
-    let told = format!("{}{name}: {}", sign(step.mark), step.says);
+    let label = format!("{}{name}: {}", sign(step.mark), step.says);
     let letter = if step.mark == Mark::Plain { LETTER } else { BOLD_LETTER };
-    let parts = lines(&told, (WIDTH - MARGIN - x) / letter);
+    let parts = lines(&label, (WIDTH - MARGIN - x) / letter);
     let height = parts.len() * LINE + ROW;
     if number % 2 == 1 {
         let wide = WIDTH - 2 * MARGIN + 12;

@@ -112,8 +112,8 @@ fn row(
     let both = if step.is_shared() { colours.on(RED, "‼ ") } else { "  ".into() };
     let before = NUMBER + widths.iter().sum::<usize>() + 2;
     let name = half.lanes[step.lane].name;
-    let told = format!("{}{name}: {}", sign(step.mark), step.says);
-    for (line, part) in lines(&told, WIDTH.saturating_sub(before)).iter().enumerate() {
+    let label = format!("{}{name}: {}", sign(step.mark), step.says);
+    for (line, part) in lines(&label, WIDTH.saturating_sub(before)).iter().enumerate() {
         let part = match step.mark {
             Mark::Plain => part.clone(),
             Mark::Bad => colours.on(RED, part),

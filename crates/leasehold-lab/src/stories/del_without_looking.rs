@@ -47,21 +47,21 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let mut wire = Wire::open(redis.port()).await?;
     let key = ["GET", NAME];
 
-    let said = naive_redis::take(&mut wire, "A", "500").await?;
-    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
-    let said = naive_redis::take_at_last(&mut wire, "B", "60000").await?;
-    stage.step(B, format!("A is slow and its lease has expired: {said}")).holds().shows(LOCK, "B");
-    let said = naive_redis::delete(&mut wire).await?;
-    let says = format!("is done; its finally block: {said}, which was B's key");
+    let reply = naive_redis::take(&mut wire, "A", "500").await?;
+    stage.step(A, reply.to_string()).holds().shows(LOCK, "A");
+    let reply = naive_redis::take_at_last(&mut wire, "B", "60000").await?;
+    stage.step(B, format!("A is slow and its lease has expired: {reply}")).holds().shows(LOCK, "B");
+    let reply = naive_redis::delete(&mut wire).await?;
+    let says = format!("is done; its finally block: {reply}, which was B's key");
     stage.step(A, says).has_nothing().shows(LOCK, wire.ask(&key).await?).bad();
     let beside = naive_redis::take(&mut wire, "C", "60000").await?;
     let says = format!("{beside}, while B is working");
     stage.step(C, says).holds().shows(LOCK, wire.ask(&key).await?).bad();
-    let said = naive_redis::take(&mut wire, "D", "60000").await?;
-    stage.step(D, format!("{said}: does not get the lock"));
-    let said = naive_redis::delete(&mut wire).await?;
+    let reply = naive_redis::take(&mut wire, "D", "60000").await?;
+    stage.step(D, format!("{reply}: does not get the lock"));
+    let reply = naive_redis::delete(&mut wire).await?;
     let free = wire.ask(&key).await?;
-    let says = format!("gives up; its finally block: {said}, which was C's key");
+    let says = format!("gives up; its finally block: {reply}, which was C's key");
     stage.step(D, says).shows(LOCK, &free).bad();
     let is_kept = beside.answer != "OK" && free != "nil";
     Ok(stage.ends(is_kept, "B and C work at the same time, and the next client can join them."))
@@ -82,8 +82,8 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let guard = locks[B].mutex(NAME).lock().await?;
     let says = "A is slow and its lease has expired: lock() → held";
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
-    let told = late.release().await;
-    let is_told = told.is_err_and(|error| error.kind() == ErrorKind::Lost);
+    let outcome = late.release().await;
+    let is_told = outcome.is_err_and(|error| error.kind() == ErrorKind::Lost);
     let says = format!("is done: release() → {}", if is_told { "error: Lost" } else { "released" });
     let still = ours::holder(&locks[B]).await?;
     stage.step(A, says).has_nothing().shows(LOCK, &still).good();
@@ -94,8 +94,8 @@ async fn ours(redis: &Redis) -> Result<Half> {
         are_kept_out &= is_out;
         let says = if is_out { "error: Contended, held by B" } else { "held" };
         let shows = ours::holder(&locks[B]).await?;
-        let told = stage.step(lane, format!("try_lock() → {says}; {guardless}"));
-        told.shows(LOCK, shows).good();
+        let outcome = stage.step(lane, format!("try_lock() → {says}; {guardless}"));
+        outcome.shows(LOCK, shows).good();
     }
     let is_held = guard.is_held();
     guard.release().await?;

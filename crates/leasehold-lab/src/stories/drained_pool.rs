@@ -108,8 +108,8 @@ async fn naive(postgres: &Postgres) -> Result<Half> {
     for (lane, count) in [(B, 2), (C, 3)] {
         waiting.push(tokio::spawn(wait_for_row(pool.clone())));
         let (used, open) = settled(postgres, &pool, (count, count)).await?;
-        let told = stage.step(lane, "BEGIN; SELECT … FOR UPDATE → waits").waits();
-        told.shows(POOL, used).shows(OPEN, open);
+        let step = stage.step(lane, "BEGIN; SELECT … FOR UPDATE → waits").waits();
+        step.shows(POOL, used).shows(OPEN, open);
     }
     let is_kept = is_served(&pool, Duration::from_secs(1)).await?;
     let says = if is_kept { "1" } else { "error: no connection within a second" };

@@ -48,8 +48,8 @@ async fn naive(redis: &Redis) -> Result<Half> {
         Stage::naive("SET NX PX with the expected duration of the work, no renewal", LANES);
     let mut wire = Wire::open(redis.port()).await?;
 
-    let said = naive_redis::take(&mut wire, "A", "500").await?;
-    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
+    let reply = naive_redis::take(&mut wire, "A", "500").await?;
+    stage.step(A, reply.to_string()).holds().shows(LOCK, "A");
     wire.say_until(&["EXISTS", NAME], "0").await?;
     stage.step(A, "is still working; the key has expired").shows(LOCK, NOTHING);
     let beside = naive_redis::take(&mut wire, "B", "3600000").await?;
@@ -57,8 +57,8 @@ async fn naive(redis: &Redis) -> Result<Half> {
     stage.step(B, says).holds().shows(LOCK, "B").bad();
     stage.step(A, "is done").has_nothing();
     stage.step(B, "is killed").dies();
-    let said = naive_redis::take(&mut wire, "C", "3600000").await?;
-    stage.step(C, said.to_string()).waits();
+    let reply = naive_redis::take(&mut wire, "C", "3600000").await?;
+    stage.step(C, reply.to_string()).waits();
     let left = wire.ask(&["PTTL", NAME]).await?;
     let left: i64 = left.parse().map_err(|_| Trouble::new(format!("PTTL: {left}")))?;
     let is_long = left > 3_000_000;

@@ -86,14 +86,14 @@ async fn naive(server: &ZooKeeper) -> Result<Half> {
         if all == woken {
             let says =
                 format!("{woken} are woken and read the queue: one holds, {} watch it", woken - 1);
-            let told = stage.step(TEN, says).shows(WOKEN, woken.to_string());
-            told.shows(ALL, all.to_string()).shows(HOLDS, "one").bad();
+            let step = stage.step(TEN, says).shows(WOKEN, woken.to_string());
+            step.shows(ALL, all.to_string()).shows(HOLDS, "one").bad();
         }
         naive_zookeeper::leave(&client, &mine).await?;
     }
     let says = format!("nine releases later: {all} wake-ups for {WAITERS} hand-overs");
-    let told = stage.step(TEN, says).has_nothing();
-    told.shows(WOKEN, "1").shows(ALL, all.to_string()).shows(HOLDS, "–").bad();
+    let step = stage.step(TEN, says).has_nothing();
+    step.shows(WOKEN, "1").shows(ALL, all.to_string()).shows(HOLDS, "–").bad();
     let verdict =
         format!("One release woke {at_first} clients. Ten hand-overs took {all} wake-ups.");
     Ok(stage.ends(at_first == 1, verdict))
@@ -134,8 +134,8 @@ async fn ours(server: &ZooKeeper) -> Result<Half> {
         true => format!("one is woken and holds; the {others} others are not woken"),
         false => format!("{} were woken and sent {asked} requests", WAITERS - others),
     };
-    let told = stage.step(TEN, says).shows(WOKEN, "1");
-    told.shows(ALL, all.to_string()).shows(HOLDS, "one").good();
+    let step = stage.step(TEN, says).shows(WOKEN, "1");
+    step.shows(ALL, all.to_string()).shows(HOLDS, "one").good();
     guard.release().await?;
     while !waiting.is_empty() {
         next(&mut waiting).await?.release().await?;

@@ -54,7 +54,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
     stage.step(B, says).holds().shows(LOCK, "B");
     proxy.thaw();
     let first = match taking.await? {
-        Ok(said) => said,
+        Ok(reply) => reply,
         Err(trouble) => return Err(trouble),
     };
     let shows = b.ask(&["GET", NAME]).await?;

@@ -76,8 +76,8 @@ async fn naive(servers: &Servers) -> Result<Half> {
     stage.begins(STOCK, "10");
 
     servers.between.freeze();
-    let said = naive_redis::take(&mut a, "A", "60000").await?;
-    let says = format!("{said}; the replica does not have it yet");
+    let reply = naive_redis::take(&mut a, "A", "60000").await?;
+    let says = format!("{reply}; the replica does not have it yet");
     stage.step(A, says).holds().shows(MASTER, "A");
     let read = stock.say(&["GET", "stock"]).await?;
     stage.step(A, format!("{read}; sells one, so 9 are left"));

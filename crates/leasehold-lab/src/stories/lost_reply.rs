@@ -71,8 +71,8 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let again = naive_redis::take(&mut a, "A", "60000").await?;
     let says = format!("reconnects: {again}: taken");
     stage.step(A, says).shows(LOCK, &holder).bad();
-    let said = naive_redis::take(&mut b, "B", "60000").await?;
-    stage.step(B, said.to_string()).waits();
+    let reply = naive_redis::take(&mut b, "B", "60000").await?;
+    stage.step(B, reply.to_string()).waits();
     stage.step(A, "waits a minute for its own key").bad();
     let is_kept = is_told || again.answer == "OK" || holder != "A";
     Ok(stage

@@ -100,8 +100,8 @@ async fn ours(nodes: &[Redis; 3]) -> Result<Half> {
     let says = format!("lock() → held, token {t2}, once A's lease has certainly expired");
     stage.step(B, says).holds().shows(N1, "B").shows(N2, "B").shows(N3, "B").good();
     second.release().await?;
-    let told = stage.step(B, "release()").has_nothing();
-    told.shows(N1, NOTHING).shows(N2, NOTHING).shows(N3, NOTHING);
+    let step = stage.step(B, "release()").has_nothing();
+    step.shows(N1, NOTHING).shows(N2, NOTHING).shows(N3, NOTHING);
     let verdict = "B waited until every lease that N2 forgot had expired.";
     Ok(stage.ends(is_kept_out && is_alone, verdict))
 }

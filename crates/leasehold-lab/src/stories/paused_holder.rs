@@ -46,23 +46,23 @@ async fn naive(redis: &Redis) -> Result<Half> {
     a.say(&["SET", "stock", "10"]).await?;
     stage.begins(STOCK, "10");
 
-    let said = naive_redis::take(&mut a, "A", "500").await?;
-    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
+    let reply = naive_redis::take(&mut a, "A", "500").await?;
+    stage.step(A, reply.to_string()).holds().shows(LOCK, "A");
     let read = a.say(&["GET", "stock"]).await?;
     stage.step(A, format!("{read}; sells one, so 9 are left"));
     stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
-    let said = naive_redis::take_at_last(&mut b, "B", "60000").await?;
-    stage.step(B, said.to_string()).holds().shows(LOCK, "B");
+    let reply = naive_redis::take_at_last(&mut b, "B", "60000").await?;
+    stage.step(B, reply.to_string()).holds().shows(LOCK, "B");
     let read = b.say(&["GET", "stock"]).await?;
     let wrote = b.say(&["SET", "stock", "8"]).await?;
     stage.step(B, format!("{read}; sells two: {wrote}")).shows(STOCK, "8");
-    let said = naive_redis::release(&mut b, "B").await?;
-    stage.step(B, said.to_string()).has_nothing().shows(LOCK, NOTHING);
+    let reply = naive_redis::release(&mut b, "B").await?;
+    stage.step(B, reply.to_string()).has_nothing().shows(LOCK, NOTHING);
     let wrote = a.say(&["SET", "stock", "9"]).await?;
     let left = a.ask(&["GET", "stock"]).await?;
     stage.step(A, format!("resumes: {wrote}")).holds().shows(STOCK, &left).bad();
-    let said = naive_redis::release(&mut a, "A").await?;
-    stage.step(A, format!("{said}: A finds out only now")).has_nothing();
+    let reply = naive_redis::release(&mut a, "A").await?;
+    stage.step(A, format!("{reply}: A finds out only now")).has_nothing();
     let verdict = format!("Three of 10 items were sold, but {left} are left: B's update is lost.");
     Ok(stage.ends(left == "7", verdict))
 }

@@ -43,12 +43,12 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let mut stage = Stage::naive("SETNX, then EXPIRE", LANES);
     let (mut a, mut b) = (Wire::open(redis.port()).await?, Wire::open(redis.port()).await?);
 
-    let said = naive_redis::set_if_free(&mut a, "A").await?;
-    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
+    let reply = naive_redis::set_if_free(&mut a, "A").await?;
+    stage.step(A, reply.to_string()).holds().shows(LOCK, "A");
     drop(a);
     stage.step(A, "is killed before it sends EXPIRE").dies().bad();
-    let said = naive_redis::set_if_free(&mut b, "B").await?;
-    stage.step(B, said.to_string()).waits();
+    let reply = naive_redis::set_if_free(&mut b, "B").await?;
+    stage.step(B, reply.to_string()).waits();
     let left = b.say(&["PTTL", NAME]).await?;
     stage.step(B, format!("{left}: this key has no expiry")).bad();
     let taken = naive_redis::set_if_free(&mut b, "B").await?;

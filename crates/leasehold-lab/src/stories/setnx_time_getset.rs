@@ -56,19 +56,19 @@ async fn naive(redis: &Redis) -> Result<Half> {
 /// Returns whether both clients believe that they hold the lock.
 async fn ahead(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     let a = Timed { clock: 1000, lease: 30 };
-    let said = a.set_if_free(wire).await?;
-    stage.step(A, format!("at 1000: {said}")).holds().shows(LOCK, a.end());
+    let reply = a.set_if_free(wire).await?;
+    stage.step(A, format!("at 1000: {reply}")).holds().shows(LOCK, a.end());
     let b = Timed { clock: 1060, lease: 30 };
-    let said = b.set_if_free(wire).await?;
-    stage.step(B, format!("its clock shows 1060: {said}")).waits();
+    let reply = b.set_if_free(wire).await?;
+    stage.step(B, format!("its clock shows 1060: {reply}")).waits();
     let read = wire.say(&["GET", NAME]).await?;
     let is_over = b.is_over(&read)?;
     let says = if is_over { "less than 1060, so it has expired" } else { "not expired" };
     stage.step(B, format!("{read}: {says}")).bad();
-    let said = b.get_and_set(wire).await?;
-    let is_taken = said.answer == read.answer && is_over;
+    let reply = b.get_and_set(wire).await?;
+    let is_taken = reply.answer == read.answer && is_over;
     let shows = wire.ask(&["GET", NAME]).await?;
-    let says = format!("{said}, the value it read: B was first and holds");
+    let says = format!("{reply}, the value it read: B was first and holds");
     stage.step(B, says).holds().shows(LOCK, shows).bad();
     Ok(is_taken)
 }

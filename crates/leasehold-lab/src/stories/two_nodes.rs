@@ -73,11 +73,11 @@ async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Ha
     let says = if is_lost { "Lost" } else { "Held" };
     stage.step(A, format!("checks its guard, without I/O: {says}")).has_nothing();
     let found = wires[1].say(&["GET", "total"]).await?;
-    let told = stage.step(B, format!("on N2: {found}"));
+    let step = stage.step(B, format!("on N2: {found}"));
     if found.answer == "nil" {
-        told.good()
+        step.good()
     } else {
-        told.bad()
+        step.bad()
     };
     set(&mut stage, &mut wires, (B, 1), (guard.token(), &t2), "B").await?;
     guard.release().await?;
@@ -108,11 +108,11 @@ async fn set(
     let wakes = if who == A && node == 0 { "resumes; " } else { "" };
     let says = format!("{wakes}on N{}: set(total, {name}, {value}) → {answer}", node + 1);
     let shows = wire.ask(&["GET", "total"]).await?;
-    let told = stage.step(who, says).shows(NODES[node], shows);
+    let step = stage.step(who, says).shows(NODES[node], shows);
     match (who == A, is_refused) {
-        (true, true) => told.good(),
-        (true, false) => told.bad(),
-        (false, _) => told,
+        (true, true) => step.good(),
+        (true, false) => step.bad(),
+        (false, _) => step,
     };
     Ok(!is_refused)
 }

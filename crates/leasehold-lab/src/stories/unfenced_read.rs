@@ -70,20 +70,20 @@ async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     let says = format!("resumes: set(stock, {t1}, 9) → {answer}");
     let left = wire.ask(&["GET", "stock"]).await?;
     let mark = if is_refused { &t2 } else { &t1 };
-    let told = stage.step(A, says).has_nothing().shows(STOCK, left).shows(MARK, mark);
+    let step = stage.step(A, says).has_nothing().shows(STOCK, left).shows(MARK, mark);
     if is_refused {
-        told.good()
+        step.good()
     } else {
-        told
+        step
     };
     fence::redis::set(wire.driver(), "stock", &guard, "8").await?;
     let left = wire.ask(&["GET", "stock"]).await?;
     let says = format!("set(stock, {t2}, 8) → OK");
-    let told = stage.step(B, says).shows(STOCK, &left).shows(MARK, &t2);
+    let step = stage.step(B, says).shows(STOCK, &left).shows(MARK, &t2);
     if is_refused {
-        told
+        step
     } else {
-        told.bad()
+        step.bad()
     };
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);

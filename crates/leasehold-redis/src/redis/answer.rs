@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::connection::Script;
 use leasehold_core::store::{
-    ClaimInfo, Joined, LockInfo, Place, Renewal, Reweighed, Standing, mismatch,
+    ClaimInfo, ClaimState, Converted, Joined, LockInfo, Place, Renewal, mismatch,
 };
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Kind, Name, Result, Token};
 
@@ -22,7 +22,7 @@ pub(super) struct Scripts {
     pub(super) beat: Arc<Script>,
     pub(super) leave_mutex: Arc<Script>,
     pub(super) leave_shared: Arc<Script>,
-    pub(super) reweigh: Arc<Script>,
+    pub(super) convert: Arc<Script>,
     pub(super) evict: Arc<Script>,
     pub(super) read: Arc<Script>,
 }
@@ -71,7 +71,7 @@ impl Scripts {
                 "leave_mutex_queue"
             )),
             leave_shared: started(common!("leave_shared")),
-            reweigh: started(common!("reweigh")),
+            convert: started(common!("convert")),
             evict: started(common!("evict")),
             read: started(common!("read")),
         }
@@ -384,14 +384,14 @@ pub(super) fn left(value: &Value) -> Result<(bool, bool)> {
     Ok((n & 1 > 0, n & 2 > 0))
 }
 
-/// Parses the reply of `reweigh.lua`: the result, and whether to repeat the call, because dead
+/// Parses the reply of `convert.lua`: the result, and whether to repeat the call, because dead
 /// claims may remain ahead of one that fits now.
-pub(super) fn reweighed(value: Value) -> Result<(Reweighed, bool)> {
+pub(super) fn converted(value: Value) -> Result<(Converted, bool)> {
     let parts = parts(value)?;
     Ok(match int(parts.first())? {
-        0 => (Reweighed::Done { token: token(parts.get(1))? }, int(parts.get(2))? & 2 > 0),
-        1 => (Reweighed::Busy, false),
-        2 => (Reweighed::Lost, false),
+        0 => (Converted::Done { token: token(parts.get(1))? }, int(parts.get(2))? & 2 > 0),
+        1 => (Converted::Busy, false),
+        2 => (Converted::Lost, false),
         _ => return Err(out_of_step()),
     })
 }
@@ -446,17 +446,17 @@ fn described(name: &Name, parts: &[Value]) -> Result<LockInfo> {
     let kind = kind_of(text(parts.first())?).ok_or_else(out_of_step)?;
     let capacity = u32::try_from(int(parts.get(1))?).unwrap_or(u32::MAX);
     let one = |cells: &[Value]| {
-        let standing = match text(cells.first())? {
-            "h" => Standing::Holding,
-            "w" => Standing::Waiting,
-            _ => Standing::Departed,
+        let claim_state = match text(cells.first())? {
+            "h" => ClaimState::Holding,
+            "w" => ClaimState::Waiting,
+            _ => ClaimState::Departed,
         };
         let token = u64::try_from(int(cells.get(1))?).ok().and_then(Token::new);
         let weight = u32::try_from(int(cells.get(2))?).unwrap_or(u32::MAX);
         let since = duration(cells.get(3))?;
         let left = u64::try_from(int(cells.get(4))?).ok().map(Duration::from_micros);
         let holder = who(text(cells.get(5))?);
-        Ok(ClaimInfo::new(standing, holder, token, weight, since, left))
+        Ok(ClaimInfo::new(claim_state, holder, token, weight, since, left))
     };
     let claims = parts.get(3..).unwrap_or_default().chunks(6).map(one);
     Ok(LockInfo::new(name.clone(), kind, capacity, claims.collect::<Result<Vec<_>>>()?))
@@ -491,7 +491,7 @@ mod tests {
                 beaten(&[&name, &name], answer.clone()).err(),
                 number(&answer).err(),
                 left(&answer).err(),
-                reweighed(answer.clone()).err(),
+                converted(answer.clone()).err(),
                 evicted(&name, answer.clone()).err(),
                 Page::of(&name, answer).map(Page::shown).err(),
             ];

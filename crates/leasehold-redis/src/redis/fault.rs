@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn redis_errors_map_to_the_right_kind() {
         use ErrorKind::{Config, Corrupt, Denied, Full, Unreachable, Unsupported};
-        for (said, kind) in [
+        for (text, kind) in [
             ("LOADING Redis is loading the dataset in memory", Unreachable),
             ("BUSY Redis is busy running a script.", Unreachable),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Unreachable),
@@ -386,9 +386,9 @@ mod tests {
             ("ERR unknown command 'EVALSHA', with args beginning with:", Unsupported),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Corrupt),
         ] {
-            let reply = redis::parse_redis_value(format!("-{said}\r\n").as_bytes()).unwrap();
+            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
             let error = explain(&reply.extract_error().unwrap_err());
-            assert_eq!(error.kind(), kind, "{said}: {error}");
+            assert_eq!(error.kind(), kind, "{text}: {error}");
         }
         let reply = redis::parse_redis_value(b"-READONLY You can't write against a replica\r\n");
         let error = demoted(&reply.unwrap().extract_error().unwrap_err());

@@ -25,7 +25,7 @@ use super::connection::{Node, Tracking};
 use super::keys::Keyspace;
 use super::servers::Servers;
 use leasehold_core::kit::Ends;
-use leasehold_core::store::{Follow, Queues, Stirrer};
+use leasehold_core::store::{Follow, Notifier, Queues};
 
 /// Interval between checks that all connections are up and lead to the current masters.
 const LOOK: Duration = Duration::from_secs(1);
@@ -37,12 +37,12 @@ pub(super) async fn follow(
     queues: &Queues,
     runtime: &Handle,
 ) -> RedisResult<Option<Follow>> {
-    let (follow, stirrer) = Follow::new();
+    let (follow, notifier) = Follow::new();
     let following = Following {
         keyspace: keyspace.clone(),
         queues: queues.clone(),
         prefixes: prefixes(keyspace, queues),
-        stirrer,
+        notifier,
     };
     let tracked = match following.begin(servers).await {
         Ok(tracked) => tracked,
@@ -74,7 +74,7 @@ struct Following {
     keyspace: Keyspace,
     queues: Queues,
     prefixes: Vec<String>,
-    stirrer: Stirrer,
+    notifier: Notifier,
 }
 
 type Tracked = Vec<(Arc<Node>, Tracking)>;
@@ -84,11 +84,11 @@ impl Following {
     async fn begin(&self, servers: &Servers) -> RedisResult<Tracked> {
         let mut all = Vec::new();
         for node in servers.masters().await? {
-            let (keyspace, queues, stirrer) =
-                (self.keyspace.clone(), self.queues.clone(), self.stirrer.clone());
+            let (keyspace, queues, notifier) =
+                (self.keyspace.clone(), self.queues.clone(), self.notifier.clone());
             let on_change = move |changes: &[Value]| {
                 if changes.iter().any(|changed| concerns(&keyspace, &queues, changed)) {
-                    stirrer.stir();
+                    notifier.notify();
                 }
             };
             let tracking = node.track(&self.prefixes, on_change).await?;
@@ -101,7 +101,7 @@ impl Following {
         loop {
             tokio::time::sleep(LOOK).await;
             let Some(servers) = servers.upgrade() else { return };
-            if !self.stirrer.is_followed() {
+            if !self.notifier.is_followed() {
                 return;
             }
             // If the masters are unknown, changes may be missed. So the subscriber is notified at
@@ -117,7 +117,7 @@ impl Following {
             if let Ok(anew) = self.begin(&servers).await {
                 tracked = anew;
             }
-            self.stirrer.stir();
+            self.notifier.notify();
         }
     }
 }
@@ -156,14 +156,14 @@ mod tests {
     fn changed_keys_are_matched_to_the_followed_queues() {
         let keyspace = Keyspace::new("app:", false);
         let of = Queues::Of(Name::new("a").unwrap());
-        let told = |key: &str| Value::Array(vec![Value::BulkString(key.into())]);
+        let push = |key: &str| Value::Array(vec![Value::BulkString(key.into())]);
         for (key, expected) in [
             ("app:a", true),
             ("leasehold:w:app:a", true),
             ("app:ab", false),
             ("leasehold:clock", false),
         ] {
-            assert_eq!(concerns(&keyspace, &of, &told(key)), expected, "{key}");
+            assert_eq!(concerns(&keyspace, &of, &push(key)), expected, "{key}");
         }
         assert!(concerns(&keyspace, &of, &Value::Nil));
     }

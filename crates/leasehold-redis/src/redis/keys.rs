@@ -245,9 +245,9 @@ mod tests {
             let keys = space.keys(&name).unwrap();
             let mut call = Cmd::new();
             keys.write(&mut call);
-            let told: Vec<&[u8]> = call.args_iter().map(simple).collect();
-            assert_eq!(told.len(), ALL);
-            for key in told {
+            let args: Vec<&[u8]> = call.args_iter().map(simple).collect();
+            assert_eq!(args.len(), ALL);
+            for key in args {
                 assert_eq!(slot(key), keys.slot, "{}", key.escape_ascii());
             }
             let waiters = keys.companion('w').to_string();

@@ -14,7 +14,7 @@ use super::url::{Address, Login};
 use super::{Member, RedisStore, join_of_mutex};
 use leasehold_core::store::{Joined, Mode};
 use leasehold_core::{Claim, ClaimId, Kind, Name};
-use testbed::Dice;
+use testbed::SeededRng;
 
 /// One of the two locks.
 struct Side {
@@ -138,10 +138,10 @@ fn fast_path_scripts_behave_like_the_full_scripts() {
             Side::new(&format!("usual-{seed}"), &usual.join_mutex, &usual.leave_mutex),
             Side::new(&format!("whole-{seed}"), &whole.0, &whole.1),
         ];
-        let mut dice = Dice(seed * 7_919);
+        let mut rng = SeededRng(seed * 7_919);
         for step in 0..300 {
-            let (who, what, extra) = (dice.below(5) + 1, dice.below(12), dice.below(6));
-            let which = usize::try_from(dice.below(3)).unwrap();
+            let (who, what, extra) = (rng.below(5) + 1, rng.below(12), rng.below(6));
+            let which = usize::try_from(rng.below(3)).unwrap();
             // The lock delay of a claim never changes.
             let delay = if who == 5 { 60 } else { 0 };
             let done = |side: &Side| match what {
@@ -153,11 +153,11 @@ fn fast_path_scripts_behave_like_the_full_scripts() {
                     String::new()
                 }
             };
-            let told = sides.each_ref().map(done);
-            let said = format!("seed {seed}, step {step}: {what} of {who}, {extra}");
-            assert_eq!(told[0], told[1], "{said}");
+            let outcomes = sides.each_ref().map(done);
+            let context = format!("seed {seed}, step {step}: {what} of {who}, {extra}");
+            assert_eq!(outcomes[0], outcomes[1], "{context}");
             let [a, b] = sides.each_ref().map(|side| bench.state(side));
-            assert_eq!(a, b, "{said}: {}", told[0]);
+            assert_eq!(a, b, "{context}: {}", outcomes[0]);
         }
     }
 }

@@ -18,6 +18,7 @@ const SENTINEL_PORT: u16 = 26_379;
 pub(crate) const RESERVED: &str = "leasehold:";
 /// Maximum length of the prefix of lock names.
 const MAX_PREFIX: usize = 100;
+/// The words of error messages about TLS.
 const TLS: TlsWords = TlsWords {
     scheme: "rediss:",
     ca: "tls_ca",
@@ -387,11 +388,11 @@ mod tests {
             "redis://u:sekret@h:7/3?prefix=a%3A&replicas=2&replicas_ms=5&restart_delay_ms=9", "rediss+sentinel://u:sekret@a,b:5/m/2?tls_ca=/x", "redis+cluster://a:1,b:2", "redis+unix:///run/s?db=1&user=u&password=p"
         ])) {
             if let Err(error) = RedisUrl::parse(&url) {
-                let told = format!("{error:#}");
-                proptest::prop_assert_eq!(told.lines().count(), 1);
+                let message = format!("{error:#}");
+                proptest::prop_assert_eq!(message.lines().count(), 1);
                 // The text is a password only if it is still before the `@`.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

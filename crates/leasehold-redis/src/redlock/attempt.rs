@@ -77,8 +77,8 @@ impl Vote {
             Some("forgot") => return Err(Trouble::Forgot),
             Some("stored") => Some(Self::Granted { stored: true, last: proposal }),
             Some("granted") => {
-                let said = answer.natural().zip(answer.natural());
-                said.map(|(stored, last)| Self::Granted { stored: stored == 1, last })
+                let numbers = answer.natural().zip(answer.natural());
+                numbers.map(|(stored, last)| Self::Granted { stored: stored == 1, last })
             }
             Some("busy") => Other::read(answer).map(Self::Busy),
             _ => None,
@@ -305,7 +305,7 @@ impl Shared {
 
     fn too_few(&self, granted: usize, busy: usize, mut troubles: Vec<(usize, Trouble)>) -> Error {
         let needed = majority(self.nodes.len());
-        let heard = granted + busy;
+        let answered = granted + busy;
         // These nodes have not replied yet, but are known to have no vote.
         let now = self.claims.now();
         for (i, node) in self.nodes.iter().enumerate() {
@@ -322,7 +322,7 @@ impl Shared {
             Some(last) => young.get(last).copied(),
             // The other nodes would be sufficient, and may come back at any time. If they do not,
             // the young nodes are sufficient.
-            None => (heard + young.len() >= needed).then_some(Duration::ZERO),
+            None => (answered + young.len() >= needed).then_some(Duration::ZERO),
         };
         let what = format!(
             "{granted} of {} servers voted for this client, but it needs {needed} votes",

@@ -12,7 +12,7 @@ use super::round::majority;
 use super::scripts::{self, Elements};
 use super::shared::Shared;
 use crate::redis::keys::escaped;
-use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
+use leasehold_core::store::{ClaimInfo, ClaimState, Evict, LockInfo};
 use leasehold_core::{Holder, Kind, Name, Result, Token};
 
 /// Number of waiters that one script call reads, and maximum number of waiters shown.
@@ -109,17 +109,17 @@ impl Shared {
 
     /// Returns the replies of all nodes that replied, or an error if they are not a majority.
     async fn majority_of<T>(&self, answers: &mut super::attempt::Answers<T>) -> Result<Vec<T>> {
-        let (mut heard, mut troubles) = (Vec::new(), Vec::new());
+        let (mut replies, mut troubles) = (Vec::new(), Vec::new());
         while let Some((i, answer)) = answers.recv().await {
             match answer {
-                Ok(answer) => heard.push(answer),
+                Ok(answer) => replies.push(answer),
                 Err(trouble) => troubles.push((i, trouble)),
             }
         }
-        if heard.len() >= majority(self.nodes.len()) {
-            return Ok(heard);
+        if replies.len() >= majority(self.nodes.len()) {
+            return Ok(replies);
         }
-        let what = format!("only {} of {} servers responded", heard.len(), self.nodes.len());
+        let what = format!("only {} of {} servers responded", replies.len(), self.nodes.len());
         Err(self.in_trouble(what, &troubles))
     }
 
@@ -151,7 +151,7 @@ impl Shared {
             let mut left: Vec<Duration> = theirs().filter_map(|view| view.left).collect();
             left.sort_unstable_by(|a, b| b.cmp(a));
             ClaimInfo::new(
-                Standing::Holding,
+                ClaimState::Holding,
                 holder.unwrap_or_else(unknown),
                 best.and_then(|view| view.token),
                 1,
@@ -174,7 +174,7 @@ impl Shared {
             let json = one.who.splitn(3, ' ').nth(2)?;
             let holder = serde_json::from_str(json).ok()?;
             let left = Some(one.left);
-            Some(ClaimInfo::new(Standing::Waiting, holder, None, 1, one.since, left))
+            Some(ClaimInfo::new(ClaimState::Waiting, holder, None, 1, one.since, left))
         });
         holding.into_iter().chain(shown).collect()
     }
@@ -270,15 +270,15 @@ mod tests {
             "0123456789abcdef.1", r#"{"host":"a","pid":1,"label":""}"#, "",
             r#"0123456789abcdef lock-channel {"host":"a","pid":1,"label":""}"#,
         ])) {
-            let said = match &answer {
+            let length = match &answer {
                 Value::Array(all) => all.len(),
                 _ => 1,
             };
             if let Some(view) = View::read(&mut Elements::of(answer.clone())) {
-                prop_assert_eq!(6 + 3 * view.waiting.len(), said);
+                prop_assert_eq!(6 + 3 * view.waiting.len(), length);
             }
             if let Some((_, keys)) = page(answer) {
-                prop_assert!(said >= 2 && keys.len() <= 6);
+                prop_assert!(length >= 2 && keys.len() <= 6);
             }
         }
     }

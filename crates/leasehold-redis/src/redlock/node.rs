@@ -537,22 +537,22 @@ mod tests {
 
         #[test]
         fn any_node_state_is_parsed_or_refused(answer in values(&["1", "7", ""])) {
-            let mut said = Elements::of(answer.clone());
+            let mut elements = Elements::of(answer.clone());
             if read_known(&mut Elements::of(answer)).is_some() {
-                prop_assert!((0..4).all(|_| said.natural().is_some()));
+                prop_assert!((0..4).all(|_| elements.natural().is_some()));
             }
         }
 
         #[test]
-        fn any_server_info_is_parsed_or_ignored(said in testbed::texts(&[
+        fn any_server_info_is_parsed_or_ignored(text in testbed::texts(&[
             "role:master\r\nrun_id:0123456789abcdef0123456789abcdef01234567\r\nuptime_in_seconds:17\r\n\
              connected_slaves:1\r\nslave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0\r\n",
             "connected_slaves:2\r\nslave0:ip=10.0.0.8,port=0\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\naof_enabled:1\r\n",
         ])) {
-            let info = Info(said.clone());
-            prop_assert!(info.settings().evicts.is_none_or(|policy| said.contains(&policy)));
+            let info = Info(text.clone());
+            prop_assert!(info.settings().evicts.is_none_or(|policy| text.contains(&policy)));
             // An impossible count of replicas prevents a vote, like any other count.
-            prop_assert!(info.replicas() == 0 || said.contains("slave"));
+            prop_assert!(info.replicas() == 0 || text.contains("slave"));
             let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
             let now = Moment::from_nanos(1_000_000_000);
             prop_assert!(now.minus(up_for(up)) <= now);

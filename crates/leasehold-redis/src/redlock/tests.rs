@@ -16,7 +16,7 @@ use super::scripts::{Elements, Scripts};
 use super::url::RedlockUrl;
 use leasehold_core::store::{Joined, Mode, Store};
 use leasehold_core::{Claim, ClaimId, Kind, Name};
-use testbed::Dice;
+use testbed::SeededRng;
 
 struct Bench {
     runtime: Runtime,
@@ -47,8 +47,8 @@ impl Bench {
         let run = self.runtime.block_on(self.node.met(true)).unwrap();
         let mut call = self.scripts.tell.call(1);
         call.arg(MEMORY_KEY).arg(&run.id).arg(token).arg(0).arg(0).arg(0);
-        let told = self.runtime.block_on(self.node.ask(&self.scripts.tell, &call));
-        assert_eq!(told.unwrap().natural(), Some(1));
+        let reply = self.runtime.block_on(self.node.ask(&self.scripts.tell, &call));
+        assert_eq!(reply.unwrap().natural(), Some(1));
     }
 
     fn known(&self) -> Known {
@@ -95,31 +95,31 @@ fn scripts_behave_like_the_model() {
     for seed in 1..=8 {
         let name = format!("parity-{seed}");
         let keys = Bench::keys(&name);
-        let mut dice = Dice(seed * 7_919);
+        let mut rng = SeededRng(seed * 7_919);
         // The initial state of the model includes what other names left in the node's memory.
         let (Known::Remembers(highest) | Known::Forgot(highest)) = bench.known() else { panic!() };
         let mut model = Model { highest, ..Model::new() };
         for step in 0..400 {
-            let said = |what: &str| format!("seed {seed}, step {step}: {what}");
-            let voter = Attempt { claim: u128::from(dice.below(2)) + 1, number: dice.below(3) + 1 };
-            let token = 990 + dice.below(60) + step / 4;
-            match dice.below(7) {
+            let context = |what: &str| format!("seed {seed}, step {step}: {what}");
+            let voter = Attempt { claim: u128::from(rng.below(2)) + 1, number: rng.below(3) + 1 };
+            let token = 990 + rng.below(60) + step / 4;
+            match rng.below(7) {
                 0 | 1 => {
                     let expected = model.take(voter, u64::MAX, token);
                     let taken = bench.take(&name, voter, token);
-                    assert_eq!(taken.unwrap(), expected, "{}", said("take"));
+                    assert_eq!(taken.unwrap(), expected, "{}", context("take"));
                 }
                 2 => {
                     let mut call = bench.scripts.write_back.call(3);
                     call.arg(&keys[..3]).arg(value(voter)).arg(token);
                     let stored = bench.first(&bench.scripts.write_back, &call) == 1;
-                    assert_eq!(stored, model.write_back(voter, token), "{}", said("write back"));
+                    assert_eq!(stored, model.write_back(voter, token), "{}", context("write back"));
                 }
                 3 => {
                     let mut call = bench.scripts.extend.call(2);
                     call.arg(&keys[..2]).arg(value(voter)).arg(hour);
                     let extended = bench.first(&bench.scripts.extend, &call) == 1;
-                    assert_eq!(extended, model.extend(voter, u64::MAX), "{}", said("extend"));
+                    assert_eq!(extended, model.extend(voter, u64::MAX), "{}", context("extend"));
                 }
                 4 => {
                     let mut call = bench.scripts.heal.call(2);
@@ -140,7 +140,7 @@ fn scripts_behave_like_the_model() {
                     call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
                     call.arg(ClaimId::from_u128(voter.claim).to_hex()).arg(voter.number);
                     let released = bench.first(&bench.scripts.release, &call) == 1;
-                    assert_eq!(released, model.release(voter), "{}", said("release"));
+                    assert_eq!(released, model.release(voter), "{}", context("release"));
                 }
             }
             let main = bench.runtime.block_on(bench.node.call(redis::cmd("GET").arg(&keys[0])));
@@ -148,7 +148,7 @@ fn scripts_behave_like_the_model() {
                 Value::BulkString(bytes) => Some(String::from_utf8(bytes).unwrap()),
                 _ => None,
             };
-            assert_eq!(held, model.key.map(|(voter, _)| value(voter)), "{}", said("the key"));
+            assert_eq!(held, model.key.map(|(voter, _)| value(voter)), "{}", context("the key"));
         }
     }
 }
@@ -236,14 +236,14 @@ fn node_is_reserved_for_the_notified_waiter() {
         kept
     };
 
-    let told = held_and_waited_for("told");
-    assert_eq!(told.release(1, false), 1);
-    assert_eq!(told.kept_for(), Some(2));
-    assert_eq!(told.take(4, 1, 0), "busy", "a new claim got the lock before the notified claim");
-    assert_ne!(told.take(2, 2, 201), "busy", "the notified claim did not get the lock");
-    assert_eq!(told.kept_for(), None);
-    assert_eq!(told.release(2, false), 1);
-    assert_eq!(told.kept_for(), Some(3));
+    let node = held_and_waited_for("notified");
+    assert_eq!(node.release(1, false), 1);
+    assert_eq!(node.kept_for(), Some(2));
+    assert_eq!(node.take(4, 1, 0), "busy", "a new claim got the lock before the notified claim");
+    assert_ne!(node.take(2, 2, 201), "busy", "the notified claim did not get the lock");
+    assert_eq!(node.kept_for(), None);
+    assert_eq!(node.release(2, false), 1);
+    assert_eq!(node.kept_for(), Some(3));
 
     let disputed = held_and_waited_for("disputed");
     assert_eq!(disputed.release(1, false), 1);

@@ -117,11 +117,11 @@ mod tests {
             "redlock://u:sekret@a,b:7,[::1]:8/2?node_timeout_ms=20&max_lease_ms=9000&restart_delay_ms=1&prefix=x", "redlocks://a,b,c,d,e?tls_ca=/x"
         ])) {
             if let Err(error) = RedlockUrl::parse(&url) {
-                let told = format!("{error:#}");
-                proptest::prop_assert_eq!(told.lines().count(), 1);
+                let message = format!("{error:#}");
+                proptest::prop_assert_eq!(message.lines().count(), 1);
                 // The text is a password only if it is still before the `@`.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

@@ -102,9 +102,9 @@ fn fence_scripts_work_from_any_language() {
     assert!(set("12", "twelve").contains("OK"));
     let mut cli = Command::new("redis-cli");
     cli.args(["-u", &server.url(), "EVAL", &fenced::set_script(), "2", "lang", &mark, "11", "x"]);
-    let said = cli.output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.contains("STALETOKEN 12 11"), "{said}");
+    let output = cli.output().unwrap();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.contains("STALETOKEN 12 11"), "{output}");
     assert!(server.command(&["GET", "lang"]).contains("twelve"));
 
     let hash = |token: &str, value: &str| {
@@ -128,10 +128,10 @@ fn fence_scripts_work_from_any_language() {
 fn refused(server: &testbed::Redis, eval: &[&str]) -> Option<String> {
     let mut cli = Command::new("redis-cli");
     cli.args(["-e", "-u", &server.url()]).args(eval);
-    let said = cli.output().unwrap();
-    let text = [said.stdout, said.stderr].concat();
+    let output = cli.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).trim().to_owned();
-    (!said.status.success()).then_some(text)
+    (!output.status.success()).then_some(text)
 }
 
 // R35
@@ -187,16 +187,23 @@ async fn damaged_stored_token_is_reported() {
 async fn the_fence_works_in_a_cluster() {
     let cluster = testbed::cluster();
     for key in ["a", "a{b}c", "a{b", "{", "user:{7}:name"] {
-        let mut told = Vec::new();
+        let mut answers = Vec::new();
         for node in cluster.nodes() {
             let client = redis::Client::open(node.url()).unwrap();
             let mut c = client.get_multiplexed_async_connection().await.unwrap();
-            told.push(fenced::set(&mut c, key, token(7), "seven").await);
+            answers.push(fenced::set(&mut c, key, token(7), "seven").await);
         }
         // Exactly one node serves the slot. No node finds the keys in two slots.
-        assert_eq!(told.iter().filter(|told| told.is_ok()).count(), 1, "{key}: {told:?}");
+        assert_eq!(
+            answers.iter().filter(|answers| answers.is_ok()).count(),
+            1,
+            "{key}: {answers:?}"
+        );
         let crossed = |e: &leasehold::Error| e.to_string().contains("CROSSSLOT");
-        assert!(!told.iter().filter_map(|t| t.as_ref().err()).any(crossed), "{key}: {told:?}");
+        assert!(
+            !answers.iter().filter_map(|t| t.as_ref().err()).any(crossed),
+            "{key}: {answers:?}"
+        );
     }
 }
 
@@ -242,15 +249,15 @@ async fn late_write_of_a_paused_process_is_refused_by_redis() {
         .spawn()
         .unwrap();
     let pid = i32::try_from(child.id()).unwrap();
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let stdout = BufReader::new(child.stdout.take().unwrap());
     std::thread::spawn(move || {
         stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
     });
     let mut line = async |start: &str| loop {
-        let said = tokio::time::timeout(Duration::from_secs(60), told.recv()).await;
-        let said = said.expect("the child says nothing").expect("the child ended");
-        if let Some((_, rest)) = said.split_once(start) {
+        let printed = tokio::time::timeout(Duration::from_secs(60), receiver.recv()).await;
+        let printed = printed.expect("the child says nothing").expect("the child ended");
+        if let Some((_, rest)) = printed.split_once(start) {
             return rest.to_owned();
         }
     };

@@ -7,6 +7,7 @@
 mod conformance;
 mod doctor;
 mod fence_redis;
+mod power;
 mod redis_access;
 mod redis_cluster;
 mod redis_common;

@@ -286,19 +286,19 @@ fn changed_password_is_reread_for_the_next_connection() {
 
 /// Collects the messages that a user with access to all channels of leasehold receives.
 fn heard_by(spy: &redis::Client) -> Arc<Mutex<Vec<String>>> {
-    let heard = Arc::<Mutex<Vec<String>>>::default();
+    let published = Arc::<Mutex<Vec<String>>>::default();
     let mut connection = spy.get_connection().unwrap();
-    let (said, (ready, begun)) = (heard.clone(), std::sync::mpsc::channel());
+    let (recorded, (ready, begun)) = (published.clone(), std::sync::mpsc::channel());
     std::thread::spawn(move || {
         let mut messages = connection.as_pubsub();
         messages.psubscribe("leasehold:*").unwrap();
         ready.send(()).unwrap();
         while let Ok(message) = messages.get_message() {
-            said.lock().unwrap().push(message.get_payload().unwrap());
+            recorded.lock().unwrap().push(message.get_payload().unwrap());
         }
     });
     begun.recv().unwrap();
-    heard
+    published
 }
 
 /// A notification is accepted if it contains the claim's id, a random number of 128 bits, and its
@@ -325,7 +325,7 @@ fn publisher_cannot_fake_a_grant_without_reading_the_queue() {
         ]);
         let url = format!("redis://spy:spy@127.0.0.1:{}/", server.port());
         let spy = redis::Client::open(url).unwrap();
-        let heard = heard_by(&spy);
+        let messages = heard_by(&spy);
         let mut attack = spy.get_connection().unwrap();
         let denied = redis::cmd("GET").arg("app").query::<String>(&mut attack).unwrap_err();
         assert!(denied.to_string().contains("NOPERM") || denied.code() == Some("NOPERM"));
@@ -339,25 +339,27 @@ fn publisher_cannot_fake_a_grant_without_reading_the_queue() {
             release(guard).await;
             guard = waiter.await.unwrap().0;
         }
-        until("the spy has seen the grants", || heard.lock().unwrap().len() >= 4).await;
+        until("the spy has seen the grants", || messages.lock().unwrap().len() >= 4).await;
         released.store(false, Ordering::SeqCst);
         let waiter = waits(1);
         until_waiting(&clients[0], "app", 1).await;
-        let mut said = heard.lock().unwrap().clone();
-        for (id, token) in heard.lock().unwrap().iter().filter_map(|said| said.split_once(' ')) {
+        let mut published = messages.lock().unwrap().clone();
+        for (id, token) in
+            messages.lock().unwrap().iter().filter_map(|published| published.split_once(' '))
+        {
             let token: u64 = token.parse().unwrap();
-            said.extend((1..50).map(|more| format!("{id} {}", token + more)));
+            published.extend((1..50).map(|more| format!("{id} {}", token + more)));
         }
         let channels = redis::cmd("PUBSUB").arg("CHANNELS").query(&mut attack);
         let channels: Vec<String> = channels.unwrap();
         assert!(channels.len() >= 2, "{channels:?}");
-        let mut publish = |channel: &str, said: &str| {
-            let sent = redis::cmd("PUBLISH").arg(channel).arg(said).query::<u64>(&mut attack);
+        let mut publish = |channel: &str, published: &str| {
+            let sent = redis::cmd("PUBLISH").arg(channel).arg(published).query::<u64>(&mut attack);
             // The receivers are the spy and a client.
             assert!(sent.unwrap() > 1, "{channel}");
         };
         for channel in &channels {
-            said.iter().for_each(|said| publish(channel, said));
+            published.iter().for_each(|published| publish(channel, published));
         }
         // The next grant follows all these messages on the same channel.
         released.store(true, Ordering::SeqCst);

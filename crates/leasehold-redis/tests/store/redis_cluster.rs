@@ -184,20 +184,20 @@ fn cluster_that_is_down_is_reported() {
         for node in cluster.nodes() {
             node.command(&["CLUSTER", "DELSLOTSRANGE", "0", "5460"]);
         }
-        let told = |error: &leasehold::Error| {
+        let check = |error: &leasehold::Error| {
             assert_told(error, ErrorKind::Unreachable, "secret");
             let text = format!("{error:#}");
             assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
         };
-        told(&locks.mutex("b").try_lock().await.unwrap_err());
+        check(&locks.mutex("b").try_lock().await.unwrap_err());
         // A client that connects now finds no node for the slot in the map.
         let late = leasehold::connect(&cluster.url()).await.unwrap();
-        told(&late.mutex("b").try_lock().await.unwrap_err());
+        check(&late.mutex("b").try_lock().await.unwrap_err());
         // This server is in cluster mode, but no cluster has been created.
         let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
         let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
         let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
-        told(&leasehold::connect(&url).await.unwrap_err());
+        check(&leasehold::connect(&url).await.unwrap_err());
     });
 }
 
@@ -219,8 +219,8 @@ fn node_of_another_cluster_at_a_known_address_grants_nothing() {
         stranger.listen_at(node.port());
         let refused = locks.mutex(&name).lease(PATIENCE).try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
-        let told = format!("127.0.0.1:{} does not belong to the Redis Cluster", node.port());
-        assert!(format!("{refused:#}").contains(&told), "{refused:#}");
+        let expected = format!("127.0.0.1:{} does not belong to the Redis Cluster", node.port());
+        assert!(format!("{refused:#}").contains(&expected), "{refused:#}");
         // The waiter waits until its own cluster has that node again.
         let waiter = tokio::spawn({
             let mutex = locks.mutex(&name).lease(PATIENCE);

@@ -75,7 +75,7 @@ pub(crate) async fn until_waiting(locks: &Client, name: &str, count: usize) {
 
 /// Waits until the claim is notified of its grant. That happens by a message, or by a poll after a
 /// reconnect, because messages before it were lost.
-pub(crate) async fn told(locks: &Client, claim: &Claim) {
+pub(crate) async fn wait_for_grant(locks: &Client, claim: &Claim) {
     loop {
         let signal = locks.store().changed(claim).await.unwrap();
         if matches!(signal, Signal::Granted(_)) || holds(locks, claim).await {

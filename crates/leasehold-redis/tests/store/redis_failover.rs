@@ -258,8 +258,8 @@ fn server_that_lost_its_data_is_not_mistaken_for_another() {
 /// Returns whether a master was available to renew the claim, and has it.
 async fn renewed(locks: &Client, claim: &Claim) -> bool {
     let renewal = Renew { claim: claim.clone(), lease: claim.lease };
-    let told = locks.store().renew(&[renewal]).await;
-    told.is_ok_and(|told| matches!(told[..], [Renewal::Holding { .. }]))
+    let answers = locks.store().renew(&[renewal]).await;
+    answers.is_ok_and(|answers| matches!(answers[..], [Renewal::Holding { .. }]))
 }
 
 // F49
@@ -285,11 +285,11 @@ fn waiter_from_before_a_cluster_failover_is_notified_of_its_grant() {
         }
         let hearing = tokio::spawn({
             let (locks, waiter) = (locks.clone(), waiter.clone());
-            async move { told(&locks, &waiter).await }
+            async move { wait_for_grant(&locks, &waiter).await }
         });
         assert!(locks.store().leave(&holder, None).await.unwrap());
-        let heard = tokio::time::timeout(PATIENCE / 2, hearing).await;
-        heard.expect("no notification arrived").unwrap();
+        let signal = tokio::time::timeout(PATIENCE / 2, hearing).await;
+        signal.expect("no notification arrived").unwrap();
     });
 }
 
@@ -299,8 +299,8 @@ async fn fail_over(set: &Sentinel) {
     let ports: Vec<String> = set.sentinel_ports().iter().map(u16::to_string).collect();
     let ask_of = |port: &str, words: &[&str]| {
         let mut cli = std::process::Command::new("redis-cli");
-        let said = cli.args(["-p", port, "SENTINEL"]).args(words).output().unwrap();
-        String::from_utf8_lossy(&said.stdout).into_owned()
+        let output = cli.args(["-p", port, "SENTINEL"]).args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     };
     // This is the default. Otherwise the other sentinels demote the new master before the promoting
     // one has seen it.

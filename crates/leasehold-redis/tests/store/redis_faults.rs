@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::redis_common::*;
-use leasehold::store::{Evict, Guarantee, Joined, Mode, Standing};
+use leasehold::store::{ClaimState, Evict, Guarantee, Joined, Mode};
 use leasehold::{ErrorKind, Hold};
 use leasehold_test_support::*;
 use testbed::{Redis, Setup};
@@ -90,7 +90,7 @@ fn full_server_keeps_held_locks_and_waiters() {
         }
         for name in ["closed", "closed too"] {
             let info = locks.inspect(name).await.unwrap().expect("closed");
-            assert_eq!(info.claims[0].standing, Standing::Departed, "{name}");
+            assert_eq!(info.claims[0].state, ClaimState::Departed, "{name}");
         }
     });
 }

@@ -11,21 +11,21 @@ use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Signal};
 use leasehold::{Claim, ClaimId, Client, ErrorKind, Kind, MutexGuard, Name, Token};
 use leasehold_test_support::pushes_agree;
 use leasehold_test_support::*;
-use testbed::Dice;
+use testbed::SeededRng;
 use testbed::{Proxy, Redis, Setup};
 use tokio::task::JoinHandle;
 
 /// State of a claim, in a form that can be compared. The clocks differ by the duration of the test,
 /// while leases and steps are hundreds of seconds.
 #[derive(Debug)]
-enum Told {
+enum ClaimState {
     Holds(u64, Duration),
     Waits(u64, usize, Option<Duration>),
     Busy,
     Lost,
 }
 
-impl Told {
+impl ClaimState {
     fn joined(joined: Joined) -> Self {
         match joined {
             Joined::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
@@ -84,7 +84,7 @@ fn scripts_behave_like_the_queue() {
         let mut shift = 0;
         for (seed, (kind, capacity)) in (1..).zip(kinds.into_iter().cycle().take(12)) {
             let name = format!("parity-{seed}");
-            let mut dice = Dice(seed * 7_919);
+            let mut rng = SeededRng(seed * 7_919);
             let mut queue = Queue::new(kind, capacity, true);
             let mut claims: Vec<Claim> = Vec::new();
             let mut tokens: HashMap<ClaimId, (u64, u64)> = HashMap::new();
@@ -95,41 +95,41 @@ fn scripts_behave_like_the_queue() {
                 if claims.len() < 5 {
                     let weight = match kind {
                         Kind::Mutex => 1,
-                        Kind::RwLock => dice.one_of(&[1, capacity]),
-                        Kind::Semaphore => u32::try_from(dice.below(capacity.into())).unwrap() + 1,
+                        Kind::RwLock => rng.one_of(&[1, capacity]),
+                        Kind::Semaphore => u32::try_from(rng.below(capacity.into())).unwrap() + 1,
                     };
                     let mut new = Claim::new(Name::new(&name).unwrap(), kind, weight, capacity);
                     let new = new.as_mut().unwrap();
-                    new.lease = seconds(dice.one_of(&[1_000, 1_500]));
+                    new.lease = seconds(rng.one_of(&[1_000, 1_500]));
                     new.waiter_lease = seconds(600);
-                    new.lock_delay = seconds(dice.one_of(&[0, 0, 500]));
+                    new.lock_delay = seconds(rng.one_of(&[0, 0, 500]));
                     claims.push(new.clone());
                 }
-                let which = usize::try_from(dice.below(claims.len() as u64)).unwrap();
+                let which = usize::try_from(rng.below(claims.len() as u64)).unwrap();
                 let claim = claims[which].clone();
                 let store = locks.store();
-                let said =
+                let context =
                     |what: &str| format!("seed {seed}, step {step}, {kind} {capacity}: {what}");
-                let (real, model) = match dice.below(8) {
+                let (real, model) = match rng.below(8) {
                     0..3 => {
-                        let mode = dice.one_of(&[Mode::Wait, Mode::Wait, Mode::Try]);
-                        let real = Told::joined(store.join(&claim, mode).await.unwrap());
-                        (real, Told::joined(queue.join(&claim, mode, at, "").unwrap()))
+                        let mode = rng.one_of(&[Mode::Wait, Mode::Wait, Mode::Try]);
+                        let real = ClaimState::joined(store.join(&claim, mode).await.unwrap());
+                        (real, ClaimState::joined(queue.join(&claim, mode, at, "").unwrap()))
                     }
                     3..5 => {
                         let renewed = renew(&locks, &[&claim]).await.remove(0);
                         let model = queue.renew(&claim, claim.lease, now);
-                        (Told::renewed(renewed), Told::renewed(model))
+                        (ClaimState::renewed(renewed), ClaimState::renewed(model))
                     }
                     5 => {
-                        let keep = dice.one_of(&[None, None, Some(seconds(700))]);
+                        let keep = rng.one_of(&[None, None, Some(seconds(700))]);
                         let real = store.leave(&claim, keep).await.unwrap();
-                        assert_eq!(real, queue.leave(claim.id, keep, now), "{}", said("leave"));
+                        assert_eq!(real, queue.leave(claim.id, keep, now), "{}", context("leave"));
                         claims.remove(which);
                         continue;
                     }
                     6 => {
-                        let step = dice.one_of(&[100, 300, 700, 1_200]);
+                        let step = rng.one_of(&[100, 300, 700, 1_200]);
                         shift += step;
                         server.shift_clock(shift);
                         // A claim that expires at this moment must have expired on both sides.
@@ -141,11 +141,11 @@ fn scripts_behave_like_the_queue() {
                         let by = |n| dice_evict(n, seed % 2 == 0);
                         let real = store.evict(&claim.name, by(real)).await.unwrap();
                         let model = queue.evict(by(model), now).len();
-                        assert_eq!(real, model, "{}", said("evict"));
+                        assert_eq!(real, model, "{}", context("evict"));
                         continue;
                     }
                 };
-                assert!(real.is_like(&model), "{}", said(&format!("{real:?}, not {model:?}")));
+                assert!(real.is_like(&model), "{}", context(&format!("{real:?}, not {model:?}")));
                 if let Some(both) = real.token().zip(model.token()) {
                     tokens.insert(claim.id, both);
                 }
@@ -180,10 +180,10 @@ async fn one_behind_another(
 ) -> (MutexGuard, JoinHandle<leasehold::Result<MutexGuard>>) {
     let guard = holder.mutex("deaf").lock().await.unwrap();
     // The waiter has its reply. The next data that the proxy reads is the message.
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let mutex = waiting.mutex("deaf").on_waiting(move |_| _ = tell.send(()));
     let waiter = tokio::spawn(async move { mutex.lock().await });
-    told.recv().await.unwrap();
+    receiver.recv().await.unwrap();
     (guard, waiter)
 }
 
@@ -412,7 +412,7 @@ fn call_removes_dead_claims_in_batches_and_skips_none() {
         wait(&locks, &next).await;
         // The releasing client repeats its call until a waiter holds the lock.
         assert!(locks.store().leave(&holder, None).await.unwrap());
-        tokio::time::timeout(PATIENCE, told(&locks, &next))
+        tokio::time::timeout(PATIENCE, wait_for_grant(&locks, &next))
             .await
             .expect("the lock was not handed over");
         assert_eq!(left("dead"), 0);

@@ -218,23 +218,23 @@ fn missing_replicas_are_reported_to_each_of_many_waiters() {
         let is_open = |renewal: &Renewal| {
             matches!(renewal, Renewal::Unknown { kind: ErrorKind::Unreachable, .. })
         };
-        let mut told = store.renew(&all).await.unwrap();
-        while told.iter().any(is_open) {
-            let open = all.iter().zip(&told).filter(|(_, told)| is_open(told));
+        let mut renewed = store.renew(&all).await.unwrap();
+        while renewed.iter().any(is_open) {
+            let open = all.iter().zip(&renewed).filter(|(_, renewed)| is_open(renewed));
             let open: Vec<Renew> = open.map(|(renew, _)| renew.clone()).collect();
             let again = store.renew(&open).await;
             // A single claim returns an error.
             let mut again = again.unwrap_or_else(|e| vec![Renewal::unknown(&e)]).into_iter();
-            for told in told.iter_mut().filter(|told| is_open(told)) {
-                *told = again.next().unwrap();
+            for renewed in renewed.iter_mut().filter(|renewed| is_open(renewed)) {
+                *renewed = again.next().unwrap();
             }
         }
         // Sequential confirmations would take two hundred seconds.
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         // The claim that was confirmed before is still renewed.
-        assert!(matches!(told.pop(), Some(Renewal::Holding { .. })));
+        assert!(matches!(renewed.pop(), Some(Renewal::Holding { .. })));
         replica.cont();
-        for (renewal, claim) in told.into_iter().zip(&waiting) {
+        for (renewal, claim) in renewed.into_iter().zip(&waiting) {
             let error = renewal.known().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
             // The replica is back. Other calls for this claim still get the same result, and do not

@@ -162,9 +162,9 @@ async fn damaged_lock_does_not_stop_other_renewals() {
         node.command(&["DEL", "odd"]);
         node.command(&["LPUSH", "odd", "x"]);
     }
-    let told = store.renew(&[renew(&holds), renew(&waits)]).await.unwrap();
-    let [Renewal::Holding { .. }, Renewal::Unknown { kind, why }] = &told[..] else {
-        panic!("{told:?}");
+    let renewed = store.renew(&[renew(&holds), renew(&waits)]).await.unwrap();
+    let [Renewal::Holding { .. }, Renewal::Unknown { kind, why }] = &renewed[..] else {
+        panic!("{renewed:?}");
     };
     assert_eq!(*kind, ErrorKind::Corrupt, "{why}");
     // If the result of every claim is unknown, the call returns an error.

@@ -316,8 +316,8 @@ async fn server_with_a_replica_has_no_vote() {
     guard.release().await.unwrap();
     let found = locks.diagnose().await.unwrap();
     let broken = |f: &&leasehold::doctor::Finding| f.id == "node" && f.severity == Severity::Broken;
-    let told: Vec<String> = found.iter().filter(broken).map(|f| f.what.clone()).collect();
-    assert!(matches!(&told[..], [one] if one.contains("1 replica(s)")), "{found:?}");
+    let findings: Vec<String> = found.iter().filter(broken).map(|f| f.what.clone()).collect();
+    assert!(matches!(&findings[..], [one] if one.contains("1 replica(s)")), "{found:?}");
 
     let two = Redis::replica_of(nodes[1].port(), Setup::new().fast());
     nodes[1].wait_for_replicas(1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_cell::memory::MemoryCells;
-use leasehold_cell::{Answer, Bells, Cells, Heard, Request, System};
+use leasehold_cell::{Answer, Cells, Message, Messenger, Request, System};
 use leasehold_core::{Clock, Error, ErrorKind, Result};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep, timeout};
@@ -36,10 +36,10 @@ impl<T: Clone> Past<T> {
     }
 
     /// Returns an earlier value that was read, if there is one.
-    pub(crate) fn old(&self, key: &str, dice: &mut fastrand::Rng) -> Option<T> {
+    pub(crate) fn old(&self, key: &str, rng: &mut fastrand::Rng) -> Option<T> {
         let all = self.0.lock().unwrap();
         let of_key = all.get(key)?.iter().filter(|(at, _)| at.elapsed() < STALE);
-        dice.choice(of_key.collect::<Vec<_>>()).map(|(_, seen)| seen.clone())
+        rng.choice(of_key.collect::<Vec<_>>()).map(|(_, seen)| seen.clone())
     }
 }
 
@@ -91,8 +91,8 @@ impl Batch {
                     answer
                 }
                 (Some(key), Some(seed)) => {
-                    let mut dice = fastrand::Rng::with_seed(seed);
-                    self.past.old(&key, &mut dice).unwrap_or(answer)
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    self.past.old(&key, &mut rng).unwrap_or(answer)
                 }
             };
         }
@@ -121,17 +121,17 @@ impl CellWire {
             let is_behind = system.looks_behind
                 && matches!(request, Request::Get { .. })
                 && air.happens("behind", |weather| weather.stale);
-            let mut dice = air.dice.lock().unwrap();
+            let mut rng = air.rng.lock().unwrap();
             if !system.forgets {
-                ranks.entry(request.key().to_owned()).or_insert_with(|| dice.u64(..));
+                ranks.entry(request.key().to_owned()).or_insert_with(|| rng.u64(..));
             }
-            let behind = is_behind.then(|| dice.u64(..));
-            let after = if nth == 0 { Duration::ZERO } else { quick.mul_f64(dice.f64() / 4.0) };
-            let request = shorter(request, system.grain.mul_f64(dice.f64()));
+            let behind = is_behind.then(|| rng.u64(..));
+            let after = if nth == 0 { Duration::ZERO } else { quick.mul_f64(rng.f64() / 4.0) };
+            let request = shorter(request, system.grain.mul_f64(rng.f64()));
             steps.push(Step { nth, after, request, behind });
         }
         steps.sort_by_key(|step| (ranks.get(step.request.key()).copied(), step.nth));
-        let done = if is_halved { air.dice.lock().unwrap().usize(0..all) } else { all };
+        let done = if is_halved { air.rng.lock().unwrap().usize(0..all) } else { all };
         Batch { cells: self.cells.clone(), past: self.past.clone(), steps, done }
     }
 }
@@ -157,8 +157,10 @@ impl Cells for CellWire {
         let is_told = self.wire.air.judge.is_told();
         let what = if is_told { shown(&requests) } else { String::new() };
         let batch = self.batch(requests);
-        let told = |answers: &Vec<Answer>| answers.iter().map(told).collect::<Vec<_>>().join("; ");
-        let asked = self.wire.call(what, told, false, || batch.clone().arrives());
+        let describe = |answers: &Vec<Answer>| {
+            answers.iter().map(describe_answer).collect::<Vec<_>>().join("; ")
+        };
+        let asked = self.wire.call(what, describe, false, || batch.clone().arrives());
         timeout(self.limit, asked).await.unwrap_or_else(|_| Err(no_answer("no answer in time")))
     }
 
@@ -166,34 +168,34 @@ impl Cells for CellWire {
         self.clock.wall_micros()
     }
 
-    fn bells(&self) -> Option<&dyn Bells> {
-        self.cells.bells().map(|_| self as &dyn Bells)
+    fn messenger(&self) -> Option<&dyn Messenger> {
+        self.cells.messenger().map(|_| self as &dyn Messenger)
     }
 }
 
 #[async_trait]
-impl Bells for CellWire {
-    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()> {
+impl Messenger for CellWire {
+    async fn listen(&self, name: &str, sender: UnboundedSender<Message>) -> Result<()> {
         let (cells, name) = (self.cells.clone(), name.to_owned());
         let asked = self.wire.call(
             format!("listen {name}"),
             |()| "done".into(),
             false,
             || {
-                let (cells, name, heard) = (cells.clone(), name.clone(), heard.clone());
-                async move { cells.listen(&name, heard).await }
+                let (cells, name, sender) = (cells.clone(), name.clone(), sender.clone());
+                async move { cells.listen(&name, sender).await }
             },
         );
         timeout(self.limit, asked).await.unwrap_or_else(|_| Err(no_answer("no answer in time")))
     }
 
-    async fn ring(&self, name: &str, what: String) {
+    async fn send(&self, name: &str, what: String) {
         self.wire.air.judge.log(|| format!("  {} rings {name}: {what}", self.wire.process));
         let (cells, name) = (self.cells.clone(), name.to_owned());
-        if let Fate::Arrives(after) = self.wire.fate("bell lost") {
+        if let Fate::Arrives(after) = self.wire.fate("notification lost") {
             tokio::spawn(async move {
                 sleep(after).await;
-                cells.ring(&name, what).await;
+                cells.send(&name, what).await;
             });
         }
     }
@@ -209,7 +211,7 @@ pub(crate) fn brief(value: &[u8]) -> String {
 }
 
 /// Describes an answer without the whole contents of a queue.
-fn told(answer: &Answer) -> String {
+fn describe_answer(answer: &Answer) -> String {
     match answer {
         Answer::Found(found) => format!("{} is {}", found.version.0, brief(&found.value)),
         other => format!("{other:?}"),

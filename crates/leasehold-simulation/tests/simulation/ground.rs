@@ -35,7 +35,7 @@ enum Keeps {
 }
 
 impl Ground {
-    pub(crate) fn new(plan: &Plan, dice: &mut fastrand::Rng) -> Arc<Self> {
+    pub(crate) fn new(plan: &Plan, rng: &mut fastrand::Rng) -> Arc<Self> {
         let clock = Clock::simulated(plan.server_fast, 0);
         let keeps = match plan.system {
             System::Memory => Keeps::Memory(Arc::new(MemoryStore::with_clock(clock))),
@@ -45,7 +45,7 @@ impl Ground {
             System::Stream => {
                 Keeps::Cells(Arc::new(MemoryCells::like_a_stream().clock(clock)), Arc::default())
             }
-            System::Objects => Keeps::Objects(Objects::new(clock, dice.fork())),
+            System::Objects => Keeps::Objects(Objects::new(clock, rng.fork())),
         };
         let (session, poll) = (plan.longest, POLL);
         let options = Options { prefix: String::new(), session, poll, ..Options::default() };

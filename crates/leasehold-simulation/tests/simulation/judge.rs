@@ -24,7 +24,7 @@ pub(crate) struct Judge {
     plan: Plan,
     began: Instant,
     /// Whether the story is printed.
-    told: bool,
+    verbose: bool,
     state: Mutex<State>,
 }
 
@@ -101,10 +101,10 @@ impl Pace {
 }
 
 impl Judge {
-    pub(crate) fn new(plan: &Plan, told: bool) -> Self {
+    pub(crate) fn new(plan: &Plan, verbose: bool) -> Self {
         let locks = plan.locks.iter().map(|_| Lock::default()).collect();
         let state = Mutex::new(State { locks, ..State::default() });
-        Self { plan: plan.clone(), began: Instant::now(), told, state }
+        Self { plan: plan.clone(), began: Instant::now(), verbose, state }
     }
 
     fn now(&self) -> String {
@@ -113,12 +113,12 @@ impl Judge {
 
     /// Returns whether the story is printed.
     pub(crate) fn is_told(&self) -> bool {
-        self.told
+        self.verbose
     }
 
     /// Adds an event to the story.
     pub(crate) fn log(&self, what: impl FnOnce() -> String) {
-        if self.told {
+        if self.verbose {
             let line = self.now() + &what();
             self.state.lock().unwrap().story.push(line);
         }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use plan::System;
-use play::{Told, play};
+use play::{Outcome, play};
 
 /// Number of worlds that are played by `cargo test`, by `./test.sh --all`, and by `./test.sh
 /// --long`.
@@ -52,18 +52,18 @@ fn worlds([quick, whole, long]: [u64; 3]) -> u64 {
 }
 
 /// Plays the world of this seed, in memory.
-fn in_memory(seed: u64, told: bool) -> Told {
-    play(System::Memory, seed, told)
+fn in_memory(seed: u64, verbose: bool) -> Outcome {
+    play(System::Memory, seed, verbose)
 }
 
 /// Plays the world of this seed, in one of the kinds of cells.
-fn in_cells(seed: u64, told: bool) -> Told {
+fn in_cells(seed: u64, verbose: bool) -> Outcome {
     let all = System::IN_CELLS;
-    play(all[usize::try_from(seed % all.len() as u64).expect("few")], seed, told)
+    play(all[usize::try_from(seed % all.len() as u64).expect("few")], seed, verbose)
 }
 
 /// Plays this many worlds on all processors. Returns the first one that breaks a promise, if any.
-fn first_broken(play: fn(u64, bool) -> Told, first: u64, worlds: u64) -> Option<(u64, Told)> {
+fn first_broken(play: fn(u64, bool) -> Outcome, first: u64, worlds: u64) -> Option<(u64, Outcome)> {
     let next = AtomicU64::new(0);
     let broken = std::sync::Mutex::new(None);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -75,9 +75,9 @@ fn first_broken(play: fn(u64, bool) -> Told, first: u64, worlds: u64) -> Option<
                     if n >= worlds {
                         return;
                     }
-                    let told = play(first + n, false);
-                    if !told.broken.is_empty() {
-                        broken.lock().unwrap().get_or_insert((first + n, told));
+                    let outcome = play(first + n, false);
+                    if !outcome.broken.is_empty() {
+                        broken.lock().unwrap().get_or_insert((first + n, outcome));
                     }
                 }
             });
@@ -86,11 +86,11 @@ fn first_broken(play: fn(u64, bool) -> Told, first: u64, worlds: u64) -> Option<
     broken.into_inner().unwrap()
 }
 
-fn keep_their_promises(play: fn(u64, bool) -> Told, worlds: u64) {
+fn keep_their_promises(play: fn(u64, bool) -> Outcome, worlds: u64) {
     let first = first_seed();
     println!("{worlds} worlds, from LEASEHOLD_SEED={first}");
-    if let Some((seed, told)) = first_broken(play, first, worlds) {
-        panic!("LEASEHOLD_SEED={seed}: {}", told.broken.join("\n"));
+    if let Some((seed, outcome)) = first_broken(play, first, worlds) {
+        panic!("LEASEHOLD_SEED={seed}: {}", outcome.broken.join("\n"));
     }
 }
 
@@ -104,26 +104,26 @@ fn guarantees_hold_in_every_cell_world() {
     keep_their_promises(in_cells, worlds(WORLDS_OF_CELLS));
 }
 
-fn told_to_a_person(play: fn(u64, bool) -> Told) {
+fn printed_for_reading(play: fn(u64, bool) -> Outcome) {
     let seed = first_seed();
-    let told = play(seed, true);
-    println!("LEASEHOLD_SEED={seed}\n{}", told.story.join("\n"));
-    assert!(told.broken.is_empty(), "LEASEHOLD_SEED={seed}: {}", told.broken.join("\n"));
+    let outcome = play(seed, true);
+    println!("LEASEHOLD_SEED={seed}\n{}", outcome.story.join("\n"));
+    assert!(outcome.broken.is_empty(), "LEASEHOLD_SEED={seed}: {}", outcome.broken.join("\n"));
 }
 
 /// Prints the events of one world, for manual examination.
 #[test]
 fn print_one_world() {
-    told_to_a_person(in_memory);
+    printed_for_reading(in_memory);
 }
 
 /// Like [`print_one_world`], in cells.
 #[test]
 fn print_one_cell_world() {
-    told_to_a_person(in_cells);
+    printed_for_reading(in_cells);
 }
 
-fn are_the_same_to_the_byte(play: fn(u64, bool) -> Told) {
+fn are_the_same_to_the_byte(play: fn(u64, bool) -> Outcome) {
     let first = first_seed();
     for seed in first..first + 50 {
         let (one, two) = (play(seed, true), play(seed, true));
@@ -171,7 +171,7 @@ const TROUBLES: [&str; 18] = [
 ];
 
 /// Checks that the worlds contain the events that they are to judge.
-fn have_in_them(play: fn(u64, bool) -> Told, more: &[&str]) {
+fn have_in_them(play: fn(u64, bool) -> Outcome, more: &[&str]) {
     let first = first_seed();
     let mut seen = std::collections::BTreeMap::<&str, u64>::new();
     for seed in first..first + 200 {
@@ -191,5 +191,8 @@ fn worlds_contain_every_kind_of_fault() {
 
 #[test]
 fn cell_worlds_contain_every_kind_of_fault() {
-    have_in_them(in_cells, &["upgraded", "forgotten", "behind", "halved", "bell lost", "repeated"]);
+    have_in_them(
+        in_cells,
+        &["upgraded", "forgotten", "behind", "halved", "notification lost", "repeated"],
+    );
 }

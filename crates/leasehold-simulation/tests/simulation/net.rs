@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
+    Converted, Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 use tokio::sync::oneshot;
@@ -24,7 +24,7 @@ use crate::plan::Weather;
 #[derive(Debug)]
 pub(crate) struct Air {
     pub(crate) weather: Mutex<Weather>,
-    pub(crate) dice: Mutex<fastrand::Rng>,
+    pub(crate) rng: Mutex<fastrand::Rng>,
     pub(crate) judge: Arc<Judge>,
 }
 
@@ -33,7 +33,7 @@ impl Air {
     /// thousand.
     pub(crate) fn happens(&self, what: &'static str, chance: impl Fn(&Weather) -> u32) -> bool {
         let chance = chance(&self.weather.lock().unwrap());
-        let happens = self.dice.lock().unwrap().u32(0..1_000) < chance;
+        let happens = self.rng.lock().unwrap().u32(0..1_000) < chance;
         if happens {
             self.judge.saw(what);
         }
@@ -62,14 +62,14 @@ pub(crate) enum Fate {
 impl Wire {
     pub(crate) fn fate(&self, what: &'static str) -> Fate {
         let weather = self.air.weather.lock().unwrap().clone();
-        let mut dice = self.air.dice.lock().unwrap();
-        let mut happens = |chance: u32| dice.u32(0..1_000) < chance;
+        let mut rng = self.air.rng.lock().unwrap();
+        let mut happens = |chance: u32| rng.u32(0..1_000) < chance;
         let (lost, broken, late) =
             (happens(weather.lost), happens(weather.broken), happens(weather.late));
         let nanos = |d: Duration| u64::try_from(d.as_nanos()).expect("short");
-        let quick = Duration::from_nanos(dice.u64(100_000..=nanos(weather.quick)));
-        let slow = Duration::from_nanos(dice.u64(100_000..=nanos(weather.slow)));
-        drop(dice);
+        let quick = Duration::from_nanos(rng.u64(100_000..=nanos(weather.quick)));
+        let slow = Duration::from_nanos(rng.u64(100_000..=nanos(weather.slow)));
+        drop(rng);
         if *self.cut.lock().unwrap() || lost {
             self.air.judge.saw(what);
             return Fate::Lost;
@@ -88,7 +88,7 @@ impl Wire {
     pub(crate) async fn call<T, F>(
         &self,
         what: String,
-        told: fn(&T) -> String,
+        describe: fn(&T) -> String,
         overtakes: bool,
         ask: impl Fn() -> F,
     ) -> Result<T>
@@ -112,7 +112,7 @@ impl Wire {
                 Fate::Broken(after) => return sleep(after).await,
             }
             let done = first.await;
-            judge.log(|| format!("  {actor}'s {what} was executed: {}", shown(told, &done)));
+            judge.log(|| format!("  {actor}'s {what} was executed: {}", shown(describe, &done)));
             match back {
                 Fate::Arrives(after) => sleep(after).await,
                 Fate::Lost => return std::mem::forget(answer),
@@ -125,7 +125,9 @@ impl Wire {
             tokio::spawn(async move {
                 sleep(after).await;
                 let done = second.await;
-                judge.log(|| format!("  a duplicate of {actor}'s request: {}", shown(told, &done)));
+                judge.log(|| {
+                    format!("  a duplicate of {actor}'s request: {}", shown(describe, &done))
+                });
             });
         }
         let broke = || Error::new(ErrorKind::Unreachable, "the connection broke");
@@ -144,9 +146,9 @@ fn after(first: Fate, double: Fate, overtakes: bool) -> Fate {
     }
 }
 
-fn shown<T>(told: fn(&T) -> String, done: &Result<T>) -> String {
+fn shown<T>(describe: fn(&T) -> String, done: &Result<T>) -> String {
     match done {
-        Ok(done) => told(done),
+        Ok(done) => describe(done),
         Err(error) => format!("{error:#}"),
     }
 }
@@ -167,7 +169,7 @@ impl Net {
         T: std::fmt::Debug + Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.wire.call(what, |told| format!("{told:?}"), true, || ask(self.store.clone())).await
+        self.wire.call(what, |reply| format!("{reply:?}"), true, || ask(self.store.clone())).await
     }
 }
 
@@ -201,12 +203,12 @@ impl Store for Net {
         self.call(format!("leave {:?}", claim.name), leave).await
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        let reweigh = |store: Arc<dyn Store>| {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        let convert = |store: Arc<dyn Store>| {
             let claim = claim.clone();
-            async move { store.reweigh(&claim).await }
+            async move { store.convert(&claim).await }
         };
-        self.call(format!("reweigh {:?} {}", claim.name, claim.weight), reweigh).await
+        self.call(format!("convert {:?} {}", claim.name, claim.weight), convert).await
     }
 
     /// Returns a notification. It may be late, lost or duplicated without a sign.

@@ -30,7 +30,7 @@ struct Server {
 struct State {
     all: BTreeMap<String, Object>,
     writes: u64,
-    dice: fastrand::Rng,
+    rng: fastrand::Rng,
 }
 
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ struct Object {
 }
 
 impl Objects {
-    pub(crate) fn new(clock: Clock, dice: fastrand::Rng) -> Self {
-        let state = Mutex::new(State { all: BTreeMap::new(), writes: 0, dice });
+    pub(crate) fn new(clock: Clock, rng: fastrand::Rng) -> Self {
+        let state = Mutex::new(State { all: BTreeMap::new(), writes: 0, rng });
         Self(Arc::new(Server { clock, state, past: Past::default() }))
     }
 
@@ -52,14 +52,14 @@ impl Objects {
         let mut state = self.0.state.lock().unwrap();
         let mut seen = state.all.get(key).cloned();
         if is_behind {
-            seen = self.0.past.old(key, &mut state.dice).unwrap_or(seen);
+            seen = self.0.past.old(key, &mut state.rng).unwrap_or(seen);
         } else {
             self.0.past.keep(key, &seen);
         }
         let Object { bytes, version, modified } = seen?;
-        let wrong = SKEW.mul_f64(state.dice.f64());
+        let wrong = SKEW.mul_f64(state.rng.f64());
         let age =
-            (ages || state.dice.u32(0..4) > 0).then(|| self.0.clock.now().since(modified) + wrong);
+            (ages || state.rng.u32(0..4) > 0).then(|| self.0.clock.now().since(modified) + wrong);
         Some(Value { bytes, version: Version(version.to_string()), age })
     }
 
@@ -121,11 +121,11 @@ impl ValueWire {
     async fn call<T: Send + 'static>(
         &self,
         what: impl FnOnce() -> String,
-        told: fn(&T) -> String,
+        describe: fn(&T) -> String,
         done: impl Fn(&Objects) -> T + Clone + Send + 'static,
     ) -> Result<T> {
         let what = if self.wire.air.judge.is_told() { what() } else { String::new() };
-        let asked = self.wire.call(what, told, false, || {
+        let asked = self.wire.call(what, describe, false, || {
             let (objects, done) = (self.objects.clone(), done.clone());
             async move { Ok(done(&objects)) }
         });
@@ -140,11 +140,11 @@ impl Values for ValueWire {
         let is_behind = self.wire.air.happens("behind", |weather| weather.stale);
         let key = key.to_owned();
         let what = format!("get {key}");
-        let told = |found: &Option<Value>| match found {
+        let describe = |found: &Option<Value>| match found {
             Some(value) => format!("{} is {}", value.version.0, brief(&value.bytes)),
             None => "absent".into(),
         };
-        self.call(|| what, told, move |objects| objects.look(&key, is_behind, false)).await
+        self.call(|| what, describe, move |objects| objects.look(&key, is_behind, false)).await
     }
 
     async fn put(

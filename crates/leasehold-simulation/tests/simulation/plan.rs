@@ -94,50 +94,50 @@ const APART: i64 = 86_400_000_000;
 /// Duration of the faults in a world. After that it may recover.
 pub(crate) const TROUBLE: Duration = Duration::from_secs(12);
 
-pub(crate) fn millis(dice: &mut fastrand::Rng, range: std::ops::Range<u64>) -> Duration {
-    Duration::from_millis(dice.u64(range))
+pub(crate) fn millis(rng: &mut fastrand::Rng, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(rng.u64(range))
 }
 
 impl Plan {
-    pub(crate) fn of(system: System, dice: &mut fastrand::Rng) -> Self {
-        let calm = dice.u32(0..4) == 0;
-        let wild = !calm && dice.u32(0..10) == 0;
+    pub(crate) fn of(system: System, rng: &mut fastrand::Rng) -> Self {
+        let calm = rng.u32(0..4) == 0;
+        let wild = !calm && rng.u32(0..10) == 0;
         let leases = [300, 1_000, 3_000, 12_000].map(Duration::from_millis);
-        let lease = leases[dice.usize(0..leases.len())];
+        let lease = leases[rng.usize(0..leases.len())];
         // Between two clocks, a difference of one percent is allowed for.
         let drift = if wild { 60_000 } else { 4_900 };
         // A system that forgets tokens derives the next ones from the clock, which must not go back
         // then.
         let forgets = match system {
-            System::Cache if !calm && !wild => forgets(dice),
+            System::Cache if !calm && !wild => forgets(rng),
             _ => Vec::new(),
         };
         let apart = if forgets.is_empty() && system != System::Memory { APART } else { 0 };
-        let process = |dice: &mut fastrand::Rng| ProcessPlan {
-            seed: dice.u64(..),
-            fast: dice.i32(-drift..=drift),
-            wall: dice.i64(-apart..=apart),
-            tasks: dice.u32(1..=3),
-            lease: if dice.bool() { lease } else { leases[dice.usize(0..3)] },
-            stops: if calm { Vec::new() } else { stops(dice, lease) },
-            cuts: match !calm && dice.u32(0..3) == 0 {
-                true => vec![(millis(dice, 0..10_000), lease * dice.u32(1..30) / 10)],
+        let process = |rng: &mut fastrand::Rng| ProcessPlan {
+            seed: rng.u64(..),
+            fast: rng.i32(-drift..=drift),
+            wall: rng.i64(-apart..=apart),
+            tasks: rng.u32(1..=3),
+            lease: if rng.bool() { lease } else { leases[rng.usize(0..3)] },
+            stops: if calm { Vec::new() } else { stops(rng, lease) },
+            cuts: match !calm && rng.u32(0..3) == 0 {
+                true => vec![(millis(rng, 0..10_000), lease * rng.u32(1..30) / 10)],
                 false => Vec::new(),
             },
         };
-        let processes: Vec<_> = (0..dice.u32(2..=4)).map(|_| process(dice)).collect();
+        let processes: Vec<_> = (0..rng.u32(2..=4)).map(|_| process(rng)).collect();
         let longest = processes.iter().map(|p| p.lease).max().unwrap_or(lease);
-        let lock = |n, dice: &mut fastrand::Rng| {
-            let kind = [Kind::Mutex, Kind::Mutex, Kind::RwLock, Kind::Semaphore][dice.usize(0..4)];
-            LockPlan { name: format!("lock {n}"), kind, permits: dice.u32(2..=4) }
+        let lock = |n, rng: &mut fastrand::Rng| {
+            let kind = [Kind::Mutex, Kind::Mutex, Kind::RwLock, Kind::Semaphore][rng.usize(0..4)];
+            LockPlan { name: format!("lock {n}"), kind, permits: rng.u32(2..=4) }
         };
-        let locks = (0..dice.u32(1..=2)).map(|n| lock(n, dice)).collect();
-        let server_fast = if system == System::Memory { 0 } else { dice.i32(-drift..=drift) };
-        let mut weather = if calm { Weather::calm() } else { Weather::of(dice, lease) };
-        if system.looks_behind() && !calm && dice.bool() {
-            weather.stale = dice.u32(0..300);
+        let locks = (0..rng.u32(1..=2)).map(|n| lock(n, rng)).collect();
+        let server_fast = if system == System::Memory { 0 } else { rng.i32(-drift..=drift) };
+        let mut weather = if calm { Weather::calm() } else { Weather::of(rng, lease) };
+        if system.looks_behind() && !calm && rng.bool() {
+            weather.stale = rng.u32(0..300);
         }
-        let evictions = if calm { 0 } else { dice.u32(0..3) };
+        let evictions = if calm { 0 } else { rng.u32(0..3) };
         Self {
             system,
             calm,
@@ -153,21 +153,21 @@ impl Plan {
     }
 }
 
-fn forgets(dice: &mut fastrand::Rng) -> Vec<Duration> {
-    let mut all: Vec<_> = (0..dice.u32(0..4)).map(|_| millis(dice, 0..10_000)).collect();
+fn forgets(rng: &mut fastrand::Rng) -> Vec<Duration> {
+    let mut all: Vec<_> = (0..rng.u32(0..4)).map(|_| millis(rng, 0..10_000)).collect();
     all.sort();
     all
 }
 
-fn stops(dice: &mut fastrand::Rng, lease: Duration) -> Vec<(Duration, Option<Duration>)> {
+fn stops(rng: &mut fastrand::Rng, lease: Duration) -> Vec<(Duration, Option<Duration>)> {
     let mut all = Vec::new();
-    if dice.u32(0..3) == 0 {
-        for _ in 0..dice.u32(1..4) {
-            all.push((millis(dice, 0..10_000), Some(lease * dice.u32(1..40) / 10)));
+    if rng.u32(0..3) == 0 {
+        for _ in 0..rng.u32(1..4) {
+            all.push((millis(rng, 0..10_000), Some(lease * rng.u32(1..40) / 10)));
         }
     }
-    if dice.u32(0..6) == 0 {
-        all.push((millis(dice, 0..10_000), None));
+    if rng.u32(0..6) == 0 {
+        all.push((millis(rng, 0..10_000), None));
     }
     all.sort();
     all
@@ -179,12 +179,12 @@ impl Weather {
         Self { quick, slow, late: 0, lost: 0, broken: 0, doubled: 0, halved: 0, stale: 0 }
     }
 
-    fn of(dice: &mut fastrand::Rng, lease: Duration) -> Self {
-        let mut chance = |most: u32| if dice.bool() { dice.u32(0..most) } else { 0 };
+    fn of(rng: &mut fastrand::Rng, lease: Duration) -> Self {
+        let mut chance = |most: u32| if rng.bool() { rng.u32(0..most) } else { 0 };
         let (late, lost, broken, doubled) = (chance(200), chance(150), chance(150), chance(200));
         let halved = chance(150);
-        let slow = lease * dice.u32(1..25) / 10;
-        let quick = Duration::from_millis(dice.u64(1..30));
+        let slow = lease * rng.u32(1..25) / 10;
+        let quick = Duration::from_millis(rng.u64(1..30));
         Self { quick, slow, late, lost, broken, doubled, halved, stale: 0 }
     }
 

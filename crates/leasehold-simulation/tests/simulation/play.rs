@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::store::{Evict, Standing, Store};
+use leasehold_core::store::{ClaimState, Evict, Store};
 use leasehold_core::testing::{downgrade, try_upgrade};
 use leasehold_core::{
     Builder, Client, Clock, Error, ErrorKind, Hold, Kind, LostReason, MAX_READERS, Name, Owner,
@@ -21,7 +21,7 @@ use crate::plan::{Plan, ProcessPlan, System, TROUBLE, millis};
 
 /// The results of a world.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Outcome {
     pub(crate) story: Vec<String>,
     pub(crate) broken: Vec<String>,
     pub(crate) seen: BTreeMap<&'static str, u64>,
@@ -32,27 +32,27 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Maximum time for which data without a client stays in the store, in addition to the leases.
 const RESIDUE: Duration = Duration::from_secs(10);
 
-/// Plays the world of this seed on `system`. Records its story if `told`.
-pub(crate) fn play(system: System, seed: u64, told: bool) -> Told {
+/// Plays the world of this seed on `system`. Records its story if `verbose`.
+pub(crate) fn play(system: System, seed: u64, verbose: bool) -> Outcome {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(world(system, seed, told))
+    runtime.block_on(world(system, seed, verbose))
 }
 
-async fn world(system: System, seed: u64, told: bool) -> Told {
-    let mut dice = fastrand::Rng::with_seed(seed);
-    let plan = Arc::new(Plan::of(system, &mut dice));
-    let judge = Arc::new(Judge::new(&plan, told));
+async fn world(system: System, seed: u64, verbose: bool) -> Outcome {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let plan = Arc::new(Plan::of(system, &mut rng));
+    let judge = Arc::new(Judge::new(&plan, verbose));
     if plan.calm {
         judge.saw("calm");
     }
     let air = Arc::new(Air {
         weather: Mutex::new(plan.weather.clone()),
-        dice: Mutex::new(dice.fork()),
+        rng: Mutex::new(rng.fork()),
         judge: judge.clone(),
     });
-    let ground = Ground::new(&plan, &mut dice);
-    let onlooker = World::new(dice.u64(..));
+    let ground = Ground::new(&plan, &mut rng);
+    let onlooker = World::new(rng.u64(..));
     if system == System::Cache {
         onlooker.process(ground.clone().open()).await;
     }
@@ -72,7 +72,7 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
         for task in 0..process.tasks {
             let task = Task {
                 actor: format!("{n}.{task}"),
-                dice: dice.fork(),
+                rng: rng.fork(),
                 locks: locks.clone(),
                 world: world.clone(),
                 judge: judge.clone(),
@@ -90,7 +90,7 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
         tokio::spawn(stops(n, process.clone(), world, judge.clone(), began));
         tokio::spawn(cuts(n, process.clone(), wire, judge.clone(), began));
     }
-    let evicts = evictions(plan.clone(), store.clone(), judge.clone(), dice.fork());
+    let evicts = evictions(plan.clone(), store.clone(), judge.clone(), rng.fork());
     tokio::spawn(onlooker.process(evicts));
     tokio::spawn(forgets(plan.clone(), ground, judge.clone(), began));
     sleep_until(began + TROUBLE).await;
@@ -111,7 +111,7 @@ async fn world(system: System, seed: u64, told: bool) -> Told {
         judge.breaks(&format!("claims remain in the store: {left:?}"));
     }
     let (story, broken, seen) = judge.ends();
-    Told { story, broken, seen }
+    Outcome { story, broken, seen }
 }
 
 async fn stops(n: usize, plan: ProcessPlan, world: World, judge: Arc<Judge>, began: Instant) {
@@ -155,16 +155,16 @@ async fn evictions(
     plan: Arc<Plan>,
     store: Arc<dyn Store>,
     judge: Arc<Judge>,
-    mut dice: fastrand::Rng,
+    mut rng: fastrand::Rng,
 ) {
     for _ in 0..plan.evictions {
-        sleep(millis(&mut dice, 500..5_000)).await;
-        let lock = dice.usize(0..plan.locks.len());
+        sleep(millis(&mut rng, 500..5_000)).await;
+        let lock = rng.usize(0..plan.locks.len());
         let name = Name::new(&plan.locks[lock].name).expect("a name");
         let Ok(Some(seen)) = store.read(&name).await else { continue };
         // Evicts one claim of the queue, or all holders.
-        let one = dice.choice(&seen.claims).and_then(|claim| claim.token);
-        let which = match one.filter(|_| dice.bool()) {
+        let one = rng.choice(&seen.claims).and_then(|claim| claim.token);
+        let which = match one.filter(|_| rng.bool()) {
             Some(one) => Evict::Token(one),
             None => Evict::Holders,
         };
@@ -176,7 +176,7 @@ async fn evictions(
         };
         let in_cells = plan.system != System::Memory;
         let held = seen.claims.iter();
-        let held = held.filter(|claim| in_cells || claim.standing != Standing::Waiting);
+        let held = held.filter(|claim| in_cells || claim.state != ClaimState::Waiting);
         let tokens = held.filter_map(|claim| claim.token);
         let tokens: Vec<_> =
             tokens.filter(|token| which == Evict::Holders || one == Some(*token)).collect();
@@ -190,7 +190,7 @@ async fn evictions(
 /// A task of a program.
 struct Task {
     actor: String,
-    dice: fastrand::Rng,
+    rng: fastrand::Rng,
     locks: Client,
     world: World,
     judge: Arc<Judge>,
@@ -235,14 +235,14 @@ impl std::fmt::Display for With {
 impl Task {
     async fn live(mut self, began: Instant) {
         while began.elapsed() < TROUBLE {
-            let pause = millis(&mut self.dice, 0..400);
+            let pause = millis(&mut self.rng, 0..400);
             sleep(pause).await;
             self.turn().await;
         }
     }
 
     fn one_in(&mut self, n: u32) -> bool {
-        self.dice.u32(0..n) == 0
+        self.rng.u32(0..n) == 0
     }
 
     /// Returns whether the system supports cooldowns. Cells do not.
@@ -252,19 +252,19 @@ impl Task {
 
     fn wish(&mut self, lock: usize) -> With {
         let (lease, plan) = (self.process.lease, self.plan.locks[lock].clone());
-        let how = match self.dice.u32(0..8) {
+        let how = match self.rng.u32(0..8) {
             0 => How::Try,
-            1 | 2 => How::For(lease * self.dice.u32(0..20) / 10),
-            3 => How::Dropped(lease * self.dice.u32(0..15) / 10),
+            1 | 2 => How::For(lease * self.rng.u32(0..20) / 10),
+            3 => How::Dropped(lease * self.rng.u32(0..15) / 10),
             _ => How::Patient,
         };
         let weight = match plan.kind {
             Kind::Mutex => 1,
             Kind::RwLock if self.one_in(3) => MAX_READERS,
             Kind::RwLock => 1,
-            Kind::Semaphore => self.dice.u32(1..=plan.permits),
+            Kind::Semaphore => self.rng.u32(1..=plan.permits),
         };
-        let tenths = self.dice.u32(2..20);
+        let tenths = self.rng.u32(2..20);
         let renewed = !self.one_in(10);
         With {
             how,
@@ -272,12 +272,12 @@ impl Task {
             max_hold: self.one_in(8).then_some(lease * tenths / 10),
             // A hold that expires is not released, so its `min_hold` has no effect.
             min_hold: if self.can_delay() && renewed && self.one_in(10) {
-                millis(&mut self.dice, 50..600)
+                millis(&mut self.rng, 50..600)
             } else {
                 Duration::ZERO
             },
             lock_delay: if self.can_delay() && !self.plan.calm && self.one_in(10) {
-                millis(&mut self.dice, 50..600)
+                millis(&mut self.rng, 50..600)
             } else {
                 Duration::ZERO
             },
@@ -288,7 +288,7 @@ impl Task {
 
     /// Acquires a lock, holds it for a while, and releases it.
     async fn turn(&mut self) {
-        let lock = self.dice.usize(0..self.plan.locks.len());
+        let lock = self.rng.usize(0..self.plan.locks.len());
         let with = self.wish(lock);
         let asked = self.asks(lock, &with, None);
         let Some(guard) = self.ask(&asked, &with).await else { return };
@@ -303,7 +303,7 @@ impl Task {
             self.hold(lock, &with, &guard).await;
         }
         if self.plan.locks[lock].kind == Kind::RwLock {
-            self.reweigh(&asked, &with, &guard).await;
+            self.convert(&asked, &with, &guard).await;
         }
         // In this simulation the parent gives the guard away to the child, and cannot release it.
         // So the hold must end on its own.
@@ -446,7 +446,7 @@ impl Task {
     /// Works, and checks the guard several times.
     async fn hold(&mut self, lock: usize, with: &With, guard: &Hold) {
         let lease = self.process.lease;
-        let tenths = [0, 1, 3, 15][self.dice.usize(0..4)];
+        let tenths = [0, 1, 3, 15][self.rng.usize(0..4)];
         let slice = lease * tenths / 10 / 4;
         for _ in 0..4 {
             sleep(slice).await;
@@ -482,13 +482,13 @@ impl Task {
 
     /// Converts a writer to a reader or a reader to a writer, possibly several times. Some
     /// conversions are dropped early.
-    async fn reweigh(&mut self, asked: &Asked, with: &With, guard: &Hold) {
-        for _ in 0..self.dice.u32(0..4) {
+    async fn convert(&mut self, asked: &Asked, with: &With, guard: &Hold) {
+        for _ in 0..self.rng.u32(0..4) {
             let patience = match self.one_in(3) {
-                true => self.process.lease * self.dice.u32(0..10) / 10,
+                true => self.process.lease * self.rng.u32(0..10) / 10,
                 false => Duration::MAX,
             };
-            let (token, heavier) = (guard.grant(), self.dice.bool());
+            let (token, heavier) = (guard.grant(), self.rng.bool());
             let done = if heavier {
                 let done = timeout(patience, try_upgrade(guard)).await;
                 if let Ok(Ok(())) = done {
@@ -531,7 +531,7 @@ impl Task {
     async fn fork(&mut self, guard: Hold) {
         self.judge.saw("forked");
         let (watch, token) = (guard.watch(), guard.grant());
-        let (locks, drops) = (self.locks.clone(), self.dice.bool());
+        let (locks, drops) = (self.locks.clone(), self.rng.bool());
         let child = async move {
             let state = guard.state();
             let tried = locks.mutex("of a child").try_lock().await.map(drop);

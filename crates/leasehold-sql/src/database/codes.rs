@@ -150,6 +150,8 @@ pub(crate) fn sqlite(code: i32) -> Class {
     match (code, code & 0xff) {
         // SQLITE_BUSY_SNAPSHOT.
         (517, _) => Serialization,
+        // SQLITE_IOERR_SHMSIZE: the file with the index of the log cannot grow.
+        (4874, _) => Full,
         (_, 5 | 6) => Waited,
         (_, 17) => Stale,
         // Abort, no memory, interrupt, failed read or write, and an error of the locking protocol.
@@ -278,6 +280,7 @@ mod tests {
             (517, Serialization),
             (261, Waited),
             (10, Unavailable),
+            (4874, Full),
             (266, Unavailable),
             (7, Unavailable),
             (8, ReadOnly),

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::dialect::Dialect;
-use super::said::{self, Described};
+use super::server_errors::{self, Described};
 use leasehold_core::Error;
 
 /// An error of a statement of a [`Session`](crate::database::Session).
@@ -42,8 +42,8 @@ impl Fault {
         because: impl Into<Because>,
     ) -> Self {
         let (code, because) = (code.into(), because.into());
-        let (kind, what, hint) =
-            said::known(dialect, &code, &because.to_string()).unwrap_or(said::REJECTED);
+        let (kind, what, hint) = server_errors::known(dialect, &code, &because.to_string())
+            .unwrap_or(server_errors::REJECTED);
         let error = Error::new(kind, what).with_source(because).with_hint(hint);
         Self { code: Some((dialect, code)), error }
     }
@@ -51,12 +51,12 @@ impl Fault {
     /// Creates a fault for a connection that broke or could not be opened. The statement may or may
     /// not have been executed.
     pub fn unanswered(because: impl Into<Because>) -> Self {
-        Self::of(said::NO_RESPONSE, because)
+        Self::of(server_errors::NO_RESPONSE, because)
     }
 
     /// Creates a fault for a result that does not have the expected type.
     pub fn unreadable(because: impl Into<Because>) -> Self {
-        Self::of(said::OTHER_TABLE, because)
+        Self::of(server_errors::OTHER_TABLE, because)
     }
 
     pub(crate) fn of((kind, what, hint): Described, because: impl Into<Because>) -> Self {

@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::url::is_file;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::Queue;
-use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed};
+use leasehold_core::store::{Converted, Evict, Joined, LockInfo, Mode, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 
 /// A function that returns whether no caller waits for the reply any more.
@@ -38,7 +38,7 @@ pub(super) enum Call {
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
     Leave(Claim, Option<Duration>, ReleaseHint),
-    Reweigh(Claim),
+    Convert(Claim),
     Read(Name),
     /// Reads a lock like `Read`, but may omit waiters.
     Holders(Name),
@@ -70,7 +70,7 @@ pub(super) enum Answer {
     RenewedUnlocked(Vec<UnlockedRenewal>),
     Renewed(Vec<Renewal>),
     Left(bool),
-    Reweighed(Reweighed),
+    Converted(Converted),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
     Evicted(usize),
@@ -233,13 +233,13 @@ impl Shared {
             Call::Leave(claim, keep, hint) => {
                 Answer::Left(self.leave(wire, claim, *keep, *hint).await? || in_doubt)
             }
-            Call::Reweigh(claim) => {
+            Call::Convert(claim) => {
                 let scope = ReadScope::FrontAnd(claim.id);
-                let reweighed = self.section(wire, &claim.name, scope, None, |loaded| {
+                let converted = self.section(wire, &claim.name, scope, None, |loaded| {
                     let now = loaded.now;
-                    loaded.queue.reweigh(claim, now)
+                    loaded.queue.convert(claim, now)
                 });
-                Answer::Reweighed(reweighed.await?.unwrap_or(Reweighed::Lost))
+                Answer::Converted(converted.await?.unwrap_or(Converted::Lost))
             }
             Call::Read(name) => Answer::Read(self.read_all(wire, name).await?),
             Call::Holders(name) => Answer::Read(self.read_holders(wire, name).await?),

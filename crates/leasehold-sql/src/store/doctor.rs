@@ -153,8 +153,8 @@ async fn replication(wire: &mut dyn Wire) -> Result<Settings, Failure> {
     // The current name of the statement, and its older name.
     for question in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
         match pairs(wire, question).await {
-            Ok(told) => {
-                found.extend(told.into_values().map(|host| ("follows".to_owned(), host)));
+            Ok(settings) => {
+                found.extend(settings.into_values().map(|host| ("follows".to_owned(), host)));
                 break;
             }
             Err(Failure::Final(_)) => {}
@@ -164,7 +164,7 @@ async fn replication(wire: &mut dyn Wire) -> Result<Settings, Failure> {
     let dumps = "SELECT 'replicas', CAST(COUNT(*) AS CHAR) FROM information_schema.PROCESSLIST \
                  WHERE COMMAND LIKE 'Binlog Dump%'";
     match pairs(wire, dumps).await {
-        Ok(told) => found.extend(told),
+        Ok(settings) => found.extend(settings),
         Err(Failure::Final(_)) => {}
         Err(failure) => return Err(failure),
     }
@@ -239,8 +239,8 @@ fn no_procedures() -> Finding {
 }
 
 #[cfg(feature = "postgres")]
-fn pooler(said: bool, lent: bool) -> Option<Finding> {
-    match (said, lent) {
+fn pooler(is_stated: bool, lent: bool) -> Option<Finding> {
+    match (is_stated, lent) {
         (false, true) => Some(Finding::broken(
             "pooler",
             "a pooler in transaction mode is in front of this server, but the URL does not say so",

@@ -408,7 +408,7 @@ fn explain(error: sqlx::Error) -> Error {
             "the file is damaged, or belongs to another program",
             "use another path, or restore the file from a backup",
         ),
-        "53100" | "m1114" | "m1021" | "s13" => {
+        _ if class_of(&error) == Class::Full => {
             (ErrorKind::Full, "the database's disk is full", "free disk space")
         }
         "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" | "22001" | "m1406" => (

@@ -150,9 +150,9 @@ mod tests {
     async fn error_names_every_host() {
         let (connected, tried) = tried(&hosts(), "none").await;
         assert_eq!(tried.len(), 3);
-        let told = connected.unwrap_err().to_string();
+        let message = connected.unwrap_err().to_string();
         for host in ["a:5432: connection refused", "; b:5432: ", "; c:5432: "] {
-            assert!(told.contains(host), "{told}");
+            assert!(message.contains(host), "{message}");
         }
     }
 

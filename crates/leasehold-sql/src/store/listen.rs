@@ -104,7 +104,7 @@ impl Shared {
         for (id, token) in &found.granted {
             self.waiters.notify(*id, Signal::Granted(*token));
         }
-        found.evicted.iter().for_each(|id| self.ears.ask(*id));
+        found.evicted.iter().for_each(|id| self.listeners.ask(*id));
         if found.is_full {
             self.find_granted().await;
         }
@@ -188,8 +188,8 @@ mod tests {
     }
 
     async fn news(store: &SqlStore, claim: &Claim) -> Signal {
-        let told = tokio::time::timeout(Duration::from_secs(30), store.changed(claim)).await;
-        told.expect("no notification arrived").unwrap()
+        let signal = tokio::time::timeout(Duration::from_secs(30), store.changed(claim)).await;
+        signal.expect("no notification arrived").unwrap()
     }
 
     // R11

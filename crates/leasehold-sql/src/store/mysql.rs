@@ -166,8 +166,8 @@ impl MySql {
     async fn first_arrival(&self, connection: &mut MySqlConnection) -> sqlx::Result<()> {
         let asked = sqlx::raw_sql("SELECT VERSION(), @@version_comment");
         let row = asked.fetch_one(connection).await?;
-        let told = [text(&row, 0)?, text(&row, 1)?].map(Option::unwrap_or_default).join(" ");
-        match version::other_product(&told, "MySQL or MariaDB") {
+        let arrival = [text(&row, 0)?, text(&row, 1)?].map(Option::unwrap_or_default).join(" ");
+        match version::other_product(&arrival, "MySQL or MariaDB") {
             Some(error) => Err(fault::refused(error)),
             None => Ok(()),
         }

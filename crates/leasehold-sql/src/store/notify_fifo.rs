@@ -305,14 +305,15 @@ fn lines(read: &mut Vec<u8>) -> Notifications {
     let mut found = Notifications::default();
     for line in read[..whole].split(|&b| b == b'\n') {
         let words = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' '));
-        let Some((id, said)) = words.and_then(|(id, said)| Some((ClaimId::from_hex(id)?, said)))
+        let Some((id, message)) =
+            words.and_then(|(id, message)| Some((ClaimId::from_hex(id)?, message)))
         else {
             continue;
         };
-        if said == EVICTED {
+        if message == EVICTED {
             found.evicted.push(id);
         }
-        found.granted.extend(said.parse().ok().map(|token| (id, token)));
+        found.granted.extend(message.parse().ok().map(|token| (id, token)));
     }
     read.drain(..whole);
     if read.len() > LONGEST_LINE {

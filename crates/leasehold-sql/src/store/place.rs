@@ -331,16 +331,16 @@ mod tests {
         let path = ["app".to_owned(), "public".to_owned()];
         let choose = |all: &[(&str, bool, bool)]| chosen(None, &path, &schemas(all));
         let is = |schema: &str| Ok::<_, String>(schema.to_owned());
-        let told = |done: Result<String, Error>| done.map_err(|error| error.to_string());
-        assert_eq!(told(choose(&[("public", true, true)])), is("public"));
-        assert_eq!(told(choose(&[("public", true, false)])), is("public"));
-        assert_eq!(told(choose(&[("app", true, false), ("public", true, false)])), is("app"));
+        let choice = |done: Result<String, Error>| done.map_err(|error| error.to_string());
+        assert_eq!(choice(choose(&[("public", true, true)])), is("public"));
+        assert_eq!(choice(choose(&[("public", true, false)])), is("public"));
+        assert_eq!(choice(choose(&[("app", true, false), ("public", true, false)])), is("app"));
         // A user's own schema does not shadow the schema that has the tables.
-        assert_eq!(told(choose(&[("app", true, false), ("public", true, true)])), is("public"));
-        assert_eq!(told(choose(&[("app", true, true), ("other", true, true)])), is("app"));
+        assert_eq!(choice(choose(&[("app", true, false), ("public", true, true)])), is("public"));
+        assert_eq!(choice(choose(&[("app", true, true), ("other", true, true)])), is("app"));
         // This holds even if the user may not use that schema. The error is then a missing
         // permission.
-        assert_eq!(told(choose(&[("app", true, false), ("public", false, true)])), is("public"));
+        assert_eq!(choice(choose(&[("app", true, false), ("public", false, true)])), is("public"));
         for (all, names) in [
             (vec![("app", true, true), ("public", true, true)], "schema=app or schema=public"),
             (vec![("app", true, false), ("other", true, true)], "schema=other"),
@@ -352,7 +352,7 @@ mod tests {
             assert_eq!(error.to_string().lines().count(), 1);
         }
         let all = schemas(&[("app", true, true), ("public", true, true)]);
-        assert_eq!(told(chosen(Some("public"), &path, &all)), is("public"));
+        assert_eq!(choice(chosen(Some("public"), &path, &all)), is("public"));
     }
 
     #[test]

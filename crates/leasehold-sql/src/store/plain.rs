@@ -99,15 +99,15 @@ impl Shared {
     ) -> Result<HandedOver, Failure> {
         let Some(plain) = self.plain(claim) else { return Ok(HandedOver::Not) };
         let args = vec![Arg::Name(claim.name.as_str().into()), claim.id.to_hex().into()];
-        let told = || vec![self.session.clone().into(), plain.told.into()];
-        let both = args.iter().cloned().chain(told()).collect();
+        let parameters = || vec![self.session.clone().into(), plain.notified_prefix.into()];
+        let both = args.iter().cloned().chain(parameters()).collect();
         let answer = match self.call_procedure(wire, |all| &all.hand_over, both).await? {
             Called::Done(row) => Some(row),
             Called::Nothing => None,
             Called::Unsure => return Ok(self.has_handed_over(wire, claim).await),
             Called::No => {
                 let step = Step::Rows(&plain.hand_over, args);
-                self.decide(wire, plain, step, Some(Step::Rows(&plain.tell, told()))).await?
+                self.decide(wire, plain, step, Some(Step::Rows(&plain.tell, parameters()))).await?
             }
         };
         let Some(row) = answer else { return Ok(HandedOver::Not) };
@@ -157,8 +157,8 @@ mod tests {
     use super::*;
     use leasehold_core::Name;
     use leasehold_core::queue::Entry;
-    use leasehold_core::store::{LockInfo, Mode, Standing, Store};
-    use testbed::Dice;
+    use leasehold_core::store::{ClaimState, LockInfo, Mode, Store};
+    use testbed::SeededRng;
 
     const BY_MESSAGE: &str = "by one message";
     const BY_SECTION: &str = "by a section";
@@ -185,12 +185,12 @@ mod tests {
     }
 
     /// Returns the process ID and state of each claim.
-    fn queue(info: Option<LockInfo>) -> Vec<(u32, Standing)> {
+    fn queue(info: Option<LockInfo>) -> Vec<(u32, ClaimState)> {
         let claims = info.map(|info| info.claims).unwrap_or_default();
-        claims.into_iter().map(|c| (c.holder.pid, c.standing)).collect()
+        claims.into_iter().map(|c| (c.holder.pid, c.state)).collect()
     }
 
-    fn told(answer: &Answer) -> String {
+    fn describe(answer: &Answer) -> String {
         match answer {
             Answer::Joined(Joined::Holding { .. }) => "holds".into(),
             Answer::Joined(Joined::Waiting(place)) => {
@@ -205,7 +205,7 @@ mod tests {
     fn written(loaded: Option<QueueSnapshot>) -> String {
         let Some(loaded) = loaded else { return String::new() };
         let entry =
-            |e: &Entry| format!("{} {} {:?} {}\n", e.token, e.id.to_hex(), e.standing, e.session);
+            |e: &Entry| format!("{} {} {:?} {}\n", e.token, e.id.to_hex(), e.state, e.session);
         loaded.queue.entries().map(entry).collect()
     }
 
@@ -229,7 +229,7 @@ mod tests {
                 }
             };
         }
-        let (mut dice, mut waited, mut handed) = (Dice(7), 0, 0);
+        let (mut rng, mut waited, mut handed) = (SeededRng(7), 0, 0);
         for round in 0..rounds {
             let names = [BY_MESSAGE, BY_SECTION].map(|how| format!("{how} {round}"));
             let claims: Vec<[Claim; 2]> = (0..5)
@@ -244,14 +244,14 @@ mod tests {
                 })
                 .collect();
             for _ in 0..30 {
-                let what = dice.below(10);
+                let what = rng.below(10);
                 let name = &claims[0][0].name;
                 let first = done!(|w| shared.snapshot(w, name));
                 let first = first.and_then(|kept| Some(kept.queue.entries().next()?.holder.pid));
                 // The leaving claim is usually the first.
                 let n = match (what, first) {
-                    (5..8, Some(first)) if dice.below(3) > 0 => first as usize,
-                    _ => dice.below(5) as usize,
+                    (5..8, Some(first)) if rng.below(3) > 0 => first as usize,
+                    _ => rng.below(5) as usize,
                 };
                 let [quick, slow] = &claims[n];
                 match what {
@@ -266,7 +266,7 @@ mod tests {
                             Some(joined) => Answer::Joined(joined),
                             None => done!(|w| shared.join_in_section(w, quick, Mode::Wait)),
                         };
-                        assert_eq!(told(&answer), told(&by_section), "round {round}");
+                        assert_eq!(describe(&answer), describe(&by_section), "round {round}");
                     }
                     5..8 => {
                         let by_section = done!(|w| shared.leave_in_section(w, slow, None));
@@ -291,7 +291,7 @@ mod tests {
                             let kept = done!(|w| shared.snapshot(w, &claim.name));
                             let kept = kept.map(|kept| kept.queue);
                             let first = kept.as_ref().and_then(|queue| queue.entries().next());
-                            firsts.push(first.map(|e| (e.holder.pid, e.standing)));
+                            firsts.push(first.map(|e| (e.holder.pid, e.state)));
                         }
                         assert_eq!(firsts[0], firsts[1], "first claims in round {round}");
                     }
@@ -395,12 +395,15 @@ mod tests {
         let wire = &mut *pooled.wire;
         wire.raw("VACUUM ANALYZE public.leasehold_claims").await.unwrap();
         let scans = async |wire: &mut dyn Wire| -> [u64; 2] {
-            let said = |sql: &str, shape| super::super::wire::Statement { sql: sql.into(), shape };
-            wire.rows(&said("SELECT pg_stat_force_next_flush()::text", "t"), vec![]).await.unwrap();
+            let statement =
+                |sql: &str, shape| super::super::wire::Statement { sql: sql.into(), shape };
+            wire.rows(&statement("SELECT pg_stat_force_next_flush()::text", "t"), vec![])
+                .await
+                .unwrap();
             let sql = "SELECT t.seq_scan, i.idx_scan FROM pg_stat_user_tables t, pg_stat_user_indexes i \
                        WHERE t.relname = 'leasehold_claims' AND i.indexrelname = 'leasehold_claims_by_claim'";
             let mut cells =
-                Cells::new(wire.rows(&said(sql, "ii"), vec![]).await.unwrap().remove(0));
+                Cells::new(wire.rows(&statement(sql, "ii"), vec![]).await.unwrap().remove(0));
             [cells.count().unwrap(), cells.count().unwrap()]
         };
         let before = scans(wire).await;

@@ -23,7 +23,7 @@ impl Plain {
             stand: write("iii", &stand(front)),
             hand_over: write("tit", HAND_OVER),
             tell: write("", TELL),
-            told: SLEEPS,
+            notified_prefix: SLEEPS,
             procedures: Some(procedures(front, write)),
         }
     }

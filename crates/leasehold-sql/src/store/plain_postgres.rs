@@ -19,7 +19,7 @@ impl Plain {
             stand: write("iii", &stand(front)),
             hand_over: write("tit", &hand_over()),
             tell: write("", TELL),
-            told: LISTENS,
+            notified_prefix: LISTENS,
             procedures: schema.map(|schema| procedures(front, schema, &write)),
         }
     }
@@ -70,7 +70,7 @@ fn hand_over() -> String {
          u AS (UPDATE {{locks}} l SET claim = '', token = coalesce(t.next - 1, l.token), \
          claims = l.claims - CASE WHEN t.mine IS NULL THEN 0 ELSE 1 END FROM t WHERE l.name = $1) \
          SELECT coalesce(claim, ''), coalesce(next, 0), coalesce(session, ''), \
-         set_config('leasehold.told', coalesce(session || ' ' || claim || ' ' || next::text, ''), false) \
+         set_config('leasehold.to_notify', coalesce(session || ' ' || claim || ' ' || next::text, ''), false) \
          FROM t",
         front = front(),
     )
@@ -167,9 +167,9 @@ fn front() -> &'static str {
 
 /// Notifies the client of the next claim. Arguments: this client, and the prefix of the names of
 /// clients that listen. (OFFSET prevents the variable from being read again after it was emptied.)
-const TELL: &str = "SELECT set_config('synchronous_commit', 'off', true), set_config('leasehold.told', '', false), \
+const TELL: &str = "SELECT set_config('synchronous_commit', 'off', true), set_config('leasehold.to_notify', '', false), \
      CASE WHEN starts_with(n.session, $2) AND n.session <> $1 \
-     THEN pg_notify(n.session, substr(n.told, length(n.session) + 2)) END \
-     FROM (SELECT t.told, split_part(t.told, ' ', 1) AS session \
-     FROM (SELECT current_setting('leasehold.told', true) AS told OFFSET 0) t OFFSET 0) n \
-     WHERE n.told <> ''";
+     THEN pg_notify(n.session, substr(n.message, length(n.session) + 2)) END \
+     FROM (SELECT t.message, split_part(t.message, ' ', 1) AS session \
+     FROM (SELECT current_setting('leasehold.to_notify', true) AS message OFFSET 0) t OFFSET 0) n \
+     WHERE n.message <> ''";

@@ -15,10 +15,10 @@ pub(super) struct Plain {
     /// Hands over. Returns the ID, token and client of the next claim, if there is one. Returns no
     /// row if the case is not simple enough.
     pub(super) hand_over: Statement,
-    /// Notifies the client of the next claim. Arguments: this client, and `told`.
+    /// Notifies the client of the next claim. Arguments: this client, and `notified_prefix`.
     pub(super) tell: Statement,
     /// The prefix of the names of clients that `tell` notifies.
-    pub(super) told: &'static str,
+    pub(super) notified_prefix: &'static str,
     /// Stored procedures that do the same, on servers that support them.
     pub(super) procedures: Option<Procedures>,
 }

@@ -813,13 +813,14 @@ pub(super) fn message(id: ClaimId, token: Token) -> String {
 /// the durable changes are not in this transaction. It contains nothing that must be durable, so it
 /// is not flushed. Channels that are not a client's name are left out, because they are written
 /// into SQL.
-pub(super) fn telling(told: &[(&str, String)]) -> Option<String> {
+pub(super) fn telling(notifications: &[(&str, String)]) -> Option<String> {
     let plain = |channel: &str| {
         channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
     };
-    let told = told.iter().filter(|(channel, _)| plain(channel));
-    let all: String =
-        told.map(|(channel, message)| format!(", pg_notify('{channel}', '{message}')")).collect();
+    let notifications = notifications.iter().filter(|(channel, _)| plain(channel));
+    let all: String = notifications
+        .map(|(channel, message)| format!(", pg_notify('{channel}', '{message}')"))
+        .collect();
     (!all.is_empty()).then(|| format!("SELECT set_config('synchronous_commit', 'off', true){all}"))
 }
 
@@ -835,15 +836,15 @@ mod tests {
     // F37
     #[test]
     fn notification_follows_the_commit_and_is_never_sql() {
-        let told = |channel| telling(&[(channel, "a 7".to_owned())]);
+        let statement = |channel| telling(&[(channel, "a 7".to_owned())]);
         assert_eq!(
-            told("leasehold_hears_1f").as_deref(),
+            statement("leasehold_hears_1f").as_deref(),
             Some(
                 "SELECT set_config('synchronous_commit', 'off', true), \
                  pg_notify('leasehold_hears_1f', 'a 7')"
             )
         );
-        assert_eq!(told("leasehold_hears_'); DROP TABLE x; --"), None);
+        assert_eq!(statement("leasehold_hears_'); DROP TABLE x; --"), None);
         let two = telling(&[("a", "x".to_owned()), ("b", "y".to_owned())]).unwrap();
         assert!(two.ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
     }

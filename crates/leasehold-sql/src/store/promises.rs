@@ -37,6 +37,7 @@ const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
 
 /// The maximum time that a connecting client waits for room at the server.
 const FOR_ROOM: Duration = Duration::from_secs(8);
+/// Pause between attempts to connect to a server without room.
 const ROOM_AGAIN: Duration = Duration::from_millis(200);
 
 /// Opens a first connection, which finds the location of the tables.
@@ -224,8 +225,8 @@ async fn ask<const N: usize>(
     let statement = Statement { sql: sql.to_owned().into(), shape };
     let rows = wire.rows(&statement, Vec::new()).await?;
     let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
-    let told = shape.bytes().map(|_| cells.text()).collect::<Result<Vec<_>, _>>()?;
-    told.try_into().map_err(|_| {
+    let values = shape.bytes().map(|_| cells.text()).collect::<Result<Vec<_>, _>>()?;
+    values.try_into().map_err(|_| {
         Error::new(ErrorKind::Corrupt, "the database did not report its settings").into()
     })
 }

@@ -19,13 +19,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::rows::{
-    Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
-};
+use super::rows::{Cells, LockRow, common, corrupt, int, kind_number, nobody, state_number, time};
 use super::statements::{FRONT_LIMIT, Statements, Write};
 use super::wire::{Arg, Row, Step, Wire};
 use leasehold_core::queue::{Entry, Queue};
-use leasehold_core::store::{Joined, Place, Renewal, Standing};
+use leasehold_core::store::{ClaimState, Joined, Place, Renewal};
 use leasehold_core::{Claim, ClaimId, Name, Token};
 
 /// The part of a queue to read.
@@ -202,7 +200,7 @@ impl QueueSnapshot {
     /// header.
     pub(super) fn is_enough(&self) -> bool {
         let in_front = |e: &&Entry| self.is_in_front(e.token);
-        let waits = |e: &Entry| e.standing == Standing::Waiting;
+        let waits = |e: &Entry| e.state == ClaimState::Waiting;
         self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
     }
 
@@ -245,18 +243,13 @@ impl QueueSnapshot {
     pub(super) fn is_settled(&self) -> bool {
         let mut queue = self.queue.clone();
         queue.settle(self.now);
-        let same = |(a, b): (&Entry, &Entry)| a.token == b.token && a.standing == b.standing;
+        let same = |(a, b): (&Entry, &Entry)| a.token == b.token && a.state == b.state;
         queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
     }
 
     /// Returns the renewal of a claim whose row was extended just before the queue was read.
     /// Returns `None` if the claim has left or expired since.
-    pub(super) fn standing_of(
-        &mut self,
-        claim: &Claim,
-        lease: Duration,
-        now: u64,
-    ) -> Option<Renewal> {
+    pub(super) fn state_of(&mut self, claim: &Claim, lease: Duration, now: u64) -> Option<Renewal> {
         match self.queue.peek(claim.id, now)? {
             Renewal::Holding { token, remaining } => {
                 let remaining = remaining.map(|left| left.min(lease));
@@ -292,7 +285,7 @@ impl QueueSnapshot {
                 None => writes.push(insert(sql, name, e)),
                 Some(old) => {
                     writes.extend(is_moved(old, e).then(|| update(sql, name, old, e)));
-                    writes.extend((old.weight != e.weight).then(|| reweigh(sql, name, e)));
+                    writes.extend((old.weight != e.weight).then(|| convert(sql, name, e)));
                 }
             }
         }
@@ -370,24 +363,24 @@ fn delete<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
 
 fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write<'a> {
     let end = time(e.expires.unwrap_or(0));
-    let mut args = vec![standing_number(e.standing).into(), time(e.since), end];
+    let mut args = vec![state_number(e.state).into(), time(e.since), end];
     args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
-    match e.standing {
-        Standing::Departed => {
+    match e.state {
+        ClaimState::Departed => {
             args.push(time(old.expires.unwrap_or(0)));
             (&sql.turn_claim, args)
         }
-        Standing::Holding | Standing::Waiting => (&sql.extend_claim, args),
+        ClaimState::Holding | ClaimState::Waiting => (&sql.extend_claim, args),
     }
 }
 
-fn reweigh<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+fn convert<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
     let name = Arg::Name(name.as_str().to_owned());
-    (&sql.reweigh_claim, vec![i64::from(e.weight).into(), name, int(e.token.get())])
+    (&sql.set_weight, vec![i64::from(e.weight).into(), name, int(e.token.get())])
 }
 
 fn is_moved(a: &Entry, b: &Entry) -> bool {
-    (a.standing, a.since, a.expires) != (b.standing, b.since, b.expires)
+    (a.state, a.since, a.expires) != (b.state, b.since, b.expires)
 }
 
 fn differs(a: &Entry, b: &Entry) -> bool {
@@ -418,28 +411,24 @@ mod tests {
     }
 
     fn entry() -> impl Strategy<Value = Entry> {
-        let standings = [Standing::Waiting, Standing::Holding];
+        let states = [ClaimState::Waiting, ClaimState::Holding];
         let times = (0_u64..1 << 60, 0_u64..1 << 60, 0_u64..1 << 60);
         let text = || testbed::texts(&["host", "a label", "job 7/x"]).prop_map(|text| plain(&text));
         let holder = (text(), any::<u32>(), text());
         let numbers = (any::<u128>(), 1_u64..1 << 62, any::<u32>());
-        (numbers, select(standings.to_vec()), times, holder, text()).prop_map(
-            |(
-                (id, token, weight),
-                standing,
-                (since, expires, delay),
-                (host, pid, label),
-                session,
-            )| Entry {
-                id: ClaimId::from_hex(&format!("{id:032x}")).unwrap(),
-                token: Token::new(token).unwrap(),
-                weight,
-                standing,
-                since,
-                expires: Some(expires),
-                lock_delay: delay,
-                holder: Arc::new(Holder { host, pid, label }),
-                session,
+        (numbers, select(states.to_vec()), times, holder, text()).prop_map(
+            |((id, token, weight), state, (since, expires, delay), (host, pid, label), session)| {
+                Entry {
+                    id: ClaimId::from_hex(&format!("{id:032x}")).unwrap(),
+                    token: Token::new(token).unwrap(),
+                    weight,
+                    state,
+                    since,
+                    expires: Some(expires),
+                    lock_delay: delay,
+                    holder: Arc::new(Holder { host, pid, label }),
+                    session,
+                }
             },
         )
     }
@@ -447,8 +436,8 @@ mod tests {
     /// Returns a row with a lock's name, the clock, the lock, the claim in its row, and another
     /// claim.
     fn right() -> Row {
-        let held = |standing| {
-            let mut args = vec![Arg::from(CLAIM), 7.into(), 1.into(), Arg::Int(standing)];
+        let held = |state| {
+            let mut args = vec![Arg::from(CLAIM), 7.into(), 1.into(), Arg::Int(state)];
             args.extend([5.into(), 90.into(), 0.into(), "host".into(), 17.into(), "label".into()]);
             args
         };
@@ -487,13 +476,13 @@ mod tests {
 
         #[test]
         fn any_rows_are_read_or_reported_as_corrupt(rows in vec(row(), 0..4)) {
-            let said = rows.len();
+            let count = rows.len();
             match snapshots(rows) {
                 Ok(read) => {
-                    prop_assert!(read.len() <= said);
+                    prop_assert!(read.len() <= count);
                     for (_, loaded) in read {
                         let _ = (loaded.is_settled(), loaded.is_enough());
-                        prop_assert!(loaded.before.len() <= 2 * said);
+                        prop_assert!(loaded.before.len() <= 2 * count);
                     }
                 }
                 Err(failure) => {

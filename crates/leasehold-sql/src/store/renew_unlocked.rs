@@ -173,7 +173,7 @@ impl LockSnapshot {
             (Some(tokens), Some(done)) if !self.loaded.is_in_front(done.token) => {
                 self.further_back(tokens, done.token)
             }
-            _ => self.loaded.standing_of(claim, *lease, now).unwrap_or(Renewal::Lost),
+            _ => self.loaded.state_of(claim, *lease, now).unwrap_or(Renewal::Lost),
         };
         let left_out = done.is_none() && !matches!(renewal, Renewal::Lost);
         UnlockedRenewal { unsettled: left_out || !self.settled, left_out, renewal }
@@ -197,12 +197,12 @@ fn tokens(rows: Vec<Row>) -> Result<Option<Vec<u64>>, Failure> {
     }))
 }
 
-/// Reads a claim's ID, token and standing from a row.
+/// Reads a claim's ID, token and state from a row.
 fn read_extended(row: Row, done: &mut AllExtended) -> Result<(), Failure> {
     let mut cells = Cells::new(row);
-    let (claim, token, standing) = (cells.text()?, cells.count()?, cells.count::<i64>()?);
+    let (claim, token, state) = (cells.text()?, cells.count()?, cells.count::<i64>()?);
     if let (Some(id), Some(token)) = (ClaimId::from_hex(&claim), Token::new(token)) {
-        done.insert(id, Extended { token, holds: standing == 1 });
+        done.insert(id, Extended { token, holds: state == 1 });
     }
     Ok(())
 }
@@ -328,10 +328,10 @@ mod tests {
         let shared = &store.shared;
         let mut renewals = Vec::new();
         for name in ["one", "other"] {
-            for standing in ["holds", "waits"] {
+            for state in ["holds", "waits"] {
                 let claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
                 let joined = store.join(&claim, Mode::Wait).await.unwrap();
-                assert_eq!(standing == "waits", matches!(joined, Joined::Waiting(_)));
+                assert_eq!(state == "waits", matches!(joined, Joined::Waiting(_)));
                 renewals.push(Renew { lease: claim.lease, claim });
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::fault::Failure;
 use super::wire::{Arg, Cell, Row};
 use leasehold_core::queue::Entry;
-use leasehold_core::store::Standing;
+use leasehold_core::store::ClaimState;
 use leasehold_core::{ClaimId, Error, ErrorKind, Holder, Kind, Token};
 
 /// A lock's row.
@@ -31,11 +31,11 @@ pub(super) fn nobody(token: u64) -> Vec<Arg> {
 /// host, pid and label.
 pub(super) fn common(e: &Entry) -> Vec<Arg> {
     // For a departed claim, `expires` includes the delay. The fast path adds the two.
-    let delay = if e.standing == Standing::Departed { 0 } else { e.lock_delay };
+    let delay = if e.state == ClaimState::Departed { 0 } else { e.lock_delay };
     vec![
         int(e.token.get()),
         i64::from(e.weight).into(),
-        standing_number(e.standing).into(),
+        state_number(e.state).into(),
         time(e.since),
         time(e.expires.unwrap_or(0)),
         time(delay),
@@ -73,11 +73,11 @@ pub(super) fn kind_number(kind: Kind) -> i64 {
     }
 }
 
-pub(super) fn standing_number(standing: Standing) -> i64 {
-    match standing {
-        Standing::Waiting => 0,
-        Standing::Holding => 1,
-        Standing::Departed => 2,
+pub(super) fn state_number(state: ClaimState) -> i64 {
+    match state {
+        ClaimState::Waiting => 0,
+        ClaimState::Holding => 1,
+        ClaimState::Departed => 2,
     }
 }
 
@@ -150,10 +150,10 @@ impl Cells {
             id: ClaimId::from_hex(claim).ok_or_else(|| corrupt("a claim"))?,
             token: Token::new(self.count()?).ok_or_else(|| corrupt("a token"))?,
             weight: self.count()?,
-            standing: match self.count::<i64>()? {
-                0 => Standing::Waiting,
-                1 => Standing::Holding,
-                2 => Standing::Departed,
+            state: match self.count::<i64>()? {
+                0 => ClaimState::Waiting,
+                1 => ClaimState::Holding,
+                2 => ClaimState::Departed,
                 _ => return Err(corrupt("a claim's state")),
             },
             since: self.count()?,

@@ -117,13 +117,13 @@ impl Shared {
             Dialect::Sqlite => Vec::new(),
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
-                let told = elsewhere.filter(|(_, _, session)| session.starts_with(LISTENS));
-                let told: Vec<(&str, String)> = told
+                let notification = elsewhere.filter(|(_, _, session)| session.starts_with(LISTENS));
+                let notification: Vec<(&str, String)> = notification
                     .map(|(id, token, session)| {
                         (session.as_str(), super::postgres::message(*id, *token))
                     })
                     .collect();
-                super::postgres::telling(&told).into_iter().collect()
+                super::postgres::telling(&notification).into_iter().collect()
             }
             #[cfg(feature = "mysql")]
             Dialect::MySql => {

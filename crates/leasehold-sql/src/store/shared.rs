@@ -18,7 +18,7 @@ use super::seen_names::SeenNames;
 use super::statements::Statements;
 use super::url::Dialect;
 use leasehold_core::kit::Waiters;
-use leasehold_core::store::{Ears, Joined};
+use leasehold_core::store::{EvictionListeners, Joined};
 use leasehold_core::{Claim, Name};
 
 /// The state that the tasks of a client's calls share.
@@ -56,7 +56,7 @@ pub(super) struct Shared {
     pub(super) notify_fifos: Option<Arc<NotifyFifos>>,
     /// SQLite: the receivers of this client's notifications of evictions. `wants_evictions` states
     /// whether there are any, and is false after the client has disconnected.
-    pub(super) ears: Ears,
+    pub(super) listeners: EvictionListeners,
     pub(super) wants_evictions: watch::Sender<bool>,
 }
 

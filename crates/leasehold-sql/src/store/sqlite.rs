@@ -492,17 +492,20 @@ mod tests {
         // If `l.db` is inaccessible, the problem is the database file itself and not its log.
         assert_eq!(closed("l.db"), None);
         for end in ["-wal", "-shm"] {
-            let told = closed(end).unwrap();
-            assert!(told.contains(&format!("l.db{end}")) && told.contains("chmod 2770"), "{told}");
+            let finding = closed(end).unwrap();
+            assert!(
+                finding.contains(&format!("l.db{end}")) && finding.contains("chmod 2770"),
+                "{finding}"
+            );
         }
     }
 
     // F33
     #[test]
     fn a_file_on_a_network_file_system_is_refused() {
-        let told = super::of_this_machine(0x6969).unwrap_err();
-        assert_eq!(told.kind(), leasehold_core::ErrorKind::Config);
-        assert!(told.to_string().contains("is on NFS"), "{told}");
+        let message = super::of_this_machine(0x6969).unwrap_err();
+        assert_eq!(message.kind(), leasehold_core::ErrorKind::Config);
+        assert!(message.to_string().contains("is on NFS"), "{message}");
         super::of_this_machine(0xef53).unwrap();
         let here = tempfile::tempdir().unwrap();
         super::local(&here.path().join("not there yet.db")).unwrap();

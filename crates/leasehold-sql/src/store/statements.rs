@@ -65,7 +65,7 @@ pub(super) struct Statements {
     /// Updates a claim without ever shortening its place.
     pub(super) extend_claim: Statement,
     /// Updates the weight of a claim.
-    pub(super) reweigh_claim: Statement,
+    pub(super) set_weight: Statement,
     /// Updates the state and expiry time of a claim, unless it was renewed since it was read.
     pub(super) turn_claim: Statement,
     /// Renews many claims, given as JSON. One statement renews holders in locks' rows. The other
@@ -226,7 +226,7 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = {greatest}(expires, ?) \
                  WHERE name = ? AND token = ?",
             ),
-            reweigh_claim: say("", "UPDATE {claims} SET weight = ? WHERE name = ? AND token = ?"),
+            set_weight: say("", "UPDATE {claims} SET weight = ? WHERE name = ? AND token = ?"),
             turn_claim: say(
                 "",
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \

@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(hosts, ["h1:1", "h2:5432", "[::1]:3"]);
         assert!(SqlUrl::parse("postgres://u:p,w@h/d").unwrap().hosts.is_empty());
         assert!(SqlUrl::parse("postgres://h/d?target_session_attrs=primary").is_ok());
-        for (bad, told) in [
+        for (bad, hint) in [
             ("postgres://h1,h2/d?target_session_attrs=any", "use read-write"),
             ("postgres:///d?host=h1,h2", "postgres://user@host1,host2/database"),
             ("postgres://h1,h2,h1:5432/d", "h1:5432 is listed twice"),
@@ -395,7 +395,7 @@ mod tests {
             let error = SqlUrl::parse(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
             let shown = format!("{error:#}");
-            assert!(shown.contains(told) && !shown.contains("secret"), "{shown}");
+            assert!(shown.contains(hint) && !shown.contains("secret"), "{shown}");
         }
     }
 
@@ -434,12 +434,15 @@ mod tests {
         for (url, key) in wrong {
             let error = SqlUrl::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            let told = format!("{error:#}");
-            assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
+            let message = format!("{error:#}");
+            assert!(
+                message.contains(&format!("{key:?}")) && message.contains("prefix"),
+                "{message}"
+            );
         }
         // The text after an unencoded `?` is a part of a password.
-        let told = format!("{:#}", SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err());
-        assert!(!told.contains("cret"), "{told}");
+        let message = format!("{:#}", SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err());
+        assert!(!message.contains("cret"), "{message}");
     }
 
     // F76
@@ -486,11 +489,11 @@ mod tests {
             "postgres://u:sekret@h:5432,h2/d?target_session_attrs=primary&sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
         ])) {
             if let Err(error) = SqlUrl::parse(&url).and_then(|url| if is_file(url.dialect) { url.path().map(drop) } else { Ok(()) }) {
-                let told = format!("{error:#}");
-                proptest::prop_assert_eq!(told.lines().count(), 1);
+                let message = format!("{error:#}");
+                proptest::prop_assert_eq!(message.lines().count(), 1);
                 // `sekret` is the password only if it is still before the @.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
             }
         }
     }

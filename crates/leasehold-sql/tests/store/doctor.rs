@@ -83,16 +83,19 @@ async fn pooler_in_transaction_mode_is_detected() {
         );
     }
     drop(others);
-    let told = match leasehold::connect(&url).await {
+    let message = match leasehold::connect(&url).await {
         Err(error) => format!("{error:#}"),
         Ok(locks) => match locks.diagnose().await {
             Err(error) => format!("{error:#}"),
             Ok(found) => found.first().map(|f| format!("{} {}", f.severity, f.fix)).unwrap(),
         },
     };
-    assert!(told.contains("pooler=transaction"), "{told}");
-    let said = findings(&format!("{direct}?pooler=transaction")).await;
-    assert!(said.iter().any(|f| f.id == "pooler" && f.severity == Severity::Note), "{said:?}");
+    assert!(message.contains("pooler=transaction"), "{message}");
+    let reported = findings(&format!("{direct}?pooler=transaction")).await;
+    assert!(
+        reported.iter().any(|f| f.id == "pooler" && f.severity == Severity::Note),
+        "{reported:?}"
+    );
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 
 mod conformance;
 mod doctor;
+mod power;
 mod sql_access;
 mod sql_common;
 mod sql_connections;

@@ -232,14 +232,14 @@ fn errors_name_the_mistake_and_never_the_password() {
     run(async {
         let url = Server::database(<Postgres as Server>::shared());
         let pool = pool(&url);
-        for (parameters, told) in [
+        for (parameters, expected) in [
             ("sslmode=require", "belongs to the database driver"),
             ("prefix=%", "prefix"),
             ("colour=red", "colour"),
         ] {
             let error = leasehold::builder().postgres(&pool, parameters).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-            assert!(format!("{error:#}").contains(told), "{error}");
+            assert!(format!("{error:#}").contains(expected), "{error}");
             assert!(format!("{error:#}").contains("postgres://127.0.0.1:"), "{error}");
         }
         let port = url.split_once("127.0.0.1:").unwrap().1.split('/').next().unwrap().to_owned();

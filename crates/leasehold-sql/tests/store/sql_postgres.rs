@@ -73,7 +73,7 @@ fn undeclared_pooler_is_detected() {
             assert_told(&error, ErrorKind::Config, "lh:lh");
             assert!(format!("{error:#}").contains("pooler=transaction"), "{error}");
             let locks = connect(&(url + "?pooler=transaction")).await;
-            release(locks.mutex("told").lock().await.unwrap()).await;
+            release(locks.mutex("notified").lock().await.unwrap()).await;
         }
     });
 }
@@ -172,9 +172,9 @@ fn client_listens_only_while_it_waits() {
         let (holder, waiting) = (holder.await.unwrap(), waiting.await.unwrap());
         let claim = || Claim::new(Name::new("quiet").unwrap(), Kind::Mutex, 1, 1).unwrap();
         // The log keeps every statement, so a poll cannot come too late to see one.
-        let sessions = |said: &str| -> Vec<String> {
+        let sessions = |reason: &str| -> Vec<String> {
             let log = server.log();
-            let lines = log.lines().filter(|line| line.contains(said));
+            let lines = log.lines().filter(|line| line.contains(reason));
             lines.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
         };
         // It also renews, for which it borrows the listening connection.
@@ -246,7 +246,7 @@ fn client_that_cannot_listen_still_notifies() {
             let joined = store.join(&waiter, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
             release(guard).await;
-            let told = async {
+            let granted = async {
                 while store.changed(&waiter).await.unwrap() == Signal::Ask {
                     let joined = store.join(&waiter, Mode::Wait).await.unwrap();
                     if matches!(joined, Joined::Holding { .. }) {
@@ -254,7 +254,7 @@ fn client_that_cannot_listen_still_notifies() {
                     }
                 }
             };
-            tokio::time::timeout(PATIENCE, told).await.expect("no notification arrived");
+            tokio::time::timeout(PATIENCE, granted).await.expect("no notification arrived");
             assert!(store.leave(&waiter, None).await.unwrap());
         }
     });

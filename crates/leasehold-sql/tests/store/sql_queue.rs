@@ -2,7 +2,7 @@
 //! and many concurrent claims.
 
 use crate::sql_common::*;
-use leasehold::store::{Joined, Mode, Renewal, Standing, Store};
+use leasehold::store::{ClaimState, Joined, Mode, Renewal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name, Token};
 use testbed::Setup;
 
@@ -63,14 +63,14 @@ async fn a_head_that_joins_again_after_its_end_goes_to_the_back([store, other]: 
     tokio::time::sleep(short).await;
     let third = waiting(&store.join(&h, Mode::Wait).await.unwrap());
     assert!(first < second && second < third);
-    let queue = [(Standing::Holding, Some(second)), (Standing::Waiting, Some(third))];
-    assert_eq!(standings(store.read(&w.name).await.unwrap()), queue);
+    let queue = [(ClaimState::Holding, Some(second)), (ClaimState::Waiting, Some(third))];
+    assert_eq!(claim_states(store.read(&w.name).await.unwrap()), queue);
     assert!(matches!(renewed(&other, &w).await, Renewal::Holding { token, .. } if token == second));
     assert!(matches!(renewed(&store, &h).await, Renewal::Waiting(p) if p.token == Some(third)));
     assert!(other.leave(&w, None).await.unwrap());
     assert!(matches!(renewed(&store, &h).await, Renewal::Holding { token, .. } if token == third));
     assert!(store.leave(&h, None).await.unwrap());
-    assert_eq!(standings(store.read(&w.name).await.unwrap()), []);
+    assert_eq!(claim_states(store.read(&w.name).await.unwrap()), []);
 }
 
 // P8
@@ -87,11 +87,11 @@ async fn a_waiter_that_joins_again_after_its_end_has_one_place([store, other]: T
     let third = waiting(&store.join(&b, Mode::Wait).await.unwrap());
     assert!(gone < second && second < third);
     let queue = [
-        (Standing::Holding, Some(first)),
-        (Standing::Waiting, Some(second)),
-        (Standing::Waiting, Some(third)),
+        (ClaimState::Holding, Some(first)),
+        (ClaimState::Waiting, Some(second)),
+        (ClaimState::Waiting, Some(third)),
     ];
-    assert_eq!(standings(store.read(&a.name).await.unwrap()), queue);
+    assert_eq!(claim_states(store.read(&a.name).await.unwrap()), queue);
 }
 
 // P8
@@ -104,10 +104,10 @@ async fn one_claim_that_joins_many_times_at_once_has_one_grant(stores: Two) {
             let (store, claim) = (stores[n % 2].clone(), claim.clone());
             joining.spawn(async move { store.join(&claim, Mode::Wait).await.unwrap() });
         }
-        let told = if holds { holding } else { waiting };
-        let all: Vec<Token> = joining.join_all().await.iter().map(told).collect();
+        let grant_of = if holds { holding } else { waiting };
+        let all: Vec<Token> = joining.join_all().await.iter().map(grant_of).collect();
         assert!(all.iter().all(|token| *token == all[0]), "{all:?}");
-        let queue = standings(stores[0].read(&claim.name).await.unwrap());
+        let queue = claim_states(stores[0].read(&claim.name).await.unwrap());
         assert_eq!(queue.len(), if holds { 1 } else { 2 }, "{queue:?}");
     }
 }
@@ -129,8 +129,8 @@ async fn late_claim_does_not_overtake_a_waiter<S: Server>() {
     let (first, late) = (connect(&url).await, connect(&url).await);
     release(first.mutex("blocked").lock().await.unwrap()).await;
     let (begun, is_begun) = tokio::sync::oneshot::channel();
-    let (go_on, told) = tokio::sync::oneshot::channel();
-    let theirs = tokio::spawn(server.in_two_steps(&url, [BLOCK, HANDED_OVER], begun, told));
+    let (go_on, receiver) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(server.in_two_steps(&url, [BLOCK, HANDED_OVER], begun, receiver));
     is_begun.await.unwrap();
     // The store itself is used, because a client would try again after five seconds.
     let claim = Claim::new(Name::new("blocked").unwrap(), Kind::Mutex, 1, 1).unwrap();
@@ -219,8 +219,8 @@ async fn token_order_matches_commit_order<S: Server>() {
     places.sort_unstable();
     let ahead: Vec<usize> = places.iter().map(|(_, ahead)| *ahead).collect();
     assert_eq!(ahead, (0..JOINS).collect::<Vec<_>>(), "{places:?}");
-    let queue = standings(stores[0].read(&Name::new("blocked").unwrap()).await.unwrap());
-    let holds = queue.iter().filter(|(standing, _)| *standing == Standing::Holding).count();
+    let queue = claim_states(stores[0].read(&Name::new("blocked").unwrap()).await.unwrap());
+    let holds = queue.iter().filter(|(state, _)| *state == ClaimState::Holding).count();
     assert_eq!((queue.len(), holds), (JOINS, 1), "{queue:?}");
     let tokens: Vec<_> = queue.iter().map(|(_, token)| token.unwrap()).collect();
     assert_eq!(tokens, places.iter().map(|(token, _)| *token).collect::<Vec<_>>());

@@ -137,7 +137,7 @@ async fn eviction_is_never_executed_twice<S: Server>() {
             Some(evicted) => evicted.unwrap(),
             None => tokio::time::timeout(LONG, evicting).await.unwrap().unwrap(),
         };
-        let left = standings(direct.inspect(&name).await.unwrap());
+        let left = claim_states(direct.inspect(&name).await.unwrap());
         assert!(
             !left.is_empty(),
             "both claims are gone after {kept} replies, the result was {evicted:?}"
@@ -326,8 +326,8 @@ async fn deadlock_is_retried<S: Server>() {
     };
     let then: &'static str = format!("{wait}; {BLOCK}").leak();
     let (begun, is_begun) = tokio::sync::oneshot::channel();
-    let (go_on, told) = tokio::sync::oneshot::channel();
-    let theirs = tokio::spawn(server.in_two_steps(&url, [first, then], begun, told));
+    let (go_on, receiver) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(server.in_two_steps(&url, [first, then], begun, receiver));
     is_begun.await.unwrap();
     let mutex = waiter.mutex("blocked").lease(lease);
     assert_eq!(server.blocked(), 0);

@@ -176,8 +176,8 @@ fn foreign_tables_are_refused_and_unchanged() {
             let create =
                 format!("CREATE TABLE {table} (theirs INT); INSERT INTO {table} VALUES (7)");
             sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut theirs).await.unwrap();
-            let told = refused(&file, ErrorKind::Corrupt).await;
-            assert!(told.contains("leasehold schema"), "{told}");
+            let message = refused(&file, ErrorKind::Corrupt).await;
+            assert!(message.contains("leasehold schema"), "{message}");
             let sql = sqlx::AssertSqlSafe(format!("SELECT sum(theirs) FROM {table}"));
             let left: i64 = sqlx::query_scalar(sql).fetch_one(&mut theirs).await.unwrap();
             assert_eq!(left, 7, "the foreign data was changed");
@@ -212,13 +212,13 @@ fn read_only_files_are_refused() {
             "the test user may write to the file"
         );
     };
-    let told = |kind| {
+    let message = |kind| {
         std::thread::scope(|scope| {
             let refused = || {
                 reader();
-                let mut told = String::new();
-                run(async { told = refused(&file, kind).await });
-                told
+                let mut message = String::new();
+                run(async { message = refused(&file, kind).await });
+                message
             };
             scope.spawn(refused).join().unwrap()
         })
@@ -227,11 +227,11 @@ fn read_only_files_are_refused() {
     mode(&file, 0o444);
     for directory_mode in [0o777, 0o555] {
         mode(directory.path(), directory_mode);
-        let told = told(ErrorKind::Denied);
-        assert!(told.contains("read-only"), "{told}");
+        let message = message(ErrorKind::Denied);
+        assert!(message.contains("read-only"), "{message}");
     }
     mode(&file, 0o000);
-    let closed = told(ErrorKind::Config);
+    let closed = message(ErrorKind::Config);
     assert!(closed.contains("this user may write to it"), "{closed}");
     mode(directory.path(), 0o700);
 }

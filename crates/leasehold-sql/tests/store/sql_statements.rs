@@ -47,8 +47,8 @@ impl Counts for testbed::Postgres {
         let sql = "SELECT coalesce(sum(calls), 0), coalesce(sum(rows), 0) FROM pg_stat_statements s \
                    JOIN pg_roles r ON r.oid = s.userid WHERE rolname = 'lh' \
                    AND query NOT LIKE '%json_to_recordset%' AND query NOT LIKE '%ON c.name = l.name%'";
-        let told = Server::admin(self, url, sql);
-        let (calls, rows) = told.split_once('|').expect("expected two numbers");
+        let count = Server::admin(self, url, sql);
+        let (calls, rows) = count.split_once('|').expect("expected two numbers");
         (calls.parse().expect("a number"), Some(rows.parse().expect("a number")))
     }
 

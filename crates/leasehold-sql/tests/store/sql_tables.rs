@@ -180,9 +180,9 @@ async fn tables_of_another_version_are_refused<S: Server>() {
     let error = refusal(&url).await;
     assert_told(&error, ErrorKind::Config, "lh:lh");
     // Clients of those tables would not exclude a client with a different prefix (F44).
-    let told = format!("{error:#}");
-    assert!(told.contains("version 2") && told.contains("upgrade"), "{told}");
-    assert!(!told.contains("prefix"), "{told}");
+    let message = format!("{error:#}");
+    assert!(message.contains("version 2") && message.contains("upgrade"), "{message}");
+    assert!(!message.contains("prefix"), "{message}");
     // Our own tables can be created next to them.
     release(connect(&format!("{url}?prefix=ours_")).await.mutex("x").lock().await.unwrap()).await;
 }
@@ -224,15 +224,15 @@ fn foreign_file_keeps_its_journal_mode() {
         let mut connection = sqlx::SqliteConnection::connect(&address).await.unwrap();
         let sql = "PRAGMA journal_mode = DELETE; CREATE TABLE orders (n INT)";
         sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
-        for (path, mode, told) in [(&theirs, "delete", true), (&ours, "wal", false)] {
+        for (path, mode, is_refused) in [(&theirs, "delete", true), (&ours, "wal", false)] {
             let locks = connect(&format!("sqlite:{}", path.display())).await;
             release(locks.mutex("x").lock().await.unwrap()).await;
             assert_eq!(journal_mode(path).await, mode);
             let found = locks.diagnose().await.unwrap();
             let shared = found.iter().find(|finding| finding.id == "shared-file");
-            assert_eq!(shared.is_some_and(|f| f.what.contains("orders")), told, "{found:?}");
+            assert_eq!(shared.is_some_and(|f| f.what.contains("orders")), is_refused, "{found:?}");
             let notes = &locks.guarantees().notes;
-            assert_eq!(notes.iter().any(|note| note.contains("orders")), told, "{notes:?}");
+            assert_eq!(notes.iter().any(|note| note.contains("orders")), is_refused, "{notes:?}");
             // The second time, leasehold's own tables exist.
             drop(connect(&format!("sqlite:{}", path.display())).await);
             assert_eq!(journal_mode(path).await, mode);

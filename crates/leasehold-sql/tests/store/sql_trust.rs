@@ -217,23 +217,26 @@ fn forged_notification_grants_nothing_and_costs_no_position() {
             sqlx::PgConnection::connect(&url.replace("lh:lh@", "reader:reader@")).await.unwrap();
         for _ in 0..20 {
             forge(&mut reader, 50).await;
-            let told =
+            let granted =
                 tokio::time::timeout(Duration::from_millis(50), other.changed(&waiter)).await;
-            assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "a grant was forged: {told:?}");
+            assert!(
+                !matches!(granted, Ok(Ok(Signal::Granted(_)))),
+                "a grant was forged: {granted:?}"
+            );
         }
         let still = renewed(&other, &waiter).await;
         assert!(matches!(&still, Renewal::Waiting(at) if at.token == Some(place)), "{still:?}");
         // A real grant is still notified, soon.
         forge(&mut reader, 50).await;
         assert!(one.leave(&holder, None).await.unwrap());
-        let told = async {
+        let granted = async {
             loop {
                 if let Signal::Granted(token) = other.changed(&waiter).await.unwrap() {
                     return token;
                 }
             }
         };
-        let token = tokio::time::timeout(Duration::from_secs(5), told)
+        let token = tokio::time::timeout(Duration::from_secs(5), granted)
             .await
             .expect("the waiter was not notified");
         assert_eq!(token, place);

@@ -199,8 +199,8 @@ macro_rules! one_lock_is_held_by_one_of_both_languages {
         let mut tx = pool.begin().await.unwrap();
         lock_in(&mut tx, "it's a").await.unwrap();
         let error = lock("it's a").unwrap_err();
-        let said = ["lock timeout", "1205", "locked"];
-        assert!(said.iter().any(|said| error.contains(said)), "{error}");
+        let phrases = ["lock timeout", "1205", "locked"];
+        assert!(phrases.iter().any(|phrase| error.contains(phrase)), "{error}");
         tx.commit().await.unwrap();
         lock("it's a").unwrap();
         lock("new").unwrap();

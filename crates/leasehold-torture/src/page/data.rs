@@ -145,7 +145,7 @@ fn lives(history: &History, ops: &[Op], clock: &Clock) -> Vec<Life> {
 fn bands(history: &History, clock: &Clock) -> Vec<Band> {
     let band = |trouble: &crate::history::Trouble| Band {
         fault: match trouble.fault {
-            Some(Fault::Pause) => "pause",
+            Some(Fault::Pause | Fault::Stale) => "pause",
             Some(Fault::Cut) => "cut",
             Some(Fault::Servers) => "servers",
             Some(Fault::Kill) => "kill",

@@ -5,6 +5,7 @@
 mod conformance;
 mod doctor;
 mod fence_zookeeper;
+mod power;
 mod zookeeper_access;
 mod zookeeper_common;
 mod zookeeper_driver;

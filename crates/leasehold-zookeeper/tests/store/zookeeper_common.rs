@@ -183,12 +183,12 @@ pub(crate) struct Listener {
 pub(crate) async fn listening_in(port: u16) -> (u16, Arc<Listener>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let here = listener.local_addr().unwrap().port();
-    let heard = Arc::<Listener>::default();
-    let keeping = heard.clone();
+    let recorded = Arc::<Listener>::default();
+    let keeping = recorded.clone();
     tokio::spawn(async move {
         loop {
             let (client, _) = listener.accept().await.unwrap();
-            let heard = keeping.clone();
+            let recorded = keeping.clone();
             tokio::spawn(async move {
                 let server = TcpStream::connect(("127.0.0.1", port)).await?;
                 let (mut from_client, mut to_client) = client.into_split();
@@ -204,14 +204,14 @@ pub(crate) async fn listening_in(port: u16) -> (u16, Arc<Listener>) {
                     first.resize(4 + usize::try_from(length).unwrap(), 0);
                     from_server.read_exact(&mut first[4..]).await?;
                     to_client.write_all(&first).await?;
-                    heard.first.lock().unwrap().push(first);
+                    recorded.first.lock().unwrap().push(first);
                     let mut buffer = [0; 4096];
                     loop {
                         let n = from_server.read(&mut buffer).await?;
                         if n == 0 {
                             return Ok(());
                         }
-                        heard.bytes.fetch_add(n, Ordering::SeqCst);
+                        recorded.bytes.fetch_add(n, Ordering::SeqCst);
                         to_client.write_all(&buffer[..n]).await?;
                     }
                 };
@@ -219,5 +219,5 @@ pub(crate) async fn listening_in(port: u16) -> (u16, Arc<Listener>) {
             });
         }
     });
-    (here, heard)
+    (here, recorded)
 }

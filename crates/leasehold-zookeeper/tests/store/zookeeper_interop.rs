@@ -43,8 +43,8 @@ fn classes() -> &'static str {
         javac.args(["-nowarn", "-d", out, "-cp", &path]);
         javac.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop/CuratorPeer.java"));
         let compiled = javac.output().unwrap_or_else(|e| panic!("javac: {e}: run ./test.sh"));
-        let said = String::from_utf8_lossy(&compiled.stderr);
-        assert!(compiled.status.success(), "{said}");
+        let stderr = String::from_utf8_lossy(&compiled.stderr);
+        assert!(compiled.status.success(), "{stderr}");
         path
     })
 }
@@ -79,9 +79,9 @@ impl Peer {
     /// Holds the lock until the returned value is released.
     fn hold(self, path: &str, kind: &str) -> Held {
         let mut child = self.command(path, &["hold", kind]).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said.trim(), "held", "{self:?}");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "held", "{self:?}");
         Held(child)
     }
 

@@ -19,8 +19,9 @@ fn session_length_is_the_one_the_server_allows_and_is_reported() {
             let given = Duration::from_secs(given);
             let promises = locks.guarantees();
             assert_eq!(promises.recovery, given + Duration::from_secs(3));
-            let told = promises.notes.iter().any(|note| note.contains(&format!("{given:?}")));
-            assert_eq!(told, asked != "15s", "{:?}", promises.notes);
+            let is_reported =
+                promises.notes.iter().any(|note| note.contains(&format!("{given:?}")));
+            assert_eq!(is_reported, asked != "15s", "{:?}", promises.notes);
             // No lease counts as valid for longer than the session is certain to live.
             let guard = locks.mutex("session").lease(PATIENCE * 2).lock().await.unwrap();
             assert!(
@@ -86,10 +87,11 @@ fn long_ticks_make_leases_short() {
         until("the client knows the tick", async || locks.store().longest_lease() <= certain).await;
         // With ticks of the usual length, the lease is not shortened.
         let server = ZooKeeper::with(&setup.tick(second * 2).sessions(second * 4, second * 40));
-        let (port, heard) = listening_in(server.port()).await;
+        let (port, recorded) = listening_in(server.port()).await;
         let locks = connect(&format!("zookeeper://127.0.0.1:{port}?session=20s")).await;
         // There are two connections: that of the session, and that of the query.
-        until("the client knows the tick", async || heard.first.lock().unwrap().len() == 2).await;
+        until("the client knows the tick", async || recorded.first.lock().unwrap().len() == 2)
+            .await;
         assert_eq!(locks.store().longest_lease(), second * 15);
     });
 }

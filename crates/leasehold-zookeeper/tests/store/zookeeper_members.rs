@@ -39,7 +39,7 @@ fn holder_on_a_paused_or_isolated_follower_loses_in_time() {
 fn holder_on_a_half_partitioned_member_loses_in_time() {
     in_own_network("zookeeper_members::holder_on_a_half_partitioned_member_loses_in_time", || {
         run(async {
-            let all = ZooKeepers::separable();
+            let all = ZooKeepers::separable(&ZooKeeperSetup::new());
             for cut in [Cut::Mute, Cut::Deaf] {
                 for leads in [false, true] {
                     let (leader, follower) = (all.leader(), all.followers()[0]);
@@ -382,9 +382,9 @@ async fn move_session(answer: &[u8], port: u16) -> TcpStream {
     request.push(0);
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.write_all(&request).await.unwrap();
-    let mut told = vec![0; 20];
-    stream.read_exact(&mut told).await.unwrap();
-    assert_eq!(&told[12..20], id, "the session was not moved");
+    let mut reply = vec![0; 20];
+    stream.read_exact(&mut reply).await.unwrap();
+    assert_eq!(&reply[12..20], id, "the session was not moved");
     stream
 }
 
@@ -395,12 +395,12 @@ fn moved_session_is_not_lost() {
     run(async {
         let all = ZooKeepers::start();
         let followers = all.followers();
-        let (port, heard) = listening_in(followers[0].port()).await;
+        let (port, recorded) = listening_in(followers[0].port()).await;
         let locks = connect(&format!("zookeeper://127.0.0.1:{port}?session=30s")).await;
         let guard = locks.mutex("moved").lease(Duration::from_secs(6)).lock().await.unwrap();
-        let first = heard.first.lock().unwrap()[0].clone();
+        let first = recorded.first.lock().unwrap()[0].clone();
         let came = || {
-            let all = heard.first.lock().unwrap();
+            let all = recorded.first.lock().unwrap();
             all.iter().filter(|answer| answer[12..20] == first[12..20]).count()
         };
         for _ in 0..3 {

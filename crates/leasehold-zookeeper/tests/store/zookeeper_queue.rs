@@ -82,8 +82,8 @@ fn a_departure_is_counted_once() {
         let again = store.renew(&again).await.unwrap();
         assert!(matches!(again[..], [Renewal::Waiting(_)]), "two clients hold the lock: {again:?}");
         assert!(others.store().leave(&holds, None).await.unwrap());
-        let told = tokio::time::timeout(PATIENCE, store.changed(&waits)).await.unwrap().unwrap();
-        assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+        let signal = tokio::time::timeout(PATIENCE, store.changed(&waits)).await.unwrap().unwrap();
+        assert!(matches!(signal, Signal::Granted(_)), "{signal:?}");
     });
     ours.shutdown_background();
 }
@@ -141,8 +141,8 @@ fn a_release_wakes_one_of_a_thousand() {
         for turn in 0..5 {
             let before = sent();
             assert!(store.leave(&all[turn], None).await.unwrap());
-            let told = tokio::time::timeout(PATIENCE, store.changed(&all[turn + 1])).await;
-            let Ok(Ok(Signal::Granted(token))) = told else { panic!("{told:?}") };
+            let signal = tokio::time::timeout(PATIENCE, store.changed(&all[turn + 1])).await;
+            let Ok(Ok(Signal::Granted(token))) = signal else { panic!("{signal:?}") };
             let renew = Renew { claim: all[turn + 1].clone(), lease: PATIENCE };
             let renewed = store.renew(&[renew]).await.unwrap();
             assert!(matches!(renewed[..], [Renewal::Holding { token: t, .. }] if t == token));
@@ -182,12 +182,12 @@ fn released_permits_wake_only_waiters_that_fit() {
             }
         }
         assert!(store.leave(&all[2], None).await.unwrap());
-        let told = tokio::time::timeout(PATIENCE, store.changed(&all[3])).await;
-        assert!(matches!(told, Ok(Ok(Signal::Granted(_)))), "{told:?}");
+        let signal = tokio::time::timeout(PATIENCE, store.changed(&all[3])).await;
+        assert!(matches!(signal, Ok(Ok(Signal::Granted(_)))), "{signal:?}");
         assert!(store.leave(&all[1], None).await.unwrap());
         for claim in &all[4..] {
-            let told = tokio::time::timeout(PATIENCE, store.changed(claim)).await;
-            assert!(matches!(told, Ok(Ok(Signal::Granted(_)))), "{told:?}");
+            let signal = tokio::time::timeout(PATIENCE, store.changed(claim)).await;
+            assert!(matches!(signal, Ok(Ok(Signal::Granted(_)))), "{signal:?}");
         }
     });
 }
@@ -206,12 +206,12 @@ fn evicted_waiter_does_not_mistake_a_departure_for_its_grant() {
         let token = place.token.unwrap();
         assert_eq!(locks.evict("evicted", Evict::Token(token)).await.unwrap(), 1);
         assert!(store.leave(&holder, None).await.unwrap());
-        let told = tokio::time::timeout(PATIENCE, store.changed(&evicted)).await;
-        assert!(matches!(told, Ok(Ok(Signal::Ask))), "{told:?}");
+        let signal = tokio::time::timeout(PATIENCE, store.changed(&evicted)).await;
+        assert!(matches!(signal, Ok(Ok(Signal::Ask))), "{signal:?}");
         let renew = Renew { claim: evicted.clone(), lease: PATIENCE };
         assert!(matches!(store.renew(&[renew]).await.unwrap()[..], [Renewal::Lost]));
-        let told = tokio::time::timeout(PATIENCE, store.changed(&behind)).await;
-        assert!(matches!(told, Ok(Ok(Signal::Granted(_)))), "{told:?}");
+        let signal = tokio::time::timeout(PATIENCE, store.changed(&behind)).await;
+        assert!(matches!(signal, Ok(Ok(Signal::Granted(_)))), "{signal:?}");
     });
 }
 
@@ -228,14 +228,14 @@ fn thousands_of_waiters_cost_no_renewal() {
         let locks = connect(&format!("{}?session=60s", server.url())).await;
         let crowd = locks.mutex("crowded").lock().await.unwrap();
         let raw = raw(server.port()).await;
-        let standing =
+        let in_queue =
             async || raw.check_stat("/leasehold/crowded").await.unwrap().unwrap().num_children - 1;
         let mut waiting = tokio::task::JoinSet::new();
         for n in 1..=many {
             let lock = locks.mutex("crowded");
             waiting.spawn(async move { lock.lock().await.map(drop) });
             if n % 100 == 0 {
-                until("all clients are in the queue", async || standing().await == n).await;
+                until("all clients are in the queue", async || in_queue().await == n).await;
             }
         }
         let beside = locks.mutex("beside").lease(Duration::from_secs(12)).lock().await.unwrap();
@@ -244,7 +244,7 @@ fn thousands_of_waiters_cost_no_renewal() {
             let before = children(&raw, "/leasehold/crowded").await;
             tokio::time::sleep(Duration::from_secs(16)).await;
             assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
-            standing().await == many && children(&raw, "/leasehold/crowded").await == before
+            in_queue().await == many && children(&raw, "/leasehold/crowded").await == before
         };
         // If the machine paused, a queue position or two may be lost, once.
         let kept = all_kept().await || all_kept().await || all_kept().await;

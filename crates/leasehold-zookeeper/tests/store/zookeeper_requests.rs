@@ -104,10 +104,10 @@ async fn packets_of_a_turn(clients: usize) -> (i64, i64) {
     }
     // One reply has both numbers. The query itself counts too.
     let packets = || {
-        let answer = || Some(server.ask("mntr")).filter(|told| !told.is_empty());
-        let told = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
+        let answer = || Some(server.ask("mntr")).filter(|reply| !reply.is_empty());
+        let reply = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
         let number = |name: &str| -> i64 {
-            told.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap()
+            reply.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap()
         };
         (number("zk_packets_received"), number("zk_packets_sent"))
     };
@@ -118,9 +118,9 @@ async fn packets_of_a_turn(clients: usize) -> (i64, i64) {
         let (holder, next) = (turn % clients, (turn + 1) % clients);
         let before = packets();
         leaves(opened[holder].store(), &all[turn]).await;
-        let told = opened[next].store().changed(&all[turn + 1]);
-        let told = tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap();
-        assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+        let reply = opened[next].store().changed(&all[turn + 1]);
+        let reply = tokio::time::timeout(PATIENCE, reply).await.unwrap().unwrap();
+        assert!(matches!(reply, Signal::Granted(_)), "{reply:?}");
         all.push(patient("turns"));
         waits(opened[holder].store(), &all[turn + clients], clients - 1).await;
         let after = packets();
@@ -184,8 +184,8 @@ fn release_among_fifty_permits_causes_no_stampede() {
         for (holder, waiter) in holders.iter().rev().zip(waiters).take(3) {
             let before = settled().await;
             assert!(locks.store().leave(holder, None).await.unwrap());
-            let told = tokio::time::timeout(PATIENCE, locks.store().changed(waiter)).await;
-            assert!(matches!(told, Ok(Ok(Signal::Granted(_)))), "{told:?}");
+            let signal = tokio::time::timeout(PATIENCE, locks.store().changed(waiter)).await;
+            assert!(matches!(signal, Ok(Ok(Signal::Granted(_)))), "{signal:?}");
             let spent = settled().await - before;
             assert!(spent < 500, "{spent} packets for one hand-over");
         }
@@ -209,9 +209,9 @@ async fn load_of_waiters(clients: usize) -> (i64, i64, f64) {
         opened.push(locks);
     }
     let number = |word: &str, name: &str, radix: u32| {
-        let answer = || Some(server.ask(word)).filter(|told| !told.is_empty());
-        let told = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
-        let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let answer = || Some(server.ask(word)).filter(|reply| !reply.is_empty());
+        let reply = (0..100).find_map(|_| answer()).expect("the server did not reply to mntr");
+        let line = reply.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         i64::from_str_radix(line.trim().trim_start_matches("0x"), radix).unwrap()
     };
     let load = || (number("srvr", "Zxid:", 16), number("mntr", "zk_packets_received", 10));
@@ -247,7 +247,7 @@ fn waiters_write_nothing() {
 fn idle_waiters_do_not_list_each_other() {
     const WAITERS: usize = 40;
     run(async {
-        let (port, heard) = listening_in(zookeeper().port()).await;
+        let (port, recorded) = listening_in(zookeeper().port()).await;
         let url = format!("zookeeper://127.0.0.1:{port}?session=60s");
         let holder = connect(&zookeeper().url()).await;
         let guard = holder.mutex("idle").lock().await.unwrap();
@@ -264,9 +264,9 @@ fn idle_waiters_do_not_list_each_other() {
         // takes several of them.
         let mut least = f64::INFINITY;
         for _ in 0..8 {
-            let (before, begun) = (heard.bytes.load(Ordering::SeqCst), Instant::now());
+            let (before, begun) = (recorded.bytes.load(Ordering::SeqCst), Instant::now());
             tokio::time::sleep(Duration::from_secs(8)).await;
-            let spent = heard.bytes.load(Ordering::SeqCst) - before;
+            let spent = recorded.bytes.load(Ordering::SeqCst) - before;
             // A heartbeat is sent every two seconds, and a listing has 40 names of 60 bytes.
             let beats = begun.elapsed().as_secs_f64() / 2.0 + 1.0;
             least = least.min(spent as f64 / (beats * WAITERS as f64));

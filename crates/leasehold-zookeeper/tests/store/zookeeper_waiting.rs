@@ -42,8 +42,8 @@ async fn waits_on(store: &Arc<dyn Store>, claim: &Claim) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let told = tokio::time::timeout(Duration::from_millis(300), store.changed(claim)).await;
-    assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "a grant was forged");
+    let signal = tokio::time::timeout(Duration::from_millis(300), store.changed(claim)).await;
+    assert!(!matches!(signal, Ok(Ok(Signal::Granted(_)))), "a grant was forged");
 }
 
 async fn closed_child(client: &RawClient, prefix: &str) -> String {
@@ -111,8 +111,8 @@ fn changes_during_a_broken_connection_are_known_afterwards() {
                 leaves(others.store(), &holder).await;
             }
             gets_it(cut.store(), &ours).await;
-            let told = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
-            assert!(matches!(told, Ok(Ok(Signal::Ask))), "{told:?}");
+            let signal = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
+            assert!(matches!(signal, Ok(Ok(Signal::Ask))), "{signal:?}");
             leaves(cut.store(), &ours).await;
             gets_it(others.store(), &last).await;
             leaves(others.store(), &last).await;
@@ -141,10 +141,10 @@ fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
             leaves(others.store(), &holder).await;
             gets_it(others.store(), &next).await;
             proxy.refuse(false);
-            let told = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
+            let signal = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
             assert!(
-                matches!(told, Ok(Ok(Signal::Ask))),
-                "notified with {told:?} while another client holds the lock"
+                matches!(signal, Ok(Ok(Signal::Ask))),
+                "notified with {signal:?} while another client holds the lock"
             );
             leaves(others.store(), &next).await;
         }
@@ -153,7 +153,7 @@ fn a_waiter_evicted_while_the_connection_is_broken_is_never_granted() {
 
 /// Waits for the next event of the lock, even if the connection is broken for a while.
 async fn became(changes: &mut LockEvents) -> LockEventKind {
-    let told = tokio::time::timeout(PATIENCE, async {
+    let signal = tokio::time::timeout(PATIENCE, async {
         loop {
             // Errors are ignored while the connection is broken.
             if let Ok(change) = changes.next().await {
@@ -161,7 +161,7 @@ async fn became(changes: &mut LockEvents) -> LockEventKind {
             }
         }
     });
-    told.await.expect("the watcher was not notified")
+    signal.await.expect("the watcher was not notified")
 }
 
 /// A follower is notified of changes while the connection was broken, and of later changes. The
@@ -173,9 +173,9 @@ fn watcher_continues_after_a_broken_connection() {
         let proxy = Proxy::before(server.port());
         let others = connect(&format!("{}?session=60s", server.url())).await;
         let cut = connect(&format!("zookeeper://127.0.0.1:{}?session=60s", proxy.port())).await;
-        let mut changes = cut.watch("stirs").every(PATIENCE * 20);
+        let mut changes = cut.watch("changes").every(PATIENCE * 20);
         for _ in 0..3 {
-            let guard = others.mutex("stirs").lock().await.unwrap();
+            let guard = others.mutex("changes").lock().await.unwrap();
             assert_eq!(became(&mut changes).await, LockEventKind::Holds);
             proxy.refuse(true);
             release(guard).await;

@@ -61,8 +61,8 @@ impl Odd {
         }
     }
 
-    fn odd_remaining(&self, told: Option<Duration>) -> Option<Duration> {
-        (*self.remaining.lock().unwrap()).or(told)
+    fn odd_remaining(&self, remaining: Option<Duration>) -> Option<Duration> {
+        (*self.remaining.lock().unwrap()).or(remaining)
     }
 }
 

@@ -12,9 +12,9 @@ use leasehold::{ErrorKind, FencingToken, MutexGuard, State};
 async fn leads_at_risk(prudent: bool) -> (Vec<FencingToken>, Vec<ErrorKind>) {
     let store = TestStore::new().unwrap();
     let (terms, ends) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-    let (told, healed) = (ends.clone(), store.clone());
+    let (ended, healed) = (ends.clone(), store.clone());
     let election = store.client().unwrap().election("leader").on_pause(move |why, _| {
-        told.lock().unwrap().push(why.kind());
+        ended.lock().unwrap().push(why.kind());
         healed.faults().heal();
     });
     let election = if prudent { election.stop_at_risk() } else { election };

@@ -100,8 +100,8 @@ fn blocking_run_returns_the_loss_of_its_lock() {
         lose(guard.name().as_str());
         Err("what the work says of it".into())
     });
-    let told = ran.unwrap_err().downcast::<leasehold::Error>().unwrap();
-    assert_eq!(told.lost_reason(), Some(LostReason::Gone));
+    let failure = ran.unwrap_err().downcast::<leasehold::Error>().unwrap();
+    assert_eq!(failure.lost_reason(), Some(LostReason::Gone));
     let ran: Result<(), Failed> = locks.semaphore("a", 3).try_run(|_| Err("its own".into()));
     assert_eq!(ran.unwrap_err().to_string(), "its own");
     let two = locks.lock_all(["a", "b"]).unwrap();
@@ -130,8 +130,8 @@ async fn failed_work_releases_its_locks_and_returns_its_error() {
         locks.evict("a", leasehold::store::Evict::Token(guard.grant())).await?;
         Err::<(), Failed>("what the work says of it".into())
     });
-    let told = writes.await.unwrap_err().downcast::<leasehold::Error>().unwrap();
-    assert_eq!(told.lost_reason(), Some(LostReason::Gone));
+    let failure = writes.await.unwrap_err().downcast::<leasehold::Error>().unwrap();
+    assert_eq!(failure.lost_reason(), Some(LostReason::Gone));
     let both = locks.lock_all(["a", "b"]).await.unwrap();
     let failed = both.try_run(async { Err::<(), Failed>("its own".into()) }).await;
     assert_eq!(failed.unwrap_err().to_string(), "its own");

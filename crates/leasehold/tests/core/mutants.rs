@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use leasehold::conformance::{cases, run};
 use leasehold::queue::{Entry, Queue, StoreTime};
 use leasehold::store::{
-    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Reweighed, Signal, Standing, Store,
-    StoreInfo, Wakeup,
+    ClaimState, Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal,
+    Store, StoreInfo, Wakeup,
 };
 use leasehold::{Builder, Claim, ClaimId, Error, ErrorKind, Holder, Kind, Name, Result, Token};
 use serde_json::Value;
@@ -207,12 +207,12 @@ struct Lock {
 #[derive(Debug, Default)]
 struct Waiter {
     lease: Duration,
-    told: Mutex<Told>,
+    news: Mutex<News>,
     wake: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct News {
     granted: Option<Token>,
     listened: bool,
 }
@@ -306,10 +306,10 @@ impl Mutant {
                     }
                 });
             }
-            let mut told = locked(&waiter.told);
-            told.granted = match self.wrong {
+            let mut notified = locked(&waiter.news);
+            notified.granted = match self.wrong {
                 Some(Wrong::FirstWakeUpIsLost) => continue,
-                Some(Wrong::EarlyNewsIsLost) if !told.listened => continue,
+                Some(Wrong::EarlyNewsIsLost) if !notified.listened => continue,
                 Some(Wrong::WrongTokenIsTold) => Token::new(token.get() + 1),
                 _ => Some(token),
             };
@@ -317,7 +317,7 @@ impl Mutant {
         }
         if self.is(Wrong::AllAreTold) {
             for (id, waiter) in &lock.waiters {
-                locked(&waiter.told).granted = token_of(&lock.queue, *id);
+                locked(&waiter.news).granted = token_of(&lock.queue, *id);
                 waiter.wake.notify_one();
             }
         }
@@ -361,7 +361,7 @@ impl Mutant {
         let at = StoreTime { now: self.now(), stamp: self.stamp() };
         let queue = &mut lock.queue;
         queue.settle(at.now);
-        let departed = queue.entries().any(|e| e.standing == Standing::Departed);
+        let departed = queue.entries().any(|e| e.state == ClaimState::Departed);
         if self.is(Wrong::DelayClosesAll) && departed {
             let capacity = queue.capacity();
             edit(queue, |entries| entries[0]["weight"] = capacity.into());
@@ -410,7 +410,7 @@ impl Mutant {
     fn lets_in(&self, queue: &mut Queue, claim: &Claim, now: u64, again: bool, nth: usize) -> bool {
         let (kind, capacity) = (queue.kind(), queue.capacity());
         let held: Vec<Entry> =
-            queue.entries().filter(|e| e.standing != Standing::Waiting).cloned().collect();
+            queue.entries().filter(|e| e.state != ClaimState::Waiting).cloned().collect();
         let sum: u32 = held.iter().map(|e| e.weight).sum();
         let waits = queue.entries().len() - held.len();
         let more = match self.wrong {
@@ -488,24 +488,26 @@ impl Mutant {
         let now = self.now();
         let queue = &mut lock.queue;
         queue.settle(now);
-        let standing = queue.entries().find(|e| e.id == claim.id).map(|e| e.standing);
+        let claim_state = queue.entries().find(|e| e.id == claim.id).map(|e| e.state);
         let mut keep = keep;
         match self.wrong {
-            Some(Wrong::AnybodyReleases) if standing.is_none() => {
+            Some(Wrong::AnybodyReleases) if claim_state.is_none() => {
                 let front = queue.entries().next().map(|e| e.id);
                 front.map(|front| queue.leave(front, None, now));
             }
-            Some(Wrong::SecondLeaveHandsOver) if standing.is_none() => {
+            Some(Wrong::SecondLeaveHandsOver) if claim_state.is_none() => {
                 let capacity = queue.capacity();
                 queue.resize(capacity * 2, now);
                 queue.resize(capacity, now);
             }
-            Some(Wrong::WaitersCannotLeave) if standing == Some(Standing::Waiting) => return true,
+            Some(Wrong::WaitersCannotLeave) if claim_state == Some(ClaimState::Waiting) => {
+                return true;
+            }
             Some(Wrong::MutexIsNotKept) if claim.kind == Kind::Mutex => keep = None,
             Some(Wrong::PermitsAreNotKept) if claim.kind == Kind::Semaphore => keep = None,
             Some(Wrong::ReadersAreNotKept) if is_reader(claim) => keep = None,
             Some(Wrong::SecondLeaveOpens | Wrong::LateLeaveOpens)
-                if standing == Some(Standing::Departed) =>
+                if claim_state == Some(ClaimState::Departed) =>
             {
                 queue.retain(now, |e| e.id != claim.id);
                 return true;
@@ -519,21 +521,21 @@ impl Mutant {
         queue.leave(claim.id, keep, now)
     }
 
-    fn reweigh_here(&self, lock: &mut Lock, claim: &Claim, now: u64) -> Reweighed {
+    fn convert_here(&self, lock: &mut Lock, claim: &Claim, now: u64) -> Converted {
         let queue = &mut lock.queue;
         queue.settle(now);
-        let waits = queue.entries().any(|e| e.standing == Standing::Waiting);
+        let waits = queue.entries().any(|e| e.state == ClaimState::Waiting);
         let own = queue.entries().find(|e| e.id == claim.id).map(|e| (e.token, e.weight));
-        let Some((token, weight)) = own else { return Reweighed::Lost };
+        let Some((token, weight)) = own else { return Converted::Lost };
         match self.wrong {
-            Some(Wrong::DowngradeIsForgotten) if claim.weight < weight => Reweighed::Done { token },
-            Some(Wrong::SecondDowngradeIsLost) if claim.weight == weight => Reweighed::Lost,
-            Some(Wrong::UpgradeMindsWhoWaits) if claim.weight > weight && waits => Reweighed::Busy,
-            Some(Wrong::UpgradeAlwaysWorks) => match queue.reweigh(claim, now) {
-                Reweighed::Busy => Reweighed::Done { token },
+            Some(Wrong::DowngradeIsForgotten) if claim.weight < weight => Converted::Done { token },
+            Some(Wrong::SecondDowngradeIsLost) if claim.weight == weight => Converted::Lost,
+            Some(Wrong::UpgradeMindsWhoWaits) if claim.weight > weight && waits => Converted::Busy,
+            Some(Wrong::UpgradeAlwaysWorks) => match queue.convert(claim, now) {
+                Converted::Busy => Converted::Done { token },
                 other => other,
             },
-            _ => queue.reweigh(claim, now),
+            _ => queue.convert(claim, now),
         }
     }
 
@@ -541,12 +543,12 @@ impl Mutant {
         let now = self.now();
         let queue = &mut lock.queue;
         queue.settle(now);
-        let standing = |token| queue.entries().find(|e| e.token == token).map(|e| e.standing);
+        let claim_state = |token| queue.entries().find(|e| e.token == token).map(|e| e.state);
         let waits = match which {
-            Evict::Token(token) => standing(token) == Some(Standing::Waiting),
+            Evict::Token(token) => claim_state(token) == Some(ClaimState::Waiting),
             Evict::Holders => false,
         };
-        let departed = queue.entries().any(|e| e.standing == Standing::Departed);
+        let departed = queue.entries().any(|e| e.state == ClaimState::Departed);
         match (self.wrong, which) {
             (Some(Wrong::WaitersAreNotEvicted), _) if waits => 0,
             (Some(Wrong::HolderIsEvictedInstead), _) if waits => {
@@ -624,23 +626,23 @@ impl Store for Mutant {
         })
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
         let (mut state, now) = (locked(&self.state), self.now());
-        let reweighed =
-            self.with(&mut state, &claim.name, |lock| self.reweigh_here(lock, claim, now));
-        Ok(reweighed.unwrap_or(Reweighed::Lost))
+        let converted =
+            self.with(&mut state, &claim.name, |lock| self.convert_here(lock, claim, now));
+        Ok(converted.unwrap_or(Converted::Lost))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         let key = self.key(&claim.name);
         let find = |state: &State| state.locks.get(&key)?.waiters.get(&claim.id).cloned();
         let Some(waiter) = find(&locked(&self.state)) else { return Ok(Signal::Ask) };
-        let listened = std::mem::replace(&mut locked(&waiter.told).listened, true);
+        let listened = std::mem::replace(&mut locked(&waiter.news).listened, true);
         if self.is(Wrong::DroppedNewsIsLost) && listened {
             std::future::pending::<()>().await;
         }
         loop {
-            let granted = locked(&waiter.told).granted;
+            let granted = locked(&waiter.news).granted;
             if let Some(token) = granted {
                 return Ok(Signal::Granted(token));
             }
@@ -754,7 +756,7 @@ type Job = (Option<Wrong>, fn(Arc<Mutant>));
 /// Runs each job, and returns the panic messages of those that panicked.
 fn panics(jobs: &[Job]) -> Vec<Option<String>> {
     let next = AtomicUsize::new(0);
-    let said = Mutex::new(vec![None; jobs.len()]);
+    let messages = Mutex::new(vec![None; jobs.len()]);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
@@ -762,12 +764,12 @@ fn panics(jobs: &[Job]) -> Vec<Option<String>> {
                     let i = next.fetch_add(1, Ordering::SeqCst);
                     let Some(&(wrong, case)) = jobs.get(i) else { return };
                     let ran = std::panic::catch_unwind(|| case(Mutant::new(wrong)));
-                    locked(&said)[i] = ran.err().map(|panic| words(&*panic));
+                    locked(&messages)[i] = ran.err().map(|panic| words(&*panic));
                 }
             });
         }
     });
-    said.into_inner().unwrap()
+    messages.into_inner().unwrap()
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> String {
@@ -780,11 +782,11 @@ fn words(panic: &(dyn std::any::Any + Send)) -> String {
 fn each_faulty_store_fails_its_conformance_case() {
     let jobs: Vec<_> = MUTANTS.iter().map(|&(wrong, _, case)| (Some(wrong), case)).collect();
     let mut missed = Vec::new();
-    for (said, (wrong, case, _)) in panics(&jobs).into_iter().zip(MUTANTS) {
-        match said {
+    for (message, (wrong, case, _)) in panics(&jobs).into_iter().zip(MUTANTS) {
+        match message {
             // A case that does not end has not detected the mistake.
-            Some(said) if !said.contains("the case was not done") => {
-                println!("{wrong:?} fails {case}: {said}");
+            Some(message) if !message.contains("the case was not done") => {
+                println!("{wrong:?} fails {case}: {message}");
             }
             other => missed.push((wrong, case, other)),
         }
@@ -801,7 +803,7 @@ fn same_cases_pass_on_the_correct_store() {
     let failed: Vec<_> = panics(&jobs)
         .into_iter()
         .zip(&cases)
-        .filter_map(|(said, (case, _))| Some((case, said?)))
+        .filter_map(|(message, (case, _))| Some((case, message?)))
         .collect();
     assert!(failed.is_empty(), "these cases fail without the mistake: {failed:#?}");
 }

@@ -84,7 +84,7 @@ fn every_call_of_a_forked_child_fails_immediately() {
         fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
             result.err().map(|e| e.kind())
         }
-        let told = [
+        let kinds = [
             kind(locks.inspect("a")),
             kind(locks.list("")),
             kind(locks.evict("a", Evict::Holders)),
@@ -93,7 +93,7 @@ fn every_call_of_a_forked_child_fails_immediately() {
             kind(locks.mutex("b").try_lock()),
             kind(locks.close()),
         ];
-        let wrong = told.iter().position(|kind| *kind != Some(ErrorKind::Closed));
+        let wrong = kinds.iter().position(|kind| *kind != Some(ErrorKind::Closed));
         let code = wrong.map_or(100, |i| i32::try_from(i).unwrap_or(99));
         // SAFETY: ends this process immediately and skips the exit code of the test harness.
         unsafe { libc::_exit(code) }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leasehold::queue::{Entry, Mismatch, Queue, StoreTime, granted};
-use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
+use leasehold::store::{ClaimState, Converted, Evict, Joined, Mode, Place, Renewal};
 use leasehold::{Claim, ClaimId, Kind, Name, Token};
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ enum Step {
         who: usize,
         keep: Option<u64>,
     },
-    Reweigh {
+    Convert {
         who: usize,
         weight: u32,
     },
@@ -164,7 +164,7 @@ fn step(resizes: bool) -> impl Strategy<Value = Step> {
         (
             4,
             (who.clone(), prop_oneof![2 => Just(1), 3 => 0..8_u32])
-                .prop_map(|(who, weight)| Step::Reweigh { who, weight })
+                .prop_map(|(who, weight)| Step::Convert { who, weight })
                 .boxed(),
         ),
         (1, Just(Step::Settle).boxed()),
@@ -236,7 +236,7 @@ enum Answer {
     Lost,
     Mismatch(Mismatch),
     Left(bool),
-    Reweighed(Reweighed),
+    Converted(Converted),
     Evicted(usize),
     Nothing,
 }
@@ -369,21 +369,21 @@ impl Reference {
 
     /// Decreases the weight of any holder. Increases it only for the only holder, and up to the
     /// capacity.
-    fn reweigh(&mut self, id: ClaimId, weight: u32, now: u64) -> Answer {
+    fn convert(&mut self, id: ClaimId, weight: u32, now: u64) -> Answer {
         self.settle(now);
         let holds = |item: &Item| item.granted && !item.departed;
         let Some(i) = self.find(id).filter(|&i| holds(&self.list[i])) else {
-            return Answer::Reweighed(Reweighed::Lost);
+            return Answer::Converted(Converted::Lost);
         };
         let alone = self.list.iter().filter(|item| item.granted).count() == 1;
         let grows = weight > self.list[i].weight;
         if weight == 0 || grows && (!alone || weight > self.capacity) {
-            return Answer::Reweighed(Reweighed::Busy);
+            return Answer::Converted(Converted::Busy);
         }
         self.list[i].weight = weight;
         self.grant();
         let token = Token::new(self.list[i].token).unwrap();
-        Answer::Reweighed(Reweighed::Done { token })
+        Answer::Converted(Converted::Done { token })
     }
 
     fn evict(&mut self, which: Evict, now: u64) -> Answer {
@@ -415,7 +415,7 @@ struct Excuse {
     /// The claims that were released or evicted.
     gone: BTreeSet<ClaimId>,
     /// The claim whose weight was to be changed.
-    reweighed: Option<ClaimId>,
+    converted: Option<ClaimId>,
     now: u64,
 }
 
@@ -432,7 +432,7 @@ struct Watch {
 }
 
 fn holding(e: &Entry) -> bool {
-    e.standing == Standing::Holding
+    e.state == ClaimState::Holding
 }
 
 impl Watch {
@@ -449,7 +449,7 @@ impl Watch {
         prop_assert!(after.is_sorted_by(|a, b| a.token < b.token));
         for e in &after {
             match was.get(&e.id).filter(|old| old.token == e.token) {
-                Some(_) if excuse.reweighed == Some(e.id) => prop_assert!(holding(e)),
+                Some(_) if excuse.converted == Some(e.id) => prop_assert!(holding(e)),
                 Some(old) => prop_assert_eq!(old.weight, e.weight),
                 None => {
                     prop_assert!(e.token.get() > self.last_joined, "a token was assigned twice");
@@ -471,20 +471,20 @@ impl Watch {
             sum += u64::from(e.weight);
             let fits = sum <= u64::from(q.capacity());
             fit += usize::from(fits);
-            let stood = was.get(&e.id).is_some_and(|o| o.standing != Standing::Waiting);
-            if e.standing != Standing::Waiting && !stood {
+            let stood = was.get(&e.id).is_some_and(|o| o.state != ClaimState::Waiting);
+            if e.state != ClaimState::Waiting && !stood {
                 prop_assert!(sum <= u64::from(most), "granted beyond the capacity");
             }
             prop_assert!(
-                !fits || e.standing != Standing::Waiting,
+                !fits || e.state != ClaimState::Waiting,
                 "a claim that fits still waits at {}",
                 i
             );
         }
         if !self.resized {
-            let granted_now = after.iter().take_while(|e| e.standing != Standing::Waiting).count();
+            let granted_now = after.iter().take_while(|e| e.state != ClaimState::Waiting).count();
             prop_assert_eq!(granted_now, fit, "not the longest prefix that fits");
-            prop_assert!(after[fit..].iter().all(|e| e.standing == Standing::Waiting));
+            prop_assert!(after[fit..].iter().all(|e| e.state == ClaimState::Waiting));
             prop_assert_eq!(granted(after.iter().map(|e| e.weight), q.capacity()), fit);
         }
 
@@ -562,7 +562,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
     let mut now = 100;
     for step in &h.steps {
         let mut excuse = Excuse { now, ..Excuse::default() };
-        let (heard, expected) = match *step {
+        let (actual, expected) = match *step {
             Step::Join { who, mode, stamp } => {
                 let (claim, at) = (h.claim(who), StoreTime { now, stamp });
                 let joined = q.join(&claim, mode, at, "");
@@ -606,14 +606,14 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 excuse.gone.insert(id);
                 (Answer::Left(q.leave(id, keep.map(us), now)), r.leave(id, keep, now))
             }
-            Step::Reweigh { who, weight } => {
+            Step::Convert { who, weight } => {
                 let mut claim = h.claim(who);
                 claim.weight = weight;
-                let reweighed = q.reweigh(&claim, now);
-                if matches!(reweighed, Reweighed::Done { .. }) {
-                    excuse.reweighed = Some(claim.id);
+                let converted = q.convert(&claim, now);
+                if matches!(converted, Converted::Done { .. }) {
+                    excuse.converted = Some(claim.id);
                 }
-                (Answer::Reweighed(reweighed), r.reweigh(claim.id, weight, now))
+                (Answer::Converted(converted), r.convert(claim.id, weight, now))
             }
             Step::Settle => {
                 q.settle(now);
@@ -659,19 +659,19 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 continue;
             }
         };
-        prop_assert_eq!(heard, expected, "in step {:?}", step);
+        prop_assert_eq!(actual, expected, "in step {:?}", step);
         let shown: Vec<_> =
-            q.entries().map(|e| (e.id, e.token.get(), e.weight, e.standing, e.expires)).collect();
+            q.entries().map(|e| (e.id, e.token.get(), e.weight, e.state, e.expires)).collect();
         let expected: Vec<_> = r
             .list
             .iter()
             .map(|i| {
-                let standing = match (i.granted, i.departed) {
-                    (true, false) => Standing::Holding,
-                    (true, true) => Standing::Departed,
-                    (false, _) => Standing::Waiting,
+                let claim_state = match (i.granted, i.departed) {
+                    (true, false) => ClaimState::Holding,
+                    (true, true) => ClaimState::Departed,
+                    (false, _) => ClaimState::Waiting,
                 };
-                (i.id, i.token, i.weight, standing, i.ends)
+                (i.id, i.token, i.weight, claim_state, i.ends)
             })
             .collect();
         prop_assert_eq!(shown, expected, "after step {:?}", step);

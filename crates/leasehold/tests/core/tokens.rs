@@ -71,15 +71,15 @@ async fn token_offset_keeps_a_fence_usable_after_its_lock_moves() {
 
     // The fix is an offset: the new tokens begin above the highest token that the fence has seen.
     let url = format!("{url}?token_offset={seen}");
-    let told = leasehold::connect(&url).await.unwrap();
-    let guard = told.mutex("order").lock().await.unwrap();
+    let client = leasehold::connect(&url).await.unwrap();
+    let guard = client.mutex("order").lock().await.unwrap();
     show(&guard).await.unwrap();
     // A holder from before the move is still rejected. If the fence's stored token had been
     // lowered, the holder would be accepted.
     assert_eq!(show(&old).await.unwrap_err().kind(), ErrorKind::StaleToken);
-    let next = told.mutex("order");
+    let next = client.mutex("order");
     let waiting = tokio::spawn(async move { next.lock().await });
-    while waiters(&told, "order").await == 0 {
+    while waiters(&client, "order").await == 0 {
         tokio::task::yield_now().await;
     }
     let earlier = guard.token();

@@ -35,15 +35,15 @@ async fn queue_position_is_reported_only_when_it_changes() {
     odd.changed_fails.store(true, Ordering::SeqCst);
     let (first, second) = (client(memory), client(odd.clone()));
     let blocker = first.mutex("a").lock().await.unwrap();
-    let told = Arc::new(std::sync::Mutex::new(Vec::<Place>::new()));
-    let tell = told.clone();
+    let places = Arc::new(std::sync::Mutex::new(Vec::<Place>::new()));
+    let tell = places.clone();
     let lock = second.mutex("a").lease(Duration::from_secs(6));
     let lock = lock.on_waiting(move |place| tell.lock().unwrap().push(place));
     let waiting = tokio::spawn(async move { lock.lock().await });
     until(|| odd.renewals_sent.load(Ordering::SeqCst) > 2).await;
     drop(blocker);
     let _guard = waiting.await.unwrap().unwrap();
-    assert_eq!(told.lock().unwrap().len(), 1);
+    assert_eq!(places.lock().unwrap().len(), 1);
 }
 
 /// A waiter that loses its position after a long wait has the full time limit for joining again.

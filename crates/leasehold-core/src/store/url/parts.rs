@@ -344,10 +344,10 @@ mod tests {
                     let _ = (parts.number("n", 0, 9), parts.done("n"));
                 }
                 Err(error) => {
-                    let told = format!("{error:#}");
-                    proptest::prop_assert_eq!(told.lines().count(), 1);
+                    let message = format!("{error:#}");
+                    proptest::prop_assert_eq!(message.lines().count(), 1);
                     let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
-                    proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                    proptest::prop_assert!(!secret || !message.contains("sekret"), "{}", message);
                 }
             }
         }

@@ -150,8 +150,8 @@ mod tests {
         assert_eq!(tls("", false, &WORDS).unwrap(), None);
         assert_eq!(tls("", true, &WORDS).unwrap(), Some(Tls::default()));
         let found = tls("ca=/no%20file&cert=/c&key=/k", true, &WORDS).unwrap().unwrap();
-        let told = found.ca().unwrap_err().to_string();
-        assert!(told.contains(r#"ca="/no file""#), "{told}");
+        let message = found.ca().unwrap_err().to_string();
+        assert!(message.contains(r#"ca="/no file""#), "{message}");
         assert!(found.identity().is_err());
         let whole = tls("ca=/dev/null", true, &WORDS).unwrap().unwrap();
         assert!(whole.ca().unwrap().unwrap().bytes.is_empty());
@@ -161,17 +161,17 @@ mod tests {
     // F76
     #[test]
     fn conflicting_or_unsupported_tls_parameters_are_rejected() {
-        let told = |query, encrypted, words: &TlsWords| {
+        let message = |query, encrypted, words: &TlsWords| {
             let error = tls(query, encrypted, words).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             format!("{error:#}")
         };
-        assert!(told("key=/x", false, &WORDS).contains("use xs://"));
-        assert!(told("cert=/x", true, &WORDS).contains("given together"));
+        assert!(message("key=/x", false, &WORDS).contains("use xs://"));
+        assert!(message("cert=/x", true, &WORDS).contains("given together"));
         let without = TlsWords { built: false, ..WORDS };
-        assert!(told("", true, &without).contains("cargo add leasehold --features tls"));
+        assert!(message("", true, &without).contains("cargo add leasehold --features tls"));
         assert_eq!(tls("", false, &without).unwrap(), None);
         let no_identity = TlsWords { identity: None, ..WORDS };
-        assert!(told("cert=/x", true, &no_identity).contains("unknown URL parameter \"cert\""));
+        assert!(message("cert=/x", true, &no_identity).contains("unknown URL parameter \"cert\""));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::database::dialect::Dialect;
 use crate::database::fault::{Because, Fault};
-use crate::database::said::Described;
+use crate::database::server_errors::Described;
 
 /// The information that leasehold uses from an error of `sqlx`.
 pub(super) enum ErrorInfo {
@@ -133,12 +133,12 @@ macro_rules! version {
         }
 
         pub(in crate::database::drivers) fn error_info(error: &$sqlx::Error) -> ErrorInfo {
-            use crate::database::said;
+            use crate::database::server_errors;
             use leasehold_core::ErrorKind::{Closed, Config, Unreachable};
             let described = match error {
                 $sqlx::Error::Database(e) => match code(e.as_ref()) {
                     Some((dialect, code)) => return ErrorInfo::Code(dialect, code),
-                    None => said::REJECTED,
+                    None => server_errors::REJECTED,
                 },
                 $sqlx::Error::PoolTimedOut => (
                     Unreachable,
@@ -152,13 +152,13 @@ macro_rules! version {
                 | $sqlx::Error::Tls(_)
                 | $sqlx::Error::Protocol(_)
                 | $sqlx::Error::WorkerCrashed
-                | $sqlx::Error::BeginFailed => said::NO_RESPONSE,
+                | $sqlx::Error::BeginFailed => server_errors::NO_RESPONSE,
                 $sqlx::Error::Configuration(_) => (
                     Config,
                     "invalid database URL or settings",
                     "check the host, port and parameters",
                 ),
-                _ => said::OTHER_TABLE,
+                _ => server_errors::OTHER_TABLE,
             };
             ErrorInfo::Described(described)
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{Joined, LockInfo, Renew, Renewal, Standing, Store};
+use leasehold::store::{ClaimState, Joined, LockInfo, Renew, Renewal, Store};
 use leasehold::{Claim, Kind, Name, Token};
 pub(crate) use leasehold_test_support::*;
 use sqlx::Connection;
@@ -393,8 +393,8 @@ impl Server for $server {
     fn blocked(&self) -> usize {
         // Not `innodb_trx`, because InnoDB updates it only when it was not read for 100 ms. More
         // frequent queries would always return the same.
-        let told = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'");
-        told.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
+        let row = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'");
+        row.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
     }
 
     fn deadlocks(&self) -> usize {
@@ -475,9 +475,9 @@ pub(crate) async fn renewed(store: &SqlStore, claim: &Claim) -> Renewal {
     store.renew(&[renewal]).await.unwrap().remove(0)
 }
 
-pub(crate) fn standings(info: Option<LockInfo>) -> Vec<(Standing, Option<Token>)> {
+pub(crate) fn claim_states(info: Option<LockInfo>) -> Vec<(ClaimState, Option<Token>)> {
     let claims = info.map(|info| info.claims).unwrap_or_default();
-    claims.into_iter().map(|c| (c.standing, c.token)).collect()
+    claims.into_iter().map(|c| (c.state, c.token)).collect()
 }
 
 /// Limits that an administrator sets for a user's statements and connections.
@@ -510,7 +510,7 @@ impl Hasty for MariaDb {
         Server::admin(self, url, "ALTER USER 'few'@'127.0.0.1' WITH MAX_USER_CONNECTIONS 1");
     }
     fn cut_short(&self) -> usize {
-        let told = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Max_statement_time_exceeded'");
-        told.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
+        let count = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Max_statement_time_exceeded'");
+        count.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
     }
 }

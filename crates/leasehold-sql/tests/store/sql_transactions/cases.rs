@@ -1031,10 +1031,10 @@ async fn printed_sql_works_as_documented() {
     {
         let mut tx = c.begin().await.unwrap();
         (&mut *tx).execute(sqlx::raw_sql(raise(resource, token, 0))).await.unwrap();
-        let told: i64 =
+        let stored: i64 =
             sqlx::query_scalar(look(resource, token, 0)).fetch_one(&mut *tx).await.unwrap();
-        assert_eq!(told, seen, "{resource} {token}");
-        match told > token as i64 {
+        assert_eq!(stored, seen, "{resource} {token}");
+        match stored > token as i64 {
             true => tx.rollback().await.unwrap(),
             false => tx.commit().await.unwrap(),
         }

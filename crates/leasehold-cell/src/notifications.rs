@@ -6,20 +6,20 @@
 //! waiter whose position improves starts again with short pauses. Each pause varies randomly by
 //! half, so that not all waiters poll at once.
 //!
-//! If the system has messages between clients ([`Bells`](crate::Bells)), the client that grants a
-//! claim notifies exactly the new holder, whatever the length of the queue. Polls are then needed
-//! only if the previous holder has crashed or a message was lost. A grant in a message has the same
-//! effect as one that was read from the queue, and the next renewal reads the queue. An eviction is
-//! also reported to the claim's client, which then polls.
+//! If the system has messages between clients ([`Messenger`](crate::Messenger)), the client that
+//! grants a claim notifies exactly the new holder, whatever the length of the queue. Polls are then
+//! needed only if the previous holder has crashed or a message was lost. A grant in a message has
+//! the same effect as one that was read from the queue, and the next renewal reads the queue. An
+//! eviction is also reported to the claim's client, which then polls.
 
 use std::sync::Weak;
 use std::time::Duration;
 
 use leasehold_core::Claim;
-use leasehold_core::store::{Renewal, Signal, Standing};
+use leasehold_core::store::{ClaimState, Renewal, Signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::cells::Heard;
+use crate::cells::Message;
 use crate::shared::Shared;
 use crate::text;
 
@@ -59,7 +59,7 @@ impl Shared {
             }
             // A failed read is repeated later. The renewals report errors that persist.
             let Ok(mut seen) = self.read_queue(&claim.name).await else { continue };
-            let next = seen.queue.entries().find(|entry| entry.standing == Standing::Waiting);
+            let next = seen.queue.entries().find(|entry| entry.state == ClaimState::Waiting);
             let is_next = next.is_some_and(|entry| entry.id == claim.id);
             if is_next && unasked >= SESSIONS {
                 unasked = Duration::ZERO;
@@ -77,7 +77,7 @@ impl Shared {
 
     fn next_pause(&self, ahead: usize, last: Duration) -> Duration {
         let far = u32::try_from(ahead).unwrap_or(u32::MAX);
-        let first = if self.cells.bells().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
+        let first = if self.cells.messenger().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
         let first = first.saturating_mul(far.max(1));
         // A waiter far from the head cannot be next soon, and its renewals read the queue anyway.
         let longest = self.poll.saturating_mul(1 + far / CROWD).min(self.poll.max(FAR));
@@ -86,17 +86,20 @@ impl Shared {
 }
 
 /// Passes on messages from other clients for as long as this client exists.
-pub(crate) async fn hear(shared: Weak<Shared>, mut heard: UnboundedReceiver<Heard>) {
-    while let Some(heard) = heard.recv().await {
+pub(crate) async fn receive_messages(
+    shared: Weak<Shared>,
+    mut incoming: UnboundedReceiver<Message>,
+) {
+    while let Some(incoming) = incoming.recv().await {
         let Some(now) = shared.upgrade() else { return };
-        match heard {
-            Heard::Missed => now.claims.ask_all(),
+        match incoming {
+            Message::Missed => now.claims.ask_all(),
             // Other texts are not from leasehold and are ignored.
-            Heard::Said(said) => {
-                if let Some((id, token)) = text::heard(&said) {
+            Message::Text(message) => {
+                if let Some((id, token)) = text::parse_granted(&message) {
                     now.claims.notify(id, Signal::Granted(token));
-                } else if let Some(id) = text::heard_evicted(&said) {
-                    now.ears.ask(id);
+                } else if let Some(id) = text::parse_evicted(&message) {
+                    now.listeners.ask(id);
                 }
             }
         }

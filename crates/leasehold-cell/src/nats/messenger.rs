@@ -20,7 +20,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::cells::{Bells, Heard};
+use crate::cells::{Message, Messenger};
 
 /// Time limit for a client's test message to itself.
 const OWN: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub(super) struct News {
     violation: Mutex<Option<(String, Moment)>>,
     clock: Clock,
     /// Notified when messages may have been lost.
-    heard: Mutex<Option<UnboundedSender<Heard>>>,
+    sender: Mutex<Option<UnboundedSender<Message>>>,
 }
 
 impl News {
@@ -40,13 +40,13 @@ impl News {
     pub(super) fn send(&self, event: Event) {
         match event {
             Event::Connected => {
-                if let Some(heard) = &*locked(&self.heard) {
+                if let Some(sender) = &*locked(&self.sender) {
                     // If the receiver is gone, no client has missed a message.
-                    let _ = heard.send(Heard::Missed);
+                    let _ = sender.send(Message::Missed);
                 }
             }
-            Event::ServerError(ServerError::Other(said)) if said.contains("ermissions") => {
-                *locked(&self.violation) = Some((said, self.clock.now()));
+            Event::ServerError(ServerError::Other(message)) if message.contains("ermissions") => {
+                *locked(&self.violation) = Some((message, self.clock.now()));
             }
             _ => {}
         }
@@ -55,14 +55,14 @@ impl News {
     /// Returns the last permission violation, if it was reported in the last `within`. Ignores
     /// violations by messages between clients, because they do not make other requests fail.
     pub(super) fn take_violation(&self, within: Duration) -> Option<String> {
-        let (said, at) = locked(&self.violation).take()?;
-        let is_bell = said.contains("\"leasehold.");
-        (!is_bell && self.clock.now().since(at) <= within).then_some(said)
+        let (message, at) = locked(&self.violation).take()?;
+        let is_notification = message.contains("\"leasehold.");
+        (!is_notification && self.clock.now().since(at) <= within).then_some(message)
     }
 }
 
 /// The messages of one client.
-pub(super) struct NatsBells {
+pub(super) struct NatsMessenger {
     client: Client,
     news: Arc<News>,
     /// The prefix of the subjects.
@@ -71,25 +71,25 @@ pub(super) struct NatsBells {
     listening: Mutex<Option<AbortHandle>>,
 }
 
-impl fmt::Debug for NatsBells {
+impl fmt::Debug for NatsMessenger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NatsBells").field("subjects", &self.subjects).finish_non_exhaustive()
+        f.debug_struct("NatsMessenger").field("subjects", &self.subjects).finish_non_exhaustive()
     }
 }
 
-impl NatsBells {
+impl NatsMessenger {
     pub(super) fn new(client: Client, news: Arc<News>, bucket: &str, runtime: Handle) -> Self {
         let subjects = format!("leasehold.{bucket}.");
         Self { client, news, subjects, runtime, listening: Mutex::default() }
     }
 
     /// Returns whether this user may send messages and receive them.
-    pub(super) async fn are_heard(&self) -> Result<bool> {
+    pub(super) async fn are_delivered(&self) -> Result<bool> {
         let name = ClaimId::random()?.to_hex();
-        let mut heard = self.subscribe(&name).await?;
-        self.ring(&name, "me".into()).await;
-        let heard = timeout(OWN, heard.next()).await;
-        Ok(matches!(heard, Ok(Some(_))))
+        let mut received = self.subscribe(&name).await?;
+        self.send(&name, "me".into()).await;
+        let received = timeout(OWN, received.next()).await;
+        Ok(matches!(received, Ok(Some(_))))
     }
 
     async fn subscribe(&self, name: &str) -> Result<Subscriber> {
@@ -100,14 +100,14 @@ impl NatsBells {
 }
 
 #[async_trait]
-impl Bells for NatsBells {
-    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()> {
+impl Messenger for NatsMessenger {
+    async fn listen(&self, name: &str, sender: UnboundedSender<Message>) -> Result<()> {
         let mut messages = self.subscribe(name).await?;
-        *locked(&self.news.heard) = Some(heard.clone());
+        *locked(&self.news.sender) = Some(sender.clone());
         let listens = self.runtime.spawn(async move {
             while let Some(message) = messages.next().await {
-                let said = String::from_utf8_lossy(&message.payload).into_owned();
-                if heard.send(Heard::Said(said)).is_err() {
+                let text = String::from_utf8_lossy(&message.payload).into_owned();
+                if sender.send(Message::Text(text)).is_err() {
                     return;
                 }
             }
@@ -117,13 +117,13 @@ impl Bells for NatsBells {
         Ok(())
     }
 
-    async fn ring(&self, name: &str, what: String) {
+    async fn send(&self, name: &str, what: String) {
         // If the message is lost, the waiter finds out at its next poll.
         let _ = self.client.publish(format!("{}{name}", self.subjects), what.into()).await;
     }
 }
 
-impl Drop for NatsBells {
+impl Drop for NatsMessenger {
     fn drop(&mut self) {
         locked(&self.listening).iter().for_each(AbortHandle::abort);
     }
@@ -135,17 +135,17 @@ mod tests {
 
     #[test]
     fn only_a_recent_bucket_violation_explains_a_missing_reply() {
-        let told = |said: &str| {
+        let violation_after = |message: &str| {
             let news = News::default();
-            news.send(Event::ServerError(ServerError::Other(said.into())));
+            news.send(Event::ServerError(ServerError::Other(message.into())));
             news
         };
         let bucket = r#"Permissions Violation for Publish to "$KV.locks.leasehold.l.a""#;
         let within = Duration::from_secs(60);
-        assert_eq!(told(bucket).take_violation(within).as_deref(), Some(bucket));
-        let bell = r#"Permissions Violation for Publish to "leasehold.locks.0123""#;
-        assert_eq!(told(bell).take_violation(within), None);
-        let news = told(bucket);
+        assert_eq!(violation_after(bucket).take_violation(within).as_deref(), Some(bucket));
+        let refused = r#"Permissions Violation for Publish to "leasehold.locks.0123""#;
+        assert_eq!(violation_after(refused).take_violation(within), None);
+        let news = violation_after(bucket);
         while news.clock.now().since(locked(&news.violation).as_ref().unwrap().1).is_zero() {}
         assert_eq!(news.take_violation(Duration::ZERO), None, "an old violation was returned");
     }

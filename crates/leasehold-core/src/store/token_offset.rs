@@ -19,8 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    ClaimInfo, Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Place, Queues, Renew,
-    Renewal, Reweighed, Signal, Store, StoreInfo,
+    ClaimInfo, Converted, Evict, EvictionListener, Follow, Joined, LockInfo, Mode, Ownership,
+    Place, Queues, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use crate::types::claim::Claim;
 use crate::types::doctor::Finding;
@@ -32,7 +32,7 @@ use crate::types::token::Token;
 pub(crate) const MAX_OFFSET: u64 = Token::MAX / 2;
 
 #[derive(Debug)]
-pub(crate) struct Above {
+pub(crate) struct TokenOffset {
     inner: Arc<dyn Store>,
     /// The store's information with another identity. Sequencers contain tokens, so a client with
     /// another offset must count as a client of another store.
@@ -41,13 +41,13 @@ pub(crate) struct Above {
 }
 
 /// Returns `store` with tokens raised by `offset`.
-pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>> {
+pub(crate) fn with_token_offset(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>> {
     match offset {
         0 => Ok(store),
         1..=MAX_OFFSET => {
             let info = store.info().clone();
             let identity = format!("{}+{offset}", info.identity);
-            Ok(Arc::new(Above { inner: store, info: info.identified(identity), offset }))
+            Ok(Arc::new(TokenOffset { inner: store, info: info.identified(identity), offset }))
         }
         _ => {
             let what = format!("invalid token_offset {offset}: expected 0 to {MAX_OFFSET}");
@@ -56,7 +56,7 @@ pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>
     }
 }
 
-impl Above {
+impl TokenOffset {
     fn up(&self, token: Token) -> Result<Token> {
         token.get().checked_add(self.offset).and_then(Token::new).ok_or_else(|| {
             let offset = self.offset;
@@ -99,7 +99,7 @@ impl Above {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Store for Above {
+impl Store for TokenOffset {
     fn info(&self) -> &StoreInfo {
         &self.info
     }
@@ -130,10 +130,10 @@ impl Store for Above {
         self.inner.leave(&self.claim_down(claim), keep).await
     }
 
-    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
-        Ok(match self.inner.reweigh(&self.claim_down(claim)).await? {
-            Reweighed::Done { token } => Reweighed::Done { token: self.up(token)? },
-            other @ (Reweighed::Busy | Reweighed::Lost) => other,
+    async fn convert(&self, claim: &Claim) -> Result<Converted> {
+        Ok(match self.inner.convert(&self.claim_down(claim)).await? {
+            Converted::Done { token } => Converted::Done { token: self.up(token)? },
+            other @ (Converted::Busy | Converted::Lost) => other,
         })
     }
 
@@ -173,8 +173,8 @@ impl Store for Above {
         self.inner.evict(name, which).await
     }
 
-    fn hear(&self, ear: Weak<dyn Ear>) {
-        self.inner.hear(ear);
+    fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
+        self.inner.on_eviction(listener);
     }
 
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {

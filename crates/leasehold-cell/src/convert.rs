@@ -5,23 +5,25 @@
 //! increases the weight of a hold again after it has requested a decrease.
 
 use leasehold_core::queue::Queue;
-use leasehold_core::store::Reweighed;
+use leasehold_core::store::Converted;
 use leasehold_core::{Claim, Result};
 
 use crate::shared::{ClaimEffect, QueueEdit, Shared};
 
 impl Shared {
-    pub(crate) async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+    pub(crate) async fn convert(&self, claim: &Claim) -> Result<Converted> {
         let now = self.clock.now();
         let _gate = self.claims.enter(claim, now.plus(claim.lease)).await;
-        let Some(session) = self.claims.standing(claim.id, now) else { return Ok(Reweighed::Lost) };
+        let Some(session) = self.claims.session_of(claim.id, now) else {
+            return Ok(Converted::Lost);
+        };
         let weighed = |queue: &mut Queue| {
             let ours = queue.entries().find(|e| e.id == claim.id && e.session == session);
             let Some(before) = ours.map(|e| e.weight) else {
-                return QueueEdit::Unchanged(Reweighed::Lost);
+                return QueueEdit::Unchanged(Converted::Lost);
             };
-            match queue.reweigh(claim, self.time().now) {
-                done @ Reweighed::Done { .. } if before != claim.weight => QueueEdit::Write(done),
+            match queue.convert(claim, self.time().now) {
+                done @ Converted::Done { .. } if before != claim.weight => QueueEdit::Write(done),
                 result => QueueEdit::Unchanged(result),
             }
         };

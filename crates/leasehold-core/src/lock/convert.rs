@@ -1,6 +1,6 @@
 //! Changes a held read-write lock from writing to reading, or from reading to writing.
 //!
-//! [`Queue::reweigh`](crate::queue::Queue::reweigh) defines the rule. `client/weight.rs` defines
+//! [`Queue::convert`](crate::queue::Queue::convert) defines the rule. `client/weight.rs` defines
 //! what the guard may assume until the store has answered.
 //!
 //! **An upgrade never waits.** Two readers that both waited for an upgrade would deadlock, because
@@ -14,8 +14,8 @@ use crate::client::ask::outage_timeout;
 use crate::client::core::Core;
 use crate::client::lease::{Lease, State};
 use crate::lock::hold::Hold;
-use crate::store::cannot_reweigh;
-use crate::types::answer::Reweighed;
+use crate::store::cannot_convert;
+use crate::types::answer::Converted;
 use crate::types::claim::{Claim, MAX_READERS};
 use crate::types::error::{Error, ErrorKind, LostReason, Result};
 use crate::types::limits::request_timeout;
@@ -90,7 +90,7 @@ fn check(lease: &Lease, can: bool) -> Result<()> {
     if let State::Lost(reason) = lease.state() {
         return Err(Error::lost(reason));
     }
-    if can { Ok(()) } else { Err(cannot_reweigh(&lease.claim)) }
+    if can { Ok(()) } else { Err(cannot_convert(&lease.claim)) }
 }
 
 /// Requests `weight` for the hold, and retries for up to `patient`. Returns whether the store has
@@ -107,13 +107,13 @@ async fn ask(
     let limit = || request_timeout(claim.lease);
     let mut pause = Duration::from_millis(10);
     loop {
-        let asking = lease.holding.call(operation, core.store.reweigh(&claim));
+        let asking = lease.holding.call(operation, core.store.convert(&claim));
         let answer = core.background.within(limit, asking).await;
         let error = match answer.unwrap_or_else(|| Err(Error::no_reply(limit()))) {
-            Ok(Reweighed::Done { token }) if token == lease.token => return Ok(true),
-            Ok(Reweighed::Busy) => return Ok(false),
+            Ok(Converted::Done { token }) if token == lease.token => return Ok(true),
+            Ok(Converted::Busy) => return Ok(false),
             // Another token belongs to another grant. The renewer treats that as a loss too.
-            Ok(Reweighed::Done { .. } | Reweighed::Lost) => {
+            Ok(Converted::Done { .. } | Converted::Lost) => {
                 lease.lose(LostReason::Gone);
                 core.renewer.forget(lease.claim.id);
                 return Err(Error::lost(lease.lost_reason().unwrap_or(LostReason::Gone)));

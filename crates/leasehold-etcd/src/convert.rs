@@ -17,9 +17,9 @@ use std::sync::Arc;
 use super::Shared;
 use super::fault::Failure;
 use super::proto::{Op, TxnRequest};
-use super::queue::{Queue, end_of, reweighed};
+use super::queue::{Queue, converted, end_of};
 use super::requests::{op, range, ranged, still, unwritten_since, write};
-use leasehold_core::store::{Reweighed, Standing, cannot_reweigh};
+use leasehold_core::store::{ClaimState, Converted, cannot_convert};
 use leasehold_core::{Claim, Error, ErrorKind};
 
 /// How often the downgrade is retried if other clients write the key. Each notification writes a
@@ -27,31 +27,31 @@ use leasehold_core::{Claim, Error, ErrorKind};
 const TRIES: u32 = 100;
 
 impl Shared {
-    /// Implements [`Store::reweigh`](leasehold_core::store::Store::reweigh).
-    pub(super) async fn reweigh(self: &Arc<Self>, claim: &Claim) -> Result<Reweighed, Failure> {
+    /// Implements [`Store::convert`](leasehold_core::store::Store::convert).
+    pub(super) async fn convert(self: &Arc<Self>, claim: &Claim) -> Result<Converted, Failure> {
         let (prefix, known) = (self.prefix(&claim.name), self.claims.get(claim.id));
         let all = range(prefix.clone(), end_of(&prefix));
         for _ in 0..TRIES {
             if self.claims.is_in_delay(claim, self.leases.now()) {
-                return Ok(Reweighed::Lost);
+                return Ok(Converted::Lost);
             }
             let found = self.client.range(all.clone()).await?;
             let queue = Queue::of(&prefix, &found.kvs);
-            let Some(at) = queue.find(claim.id) else { return Ok(Reweighed::Lost) };
+            let Some(at) = queue.find(claim.id) else { return Ok(Converted::Lost) };
             let own = &queue.entries[at];
             let is_another = known.as_ref().and_then(|k| k.token).is_some_and(|t| t != own.token);
-            if queue.standing(at) != Standing::Holding || is_another {
-                return Ok(Reweighed::Lost);
+            if queue.state_at(at) != ClaimState::Holding || is_another {
+                return Ok(Converted::Lost);
             }
-            let done = Reweighed::Done { token: own.token };
+            let done = Converted::Done { token: own.token };
             if own.weight == claim.weight {
                 return Ok(done);
             }
             if claim.weight > own.weight {
-                return Err(Failure::Final(cannot_reweigh(claim)));
+                return Err(Failure::Final(cannot_convert(claim)));
             }
             let value = found.kvs.iter().find(|kv| kv.key == own.key);
-            let Some(value) = value.and_then(|kv| reweighed(&kv.value, claim.weight)) else {
+            let Some(value) = value.and_then(|kv| converted(&kv.value, claim.weight)) else {
                 let what = "the key of this claim has an unexpected format";
                 let error = Error::new(ErrorKind::Corrupt, what);
                 return Err(Failure::Final(error.with_hint("report this as a bug")));

@@ -2,9 +2,9 @@
 
 /// A generator of a reproducible sequence of small numbers (xorshift64*). The seed must not be 0.
 #[derive(Debug)]
-pub struct Dice(pub u64);
+pub struct SeededRng(pub u64);
 
-impl Dice {
+impl SeededRng {
     /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 >> 12;
