@@ -15,15 +15,19 @@ fn stores(disk: &Disk) -> [String; 2] {
 }
 
 /// Runs a command under a lock. Returns the token, or what leasehold printed if the command did not
-/// run.
-fn token(store: &str) -> Result<u64, String> {
+/// run within `wait`.
+fn try_token(store: &str, wait: &str) -> Result<u64, String> {
     let place = Place::new();
-    let words = ["run", "--wait", "2s", "x", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"];
+    let words = ["run", "--wait", wait, "x", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"];
     let output = place.leasehold(&words).env("LEASEHOLD_STORE", store).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.success(), !stdout.is_empty(), "{stdout}{stderr}");
     stdout.trim().parse().map_err(|_| stderr)
+}
+
+fn token(store: &str) -> u64 {
+    try_token(store, "60s").unwrap()
 }
 
 fn with_disk(test: &str, case: impl FnOnce(&Disk)) {
@@ -40,19 +44,19 @@ fn tokens_increase_across_a_power_cut_and_a_failed_disk_grants_nothing() {
     with_disk(name, |disk| {
         let stores = stores(disk);
         let before = stores.each_ref().map(|store| {
-            let first = token(store).unwrap();
-            let last = token(store).unwrap();
+            let first = token(store);
+            let last = token(store);
             assert!(last > first, "{store}: token {last} after {first}");
             last
         });
         disk.cut_power();
         for store in &stores {
-            let error = token(store).expect_err("a lock was granted without a disk");
+            let error = try_token(store, "10s").expect_err("a lock was granted without a disk");
             assert!(is_cause_and_hint(&error), "{store}: {error}");
         }
         disk.restore_power();
         for (store, before) in stores.iter().zip(before) {
-            let after = token(store).unwrap();
+            let after = token(store);
             assert!(after > before, "{store}: token {after} after {before}");
         }
     });
@@ -73,12 +77,12 @@ fn fill(file: &Path) {
 fn full_disk_is_reported_and_loses_no_token() {
     with_disk("disk::full_disk_is_reported_and_loses_no_token", |disk| {
         let stores = stores(disk);
-        let before = stores.each_ref().map(|store| token(store).unwrap());
+        let before = stores.each_ref().map(|store| token(store));
         let file = disk.path().join("fill");
         fill(&file);
         for (store, before) in stores.iter().zip(before) {
             // An existing lock may need no space. Then it works.
-            match token(store) {
+            match try_token(store, "10s") {
                 Ok(now) => assert!(now > before, "{store}: token {now} after {before}"),
                 Err(error) => {
                     assert!(is_cause_and_hint(&error), "{store}: {error}");
@@ -92,7 +96,7 @@ fn full_disk_is_reported_and_loses_no_token() {
         std::fs::remove_file(&file).unwrap();
         std::fs::remove_file(disk.path().join("fill.rest")).unwrap();
         for (store, before) in stores.iter().zip(before) {
-            let after = token(store).unwrap();
+            let after = token(store);
             assert!(after > before, "{store}: token {after} after {before}");
         }
     });
