@@ -203,7 +203,8 @@ impl NatsCluster {
         Ok(cluster)
     }
 
-    /// Waits until every running member is healthy.
+    /// Waits until every member is healthy, and the leader has heard from the others. Otherwise, it
+    /// rejects a new stream with "peer offline".
     fn until_whole(&self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         for member in &self.members {
@@ -214,6 +215,14 @@ impl NatsCluster {
                 assert!(Instant::now() < end, "nats does not get well:\n{}", member.daemon.log());
                 std::thread::sleep(Duration::from_millis(20));
             }
+        }
+        while !self.members.iter().any(Member::leads_the_others) {
+            assert!(
+                Instant::now() < end,
+                "nats elects no leader: {}",
+                self.members[0].daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
@@ -304,6 +313,13 @@ impl NatsCluster {
 impl Member {
     fn is_healthy(&self) -> bool {
         get(self.monitor, "/healthz").is_some_and(|text| text.contains("\"ok\""))
+    }
+
+    /// Returns whether this member is the leader and both others are up to date.
+    fn leads_the_others(&self) -> bool {
+        let text = get(self.monitor, "/jsz").unwrap_or_default();
+        let text: String = text.split_whitespace().collect();
+        text.matches("\"current\":true").count() == 2 && !text.contains("\"offline\":true")
     }
 }
 

@@ -143,6 +143,7 @@ async fn text(wire: &mut dyn Wire, statement: &Statement) -> Result<Option<Strin
 #[cfg(all(test, feature = "postgres", feature = "mysql"))]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use sha2::{Digest, Sha256};
 
@@ -161,8 +162,12 @@ mod tests {
         store.shared.pool.put(pooled);
     }
 
+    /// Returns a claim that these tests do not renew. On a busy machine, a test may take longer than
+    /// the default lease.
     fn claim() -> Claim {
-        Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap()
+        let claim = Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let lease = Duration::from_secs(60);
+        Claim { lease, waiter_lease: lease, ..claim }
     }
 
     /// One client holds the lock, and another waits. When the holder releases the lock, the waiter
