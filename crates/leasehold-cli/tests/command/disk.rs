@@ -19,7 +19,7 @@ fn stores(disk: &Disk) -> [String; 2] {
 fn try_token(store: &str, wait: &str) -> Result<u64, String> {
     let place = Place::new();
     let words = ["run", "--wait", wait, "x", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"];
-    let output = place.leasehold(&words).env("LEASEHOLD_STORE", store).output().unwrap();
+    let output = place.leasehold(words).env("LEASEHOLD_STORE", store).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.success(), !stdout.is_empty(), "{stdout}{stderr}");
