@@ -165,9 +165,9 @@ mod tests {
     /// Returns a claim that these tests do not renew. On a busy machine, a test may take longer than
     /// the default lease.
     fn claim() -> Claim {
-        let claim = Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap();
-        let lease = Duration::from_secs(60);
-        Claim { lease, waiter_lease: lease, ..claim }
+        let mut claim = Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        (claim.lease, claim.waiter_lease) = (Duration::from_secs(60), Duration::from_secs(60));
+        claim
     }
 
     /// One client holds the lock, and another waits. When the holder releases the lock, the waiter
