@@ -294,6 +294,10 @@ fn lock_service_keeps_its_guarantees_while_its_servers_are_killed_and_paused() {
 
 /// Runs while members are partitioned from each other, and the power of all servers is cut.
 fn outages(test: &str, servers: fn(Option<Disk>) -> Breakable, arguments: &[&str]) {
+    // Each takes one to two minutes. `power.rs` of each store tests a power cut in seconds.
+    if testbed::sized(false, true) {
+        return;
+    }
     testbed::in_own_network(test, || match Disk::new() {
         Some(disk) => {
             let report = disturbed(servers(Some(disk)), 30, arguments, "pause,kill");
@@ -304,7 +308,7 @@ fn outages(test: &str, servers: fn(Option<Disk>) -> Breakable, arguments: &[&str
 }
 
 #[test]
-#[ignore = "runs with ./test.sh --all"]
+#[ignore = "runs with ./test.sh --long"]
 fn etcd_keeps_its_guarantees_through_partitions_and_power_cuts() {
     let name = "servers::etcd_keeps_its_guarantees_through_partitions_and_power_cuts";
     outages(name, |disk| breakable::etcd(Setup::new(), disk), &["--lease", "2s"]);
@@ -313,9 +317,6 @@ fn etcd_keeps_its_guarantees_through_partitions_and_power_cuts() {
 #[test]
 #[ignore = "runs with ./test.sh --long"]
 fn zookeeper_keeps_its_guarantees_through_partitions_and_power_cuts() {
-    if testbed::sized(false, true) {
-        return;
-    }
     let name = "servers::zookeeper_keeps_its_guarantees_through_partitions_and_power_cuts";
     outages(name, |disk| breakable::zookeeper(&ZooKeeperSetup::new(), disk), &[]);
 }
@@ -323,9 +324,6 @@ fn zookeeper_keeps_its_guarantees_through_partitions_and_power_cuts() {
 #[test]
 #[ignore = "runs with ./test.sh --long"]
 fn nats_keeps_its_guarantees_through_partitions_and_power_cuts() {
-    if testbed::sized(false, true) {
-        return;
-    }
     let name = "servers::nats_keeps_its_guarantees_through_partitions_and_power_cuts";
     outages(name, breakable::nats, &[]);
 }
@@ -333,9 +331,6 @@ fn nats_keeps_its_guarantees_through_partitions_and_power_cuts() {
 #[test]
 #[ignore = "runs with ./test.sh --long"]
 fn redis_keeps_its_guarantees_through_power_cuts() {
-    if testbed::sized(false, true) {
-        return;
-    }
     let name = "servers::redis_keeps_its_guarantees_through_power_cuts";
     outages(name, |disk| breakable::redis(Setup::new(), disk), &[]);
 }
