@@ -24,7 +24,7 @@ package leasehold
 //   of a join, a renewal or a release finds what the first one did. So after an error, the client repeats the call.
 // - A late request: a renewal never joins. A join that arrives after its claim was released makes a claim that no client
 //   renews or uses: it expires within its lease. An ID is used again neither after a release, nor after the server has
-//   lost its claim, nor when a lease has passed since its first join.
+//   lost its claim, nor six seconds after its first join. The client releases the claim of an abandoned ID.
 // - A late reply: a lease is counted from before its request was sent, so the delay only shortens it. The reply of a
 //   request that was given up is dropped with its connection.
 // - No reply: the lock is lost when the lease ends by this machine's clock, which is before it ends at the server.
@@ -65,6 +65,8 @@ const (
 	answerLimit      = 5 * time.Second
 	answerLimitOfOne = 1500 * time.Millisecond
 	shortestLimit    = 20 * time.Millisecond
+	// How long a join may take at least, even if the wait ends before.
+	shortestJoin = time.Second
 	// The first and the longest pause before a call is repeated.
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
@@ -608,6 +610,8 @@ type Error struct {
 	Message string
 
 	class error
+	// Whether the server states when to retry.
+	hasRetryTime bool
 }
 
 // Error returns the message.
@@ -1130,13 +1134,18 @@ func rejection(err error) answer {
 
 // problem returns the error of an answer that is not a success.
 func problem(code int, body []byte) *Error {
-	var fields struct{ Kind, Detail, Title string }
+	var fields struct {
+		Kind, Detail, Title string
+		RetryAfterMS        *int64 `json:"retry_after_ms"`
+	}
 	if err := json.Unmarshal(body, &fields); err == nil && fields.Kind != "" {
 		what := fields.Detail
 		if what == "" {
 			what = fields.Title
 		}
-		return newError(fields.Kind, "%s [%s]", what, fields.Kind)
+		problem := newError(fields.Kind, "%s [%s]", what, fields.Kind)
+		problem.hasRetryTime = fields.RetryAfterMS != nil
+		return problem
 	}
 	// Not from the service: perhaps from a proxy, whose text is not shown.
 	kind := "config"
@@ -1438,6 +1447,8 @@ type keeper struct {
 	born time.Duration
 	// Until when the server may have the claim without a further call.
 	lives time.Duration
+	// The claims of earlier IDs that the server may still have.
+	abandoned []abandonedClaim
 	// Until when the lock stays unavailable after a release.
 	keepUntil time.Duration
 
@@ -1453,6 +1464,12 @@ type keeper struct {
 	deadline, ends, risk time.Duration
 }
 
+// abandonedClaim is a claim that this client does not use. Without a release, the server may have it until `lives`.
+type abandonedClaim struct {
+	id    string
+	lives time.Duration
+}
+
 func newKeeper(c *Client, name string, opts Options, times times) (*keeper, error) {
 	claim, err := opts.claim()
 	if err != nil {
@@ -1462,7 +1479,6 @@ func newKeeper(c *Client, name string, opts Options, times times) (*keeper, erro
 	if err != nil {
 		return nil, err
 	}
-	times.lease = earlier(times.lease, later(times.maxHold, shortestLease))
 	claim.Name = c.service.prefix + name
 	claim.LeaseMS = times.lease.Milliseconds()
 	claim.WaiterLeaseMS = earlier(times.lease, waiterLease).Milliseconds()
@@ -1648,33 +1664,35 @@ func (k *keeper) keep() error {
 	return nil
 }
 
+// abandon stops using the claim. `withdraw` releases it.
+func (k *keeper) abandon() {
+	if k.lives > 0 {
+		k.abandoned = append(k.abandoned, abandonedClaim{k.id, k.lives})
+	}
+	k.lives = 0
+}
+
 func (k *keeper) newClaim() error {
+	k.abandon()
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
 		return newError("failed", "cannot draw the ID of a claim")
 	}
 	k.id = hex.EncodeToString(id)
 	k.born = now()
-	k.lives = 0
 	return nil
 }
 
-// ask sends a request. When ctx is done, it returns without an answer.
-func (k *keeper) ask(ctx context.Context, q request) answer {
-	a := k.replicas.send(ctx, q)
-	isRefused := a.code >= 400 && a.code < 500 && k.lives == 0
-	isChange := q.method == http.MethodPost || q.method == http.MethodPut
-	if isChange && !a.isUnsent && !isRefused {
-		k.lives = now() + k.times.lease
-	}
-	return a
-}
-
-// askClaim sends a request for the claim.
+// askClaim sends a join, a renewal or a poll. A poll renews the claim, too. When ctx is done, it returns without an
+// answer.
 func (k *keeper) askClaim(ctx context.Context, q request) claimAnswer {
 	var fields claimAnswer
 	q.into = &fields
-	a := k.ask(ctx, q)
+	a := k.replicas.send(ctx, q)
+	isRefused := a.code >= 400 && a.code < 500 && k.lives == 0
+	if !a.isUnsent && !isRefused {
+		k.lives = now() + k.times.lease
+	}
 	if a.err == nil && !fields.isComplete() {
 		a.err = noAnswer(": the response is incomplete").err
 	}
@@ -1685,18 +1703,18 @@ func (k *keeper) askClaim(ctx context.Context, q request) claimAnswer {
 	return fields
 }
 
-func (k *keeper) join() claimAnswer {
-	mode := "wait"
-	if k.times.wait == 0 {
-		mode = "try"
+func (w *waiter) join() claimAnswer {
+	mode, limit := "wait", earlier(w.limit, later(w.end-now(), shortestJoin))
+	if w.times.wait == 0 {
+		mode, limit = "try", w.limit
 	}
 	body := struct {
 		ID    string `json:"id"`
 		Mode  string `json:"mode"`
 		Claim claim  `json:"claim"`
-	}{k.id, mode, k.claim}
-	q := request{method: http.MethodPost, path: "/v1/claims", body: body, limit: k.limit}
-	return k.askClaim(context.Background(), q)
+	}{w.id, mode, w.claim}
+	q := request{method: http.MethodPost, path: "/v1/claims", body: body, limit: limit}
+	return w.askClaim(context.Background(), q)
 }
 
 func (k *keeper) renew() claimAnswer {
@@ -1735,6 +1753,8 @@ type waiter struct {
 	end, moment, heard time.Duration
 	// How many calls failed, and how many polls were answered early, without a success since then.
 	failures, early int
+	// Why the last call failed. nil if it succeeded.
+	problem *Error
 	// The queue position, and how many claims the lock had then. -1: not known yet.
 	place, others int64
 }
@@ -1784,6 +1804,7 @@ func (w *waiter) handle(a claimAnswer) (isGranted bool, pause time.Duration, err
 	}
 	w.heard = w.moment
 	w.failures = 0
+	w.problem = nil
 	switch a.Status {
 	case statusHeld:
 		// If too little is left, it renews. A renewal never joins, so its answer says what became of the claim.
@@ -1800,15 +1821,22 @@ func (w *waiter) handle(a claimAnswer) (isGranted bool, pause time.Duration, err
 // failed returns how long to wait before the request is repeated, or the error that ends the wait.
 func (w *waiter) failed(problem *Error) (time.Duration, error) {
 	w.failures++
-	isFinal := w.moment-w.heard > later(patience, w.times.lease)
+	w.problem = problem
+	if problem.hasRetryTime {
+		// A server that states when to retry is reachable.
+		w.heard = w.moment
+	}
+	// A service that is full has answered, and the lock may be free.
+	isFullAtEnd := problem.Kind == "full" && w.moment >= w.end
+	isFinal := isFullAtEnd || w.moment-w.heard > later(patience, w.times.lease)
 	if w.times.wait == 0 {
 		isFinal = w.failures > len(w.replicas.service.origins)
 	}
 	if isFinal || !problem.isTransient() {
 		return 0, problem
 	}
-	if w.step == stepJoin && w.moment-w.born > w.times.lease {
-		// A grant may have come and expired unseen. One claim never gets two grants.
+	if w.step == stepJoin && w.moment-w.born > milliseconds(w.claim.WaiterLeaseMS) {
+		// A queue position may have expired unseen. One claim never gets two positions.
 		if err := w.newClaim(); err != nil {
 			return 0, err
 		}
@@ -1821,6 +1849,7 @@ func (w *waiter) queued(a claimAnswer) (time.Duration, error) {
 	if w.times.wait == 0 {
 		return 0, newError("contended", "%q is not free [contended]", w.name)
 	}
+	w.withdraw()
 	w.reportPlace(a)
 	// A server that shuts down answers early. It must not be polled in a tight loop.
 	isEarly := w.step == stepPoll && w.moment-a.sent < w.pollTime()/2
@@ -1843,7 +1872,7 @@ func (w *waiter) checkMinHold() error {
 			MinHold bool `json:"min_hold"`
 		}
 	}
-	a := w.ask(w.ctx, request{method: http.MethodGet, path: "/v1/store", into: &store, limit: w.limit})
+	a := w.replicas.send(w.ctx, request{method: http.MethodGet, path: "/v1/store", into: &store, limit: w.limit})
 	if a.err == nil && !store.Guarantees.MinHold {
 		return newError("unsupported", "this store does not support MinHold: it cannot keep a released lock unavailable")
 	}
@@ -1869,7 +1898,7 @@ func (w *waiter) reportPlace(a claimAnswer) {
 	}
 	lock := &lockState{}
 	if w.others < 0 || a.HeadRemainingMS != nil || ahead-w.others < near {
-		lock, _ = w.lock(w.end)
+		lock = w.lock(w.end)
 	}
 	w.place = ahead
 	w.others = 1
@@ -1884,25 +1913,23 @@ func (w *waiter) reportPlace(a claimAnswer) {
 	w.waiting <- Waiting{Ahead: ahead, HeldBy: lock.heldBy(), Holders: lock.holders()}
 }
 
-// lock returns the lock with its holders, and false if the server does not answer soon.
-func (w *waiter) lock(end time.Duration) (*lockState, bool) {
+// lock returns the lock with its holders. It is empty if the server does not answer soon.
+func (w *waiter) lock(end time.Duration) *lockState {
 	limit := later(earlier(earlier(time.Second, w.limit), end-now()), shortestLimit)
 	var fields struct{ Lock *lockState }
 	path := "/v1/locks/" + escaped(w.claim.Name) + "/holders"
-	a := w.ask(w.ctx, request{method: http.MethodGet, path: path, into: &fields, limit: limit})
+	a := w.replicas.send(w.ctx, request{method: http.MethodGet, path: path, into: &fields, limit: limit})
 	if a.err != nil || fields.Lock == nil {
-		return &lockState{}, false
+		return &lockState{}
 	}
-	return fields.Lock, true
+	return fields.Lock
 }
 
 func (w *waiter) timeout() error {
-	silence := w.moment - w.heard
-	lock, isKnown := w.lock(forever)
-	if !isKnown && silence > w.limit {
-		return newError("unreachable", "no answer from the server for the last %s", shortly(silence))
+	heldBy := w.lock(forever).heldBy()
+	if heldBy == "" && w.problem != nil {
+		return w.problem
 	}
-	heldBy := lock.heldBy()
 	if heldBy == "" {
 		heldBy = "not free"
 	}
@@ -1914,6 +1941,7 @@ func (k *keeper) hold(grant claimAnswer) {
 	renewal := k.begin(grant)
 	go k.watch()
 	k.acquired <- nil
+	k.withdraw()
 	failures := 0
 	for {
 		pauseUntil(k.ctx, renewal)
@@ -1930,6 +1958,10 @@ func (k *keeper) hold(grant claimAnswer) {
 			failures = 0
 			renewal = k.extend(a)
 		default:
+			if a.Status != statusLost {
+				// A late copy of the join has made another claim with this ID.
+				k.abandon()
+			}
 			k.loseNow()
 		}
 	}
@@ -1987,23 +2019,30 @@ func (k *keeper) loseNow() {
 	k.lose(reasonGone)
 }
 
-// leave releases the claim. It repeats the release until the lease is over. If the server does not answer, the caller
-// does not wait that long.
+// leave releases the claim and the abandoned ones. It repeats the release until the lease is over. If the server does
+// not answer, the caller does not wait that long.
 func (k *keeper) leave(failure error) {
 	k.mu.Lock()
 	k.isHeld = false
 	isHolder := k.state != 0 && k.state != StateLost
 	k.mu.Unlock()
 	began := now()
-	for failures := 0; now() < k.lives; {
-		hasLeft, err := k.askToLeave()
-		if err == nil {
-			// If the call was repeated, an earlier copy may have released the lock.
-			if isHolder && !hasLeft && failures == 0 {
-				k.lose(reasonGone)
+	for failures := 0; now() < k.lives || len(k.abandoned) > 0; {
+		if now() < k.lives {
+			hasLeft, code, err := k.askToLeave(k.id, k.keepUntil)
+			if err == nil {
+				k.lives = 0
+				// If the call was repeated, an earlier copy may have released the lock.
+				if isHolder && !hasLeft && failures == 0 {
+					k.lose(reasonGone)
+				}
+			} else if code != 0 && code != 401 && !err.isTransient() {
+				// The server has rejected the release, and not only the token, which may change. The caller does not
+				// wait for the next attempts.
+				k.report(failure)
 			}
-			return
 		}
+		k.withdraw()
 		failures++
 		if now()-began >= farewell {
 			k.report(failure)
@@ -2012,15 +2051,29 @@ func (k *keeper) leave(failure error) {
 	}
 }
 
-// askToLeave returns whether the server had the claim.
-func (k *keeper) askToLeave() (bool, *Error) {
-	path := "/v1/claims/" + k.id + "?" + k.claim.query()
-	if keep := (k.keepUntil - now()).Milliseconds(); keep > 0 {
+// withdraw releases the abandoned claims, until a request fails.
+func (k *keeper) withdraw() {
+	for len(k.abandoned) > 0 {
+		first := k.abandoned[0]
+		if now() < first.lives {
+			if _, _, err := k.askToLeave(first.id, 0); err != nil {
+				return
+			}
+		}
+		k.abandoned = k.abandoned[1:]
+	}
+}
+
+// askToLeave returns whether the server had the claim, and the status of HTTP, which is 0 without an answer.
+func (k *keeper) askToLeave(id string, keepUntil time.Duration) (bool, int, *Error) {
+	path := "/v1/claims/" + id + "?" + k.claim.query()
+	if keep := (keepUntil - now()).Milliseconds(); keep > 0 {
 		path += fmt.Sprintf("&keep_ms=%d", keep)
 	}
 	var fields struct{ Left bool }
-	a := k.ask(context.Background(), request{method: http.MethodDelete, path: path, into: &fields, limit: k.limit})
-	return fields.Left, a.err
+	q := request{method: http.MethodDelete, path: path, into: &fields, limit: k.limit}
+	a := k.replicas.send(context.Background(), q)
+	return fields.Left, a.code, a.err
 }
 
 // report reports the end, once.

@@ -931,16 +931,22 @@ func TestARepeatedRequestChangesNothing(t *testing.T) {
 	isFree(t, direct)
 }
 
-func TestALateRequestMakesNoSecondHolder(t *testing.T) {
-	t.Parallel()
-	direct := newServer(t).url
-	joins := make(chan func() *reply, 9)
-	store := newProxy(t, direct, func(method, _ string, forward func() *reply) *reply {
+// recordJoins returns a store that forwards each request, and the joins, which can be sent again.
+func recordJoins(t *testing.T, direct string) (store string, joins chan func() *reply) {
+	joins = make(chan func() *reply, 9)
+	proxy := newProxy(t, direct, func(method, _ string, forward func() *reply) *reply {
 		if method == http.MethodPost {
 			joins <- forward
 		}
 		return forward()
-	}).store()
+	})
+	return proxy.store(), joins
+}
+
+func TestALateRequestMakesNoSecondHolder(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	store, joins := recordJoins(t, direct)
 	held := acquire(t, connect(t, store), "x y", Options{Lease: 10 * time.Second})
 	ok(t, held.Close())
 	// The network delivers another copy of the join now.
@@ -980,6 +986,158 @@ func TestALateReplyNeverExtendsAHold(t *testing.T) {
 	fails(t, err, ErrLost)
 	matches(t, err.Error(), "expired")
 	equal(t, held.State(), StateLost)
+}
+
+func TestAWaitLongerThanALeaseLeavesNoClaim(t *testing.T) {
+	t.Parallel()
+	store := newServer(t).url
+	client := connect(t, store)
+	held := acquire(t, client, "x y", Options{})
+	waiter := begun(func() error {
+		next, err := client.Acquire(background, "x y", Options{Lease: 4 * time.Second})
+		if err != nil {
+			return err
+		}
+		return next.Close()
+	})
+	_, err := client.Acquire(background, "x y", Options{Lease: 4 * time.Second, Wait: 5 * time.Second})
+	fails(t, err, ErrNotAcquired)
+	equal(t, claims(t, store), 2)
+	ok(t, held.Close())
+	ok(t, <-waiter)
+	isFree(t, store)
+}
+
+func TestAnAbandonedClaimIsReleased(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	held := acquire(t, connect(t, direct), "x y", Options{})
+	left := make(chan int, 9)
+	client := connect(t, newProxy(t, direct, func(method, _ string, forward func() *reply) *reply {
+		answer := forward()
+		if method == http.MethodPost && claims(t, direct) < 3 {
+			// Drops the answers until the client joins with another ID.
+			return nil
+		}
+		if method == http.MethodDelete {
+			left <- claims(t, direct)
+		}
+		return answer
+	}).store())
+	_, err := client.Acquire(background, "x y", Options{Lease: 4 * time.Second, Wait: 10 * time.Second})
+	fails(t, err, ErrNotAcquired)
+	close(left)
+	// The first release is that of the abandoned claim.
+	equal(t, <-left, 2)
+	equal(t, <-left, 1)
+	ok(t, held.Close())
+}
+
+func TestALateCopyOfAJoinIsReleased(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	store, joins := recordJoins(t, direct)
+	held := acquire(t, connect(t, store), "x y", Options{})
+	succeeds(t, direct, "evict", "x y")
+	(<-joins)()
+	equal(t, claims(t, direct), 1)
+	// The next renewal finds another token.
+	<-held.Context().Done()
+	fails(t, held.Close(), ErrLost)
+	isFree(t, direct)
+}
+
+func TestAnInvalidAnswerLeavesNoClaim(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	held := acquire(t, connect(t, direct), "x y", Options{})
+	client := connect(t, newProxy(t, direct, func(method, _ string, forward func() *reply) *reply {
+		if method == http.MethodGet {
+			return &reply{200, `{"status": "waiting", "lock": {"claims": [{"standing": "holding"}]}}`}
+		}
+		return forward()
+	}).store())
+	_, err := client.Acquire(background, "x y", Options{Wait: 300 * time.Millisecond})
+	check(t, err != nil, "acquired")
+	equal(t, claims(t, direct), 1)
+	// A call that does not wait must not poll.
+	isTaken(t, connect(t, newProxy(t, direct, func(method, _ string, forward func() *reply) *reply {
+		if method == http.MethodPost {
+			return &reply{202, `{"status": "waiting", "ahead": 1}`}
+		}
+		return forward()
+	}).store()), "x y", Options{})
+	ok(t, held.Close())
+}
+
+func TestAWaitThatEndsReportsTheLastError(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	ends := func(method string, answer *reply) *Error {
+		client := connect(t, newProxy(t, direct, func(each, _ string, forward func() *reply) *reply {
+			if each == method {
+				return answer
+			}
+			return forward()
+		}).store())
+		_, err := client.Acquire(background, "x y", Options{Wait: 300 * time.Millisecond})
+		var problem *Error
+		check(t, errors.As(err, &problem), err)
+		return problem
+	}
+	full := &reply{429, `{"kind": "full", "detail": "over quota"}`}
+	equal(t, ends(http.MethodPost, full).Kind, "full")
+	equal(t, ends(http.MethodPost, nil).Kind, "unreachable")
+	held := acquire(t, connect(t, direct), "x y", Options{})
+	equal(t, ends(http.MethodPost, full).Kind, "full")
+	equal(t, ends(http.MethodGet, nil).Kind, "unreachable")
+	timeout := ends(http.MethodPost, nil)
+	equal(t, timeout.Kind, "timeout")
+	matches(t, timeout.Message, "held by")
+	ok(t, held.Close())
+}
+
+func TestAWaitContinuesWhileTheServerIsFull(t *testing.T) {
+	t.Parallel()
+	direct := newServer(t).url
+	full := &reply{429, `{"kind": "full", "detail": "over quota", "retry_after_ms": 100}`}
+	// Longer than the outage of a server that a wait survives.
+	end := time.Now().Add(17 * time.Second)
+	client := connect(t, newProxy(t, direct, func(_, _ string, forward func() *reply) *reply {
+		if time.Now().Before(end) {
+			return full
+		}
+		return forward()
+	}).store())
+	ok(t, acquire(t, client, "x y", Options{Wait: time.Minute}).Close())
+}
+
+func TestARequestLastsNoLongerThanTheWait(t *testing.T) {
+	t.Parallel()
+	isOver := make(chan struct{})
+	client := connect(t, newProxy(t, newServer(t).url, func(_, _ string, _ func() *reply) *reply {
+		<-isOver
+		return nil
+	}).store())
+	_, err := client.Acquire(background, "x y", Options{Wait: 1900 * time.Millisecond})
+	close(isOver)
+	check(t, err != nil, "acquired")
+	matches(t, err.Error(), `within 1s \[unreachable\]`)
+}
+
+func TestACallerDoesNotWaitForARejectedRelease(t *testing.T) {
+	t.Parallel()
+	denied := &reply{403, `{"kind": "denied", "detail": "no right to hold"}`}
+	client := connect(t, newProxy(t, newServer(t).url, func(method, _ string, forward func() *reply) *reply {
+		if method == http.MethodDelete {
+			return denied
+		}
+		return forward()
+	}).store())
+	held := acquire(t, client, "x y", Options{})
+	began := time.Now()
+	ok(t, held.Close())
+	check(t, time.Since(began) < farewell, "waited")
 }
 
 func TestAHoldSurvivesARestartOfTheServer(t *testing.T) {

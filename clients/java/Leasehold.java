@@ -29,8 +29,10 @@ import java.security.spec.InvalidKeySpecException;
 import java.security.spec.PKCS8EncodedKeySpec;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.Deque;
 import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
@@ -78,7 +80,7 @@ import javax.net.ssl.TrustManagerFactory;
 //   of a join, a renewal or a release finds what the first one did. So after an error, the client repeats the call.
 // - A late request: a renewal never joins. A join that arrives after its claim was released makes a claim that no client
 //   renews or uses: it expires within its lease. An ID is used again neither after a release, nor after the server has
-//   lost its claim, nor when a lease has passed since its first join.
+//   lost its claim, nor six seconds after its first join. The client releases the claim of an abandoned ID.
 // - A late reply: a lease is counted from before its request was sent, so the delay only shortens it. The reply of a
 //   request that was given up is dropped with its connection.
 // - No reply: the lock is lost when the lease ends by this machine's clock, which is before it ends at the server.
@@ -97,6 +99,8 @@ public final class Leasehold implements AutoCloseable {
     private static final long LONGEST_PAUSE = SECOND;
     // How long a claim is requested from a server that does not answer. A longer lease extends it.
     private static final long PATIENCE = 15 * SECOND;
+    // How long a join may take at least, even if the wait ends before.
+    private static final long SHORTEST_JOIN = SECOND;
     // How long `close` waits for the server. After that, releasing continues in the background.
     private static final long FAREWELL = 5 * SECOND;
     // The range of leases and the default, in milliseconds.
@@ -1144,6 +1148,9 @@ public final class Leasehold implements AutoCloseable {
         return fields.get(name) instanceof String text ? text : "";
     }
 
+    /** A claim that this client does not use. Without a release, the server may have it until {@code lives}. */
+    private record AbandonedClaim(String id, long lives) {}
+
     /** Acquires, renews and releases a lock, on a thread of its own. */
     private static final class Keeper implements Runnable {
         private final Leasehold client;
@@ -1181,6 +1188,8 @@ public final class Leasehold implements AutoCloseable {
         private long born;
         // Until when the server may have the claim without a further call.
         private long lives;
+        // The claims of earlier IDs that the server may still have.
+        private final Deque<AbandonedClaim> abandoned = new ArrayDeque<>();
         // From when the hold is at risk, and until when the lock stays unavailable after a release.
         private long risk = FOREVER;
         private long keepUntil;
@@ -1198,13 +1207,12 @@ public final class Leasehold implements AutoCloseable {
             this.name = name;
             this.options = options;
             this.wait = wait == FOREVER ? FOREVER : wait * MILLISECOND;
-            long leaseMs = Math.min(options.lease, Math.max(options.maxHold, SHORTEST_LEASE));
-            lease = leaseMs * MILLISECOND;
+            lease = options.lease * MILLISECOND;
             maxHold = options.maxHold == FOREVER ? FOREVER : options.maxHold * MILLISECOND;
             limit = Math.max(Math.min(url.origins.size() > 1 ? ANSWER_OF_ONE : ANSWER, lease / 3), SHORTEST_ANSWER);
             body.put("name", url.prefix + name);
-            body.put("lease_ms", leaseMs);
-            body.put("waiter_lease_ms", Math.min(leaseMs, WAITER_LEASE));
+            body.put("lease_ms", options.lease);
+            body.put("waiter_lease_ms", Math.min(options.lease, WAITER_LEASE));
             body.put("host", Machine.HOST);
             body.put("pid", Machine.PID);
             body.put("label", options.label);
@@ -1355,12 +1363,20 @@ public final class Leasehold implements AutoCloseable {
             return null;
         }
 
+        /** Stops using the claim. {@link #withdraw} releases it. */
+        private void abandon() {
+            if (lives > 0) {
+                abandoned.add(new AbandonedClaim(id, lives));
+            }
+            lives = 0;
+        }
+
         private void newClaim() {
+            abandon();
             var bytes = new byte[16];
             RANDOM.nextBytes(bytes);
             id = HexFormat.of().formatHex(bytes);
             born = now();
-            lives = 0;
         }
 
         /** Waits until then, or for an answer or a call of `release`. Meanwhile, reports what the clock changes. */
@@ -1433,8 +1449,10 @@ public final class Leasehold implements AutoCloseable {
         private Answer ask(String method, String path, Map<String, Object> fields, long limit, boolean givesWay) {
             long sent = now();
             var answer = send(method, path, fields, sent, sent + limit, givesWay);
+            // A poll renews the claim, too.
+            boolean isKept = path.startsWith("/v1/claims") && !method.equals("DELETE");
             boolean isRefused = answer.status >= 400 && answer.status < 500 && lives == 0;
-            if (!method.equals("GET") && !method.equals("DELETE") && !answer.isUnsent && !isRefused) {
+            if (isKept && !answer.isUnsent && !isRefused) {
                 lives = now() + lease;
             }
             return new Answer(sent, answer.status, answer.fields, answer.isUnsent);
@@ -1548,7 +1566,7 @@ public final class Leasehold implements AutoCloseable {
         }
 
         /** The path of the claim, with the claim as the query. */
-        private String path(String name, Object value) {
+        private String path(String id, String name, Object value) {
             var query = new StringBuilder();
             var fields = new LinkedHashMap<>(body);
             fields.put(name, value);
@@ -1571,8 +1589,9 @@ public final class Leasehold implements AutoCloseable {
             var step = Step.JOIN;
             long failures = 0;
             long early = 0;
+            LeaseholdException error = null;
             while (true) {
-                var answer = step == Step.JOIN ? join() : step == Step.RENEW ? renew() : poll(end);
+                var answer = step == Step.JOIN ? join(end) : step == Step.RENEW ? renew() : poll(end);
                 if (isLeaving) {
                     return null;
                 }
@@ -1582,6 +1601,7 @@ public final class Leasehold implements AutoCloseable {
                 if (Set.of("held", "waiting", "lost").contains(state)) {
                     heard = moment;
                     failures = 0;
+                    error = null;
                 }
                 if (state.equals("held")) {
                     if (answer.deadline() - moment > lease / 3) {
@@ -1591,6 +1611,10 @@ public final class Leasehold implements AutoCloseable {
                     step = Step.RENEW;
                     pause = 10 * MILLISECOND;
                 } else if (state.equals("waiting")) {
+                    if (wait == 0) {
+                        throw error(Json.quoted(name) + " is not free [contended]", "contended");
+                    }
+                    withdraw();
                     waits(answer, end);
                     // A server that shuts down answers early. It must not be polled in a tight loop.
                     boolean isEarly = step == Step.POLL && moment - answer.sent < pollTime(end) / 2;
@@ -1603,21 +1627,27 @@ public final class Leasehold implements AutoCloseable {
                     pause = 10 * MILLISECOND;
                 } else {
                     failures++;
-                    var error = answer.problem();
+                    error = answer.problem();
+                    if (answer.fields.get("retry_after_ms") != null) {
+                        // A server that states when to retry is reachable.
+                        heard = moment;
+                    }
+                    // A server that is full has answered, and the lock may be free.
+                    boolean isFullAtEnd = error.kind().equals("full") && moment >= end;
                     boolean isFinal = wait == 0
                             ? failures > url.origins.size()
-                            : moment - heard > Math.max(PATIENCE, lease);
+                            : isFullAtEnd || moment - heard > Math.max(PATIENCE, lease);
                     if (isFinal || !TRANSIENT.contains(error.kind())) {
                         throw error;
                     }
                     pause = pauseAfter(failures);
-                    if (step == Step.JOIN && moment - born > lease) {
-                        // A grant may have come and expired unseen. One claim never gets two grants.
+                    if (step == Step.JOIN && moment - born > waiterLease()) {
+                        // A queue position may have expired unseen. One claim never gets two positions.
                         newClaim();
                     }
                 }
                 if (moment >= end && wait != 0) {
-                    throw timeout(moment - heard);
+                    throw timeout(error);
                 }
                 pause(Math.min(moment + pause, end));
             }
@@ -1633,12 +1663,13 @@ public final class Leasehold implements AutoCloseable {
             }
         }
 
-        private Answer join() {
+        private Answer join(long end) {
             var fields = new LinkedHashMap<String, Object>();
             fields.put("id", id);
             fields.put("mode", wait == 0 ? "try" : "wait");
             fields.put("claim", body);
-            return ask("POST", "/v1/claims", fields, limit, false);
+            long time = wait == 0 ? limit : Math.min(limit, Math.max(end - now(), SHORTEST_JOIN));
+            return ask("POST", "/v1/claims", fields, time, false);
         }
 
         private Answer renew() {
@@ -1653,12 +1684,16 @@ public final class Leasehold implements AutoCloseable {
 
         private Answer poll(long end) {
             long time = pollTime(end);
-            return ask("GET", path("wait", time / MILLISECOND + "ms"), null, time + limit, true);
+            return ask("GET", path(id, "wait", time / MILLISECOND + "ms"), null, time + limit, true);
         }
 
         private long pollTime(long end) {
             // Short enough that the next replica is asked before the queue position expires.
-            return Math.max(Math.min((Long) body.get("waiter_lease_ms") * MILLISECOND / 3, end - now()), 0);
+            return Math.max(Math.min(waiterLease() / 3, end - now()), 0);
+        }
+
+        private long waiterLease() {
+            return (Long) body.get("waiter_lease_ms") * MILLISECOND;
         }
 
         /** Reports the position if it has changed, and the holders to the first waiters. */
@@ -1692,12 +1727,12 @@ public final class Leasehold implements AutoCloseable {
             return answer.status == 200 && answer.fields.get("lock") instanceof Map<?, ?> lock ? lock : Map.of();
         }
 
-        private LeaseholdException timeout(long silence) {
-            var lock = lock(FOREVER);
-            if (lock.isEmpty() && silence > limit) {
-                return error("no answer from the server for the last " + shortly(silence), "unreachable");
+        /** The error of a wait that has ended. {@code error} is that of the last request, or null if it succeeded. */
+        private LeaseholdException timeout(LeaseholdException error) {
+            var heldBy = heldBy(lock(FOREVER));
+            if (error != null && heldBy == null) {
+                return error;
             }
-            var heldBy = heldBy(lock);
             var state = Json.quoted(name) + " is " + (heldBy == null ? "not free" : heldBy);
             return error("timed out after " + shortly(wait) + ": " + state, "timeout");
         }
@@ -1718,6 +1753,7 @@ public final class Leasehold implements AutoCloseable {
             state = State.HELD;
             isHeld = true;
             news.add(new Held(this));
+            withdraw();
             while (true) {
                 pause(renewal);
                 watch();
@@ -1736,6 +1772,10 @@ public final class Leasehold implements AutoCloseable {
                     failures = 0;
                     watch();
                 } else if (Set.of("held", "waiting", "lost").contains(now)) {
+                    if (!now.equals("lost")) {
+                        // A late copy of the join has made another claim with this ID.
+                        abandon();
+                    }
                     lose(GONE);
                 } else {
                     // Whether the lease was renewed is unknown, so the deadline stays.
@@ -1769,25 +1809,32 @@ public final class Leasehold implements AutoCloseable {
         }
 
         /**
-         * Releases the claim, and then reports the end. Repeats the release until the lease is over. If the server does
-         * not answer, the caller does not wait that long.
+         * Releases the claim and the abandoned ones, and then reports the end. Repeats the release until the lease is
+         * over. If the server does not answer, the caller does not wait that long.
          */
         private void leave(RuntimeException failure) {
             isHeld = false;
             isLeaving = true;
             long began = now();
             long failures = 0;
-            while (now() < lives) {
-                long keep = Math.max(keepUntil - now(), 0) / MILLISECOND;
-                var answer = ask("DELETE", path("keep_ms", keep), null, limit, false);
-                if (answer.status == 200) {
-                    // If the call was repeated, an earlier copy may have released the lock.
-                    boolean wasHeld = failure == null && state != State.LOST;
-                    if (wasHeld && !Boolean.TRUE.equals(answer.fields.get("left")) && failures == 0) {
-                        lose(GONE);
+            while (now() < lives || !abandoned.isEmpty()) {
+                if (now() < lives) {
+                    var answer = askToLeave(id, keepUntil);
+                    if (answer.status == 200) {
+                        lives = 0;
+                        // If the call was repeated, an earlier copy may have released the lock.
+                        boolean wasHeld = failure == null && state != State.LOST;
+                        if (wasHeld && !Boolean.TRUE.equals(answer.fields.get("left")) && failures == 0) {
+                            lose(GONE);
+                        }
+                    } else if (answer.status != 0 && answer.status != 401
+                            && !TRANSIENT.contains(answer.problem().kind())) {
+                        // The server has rejected the release, and not only the token, which may change. The
+                        // caller does not wait for the next attempts.
+                        report(failure);
                     }
-                    return;
                 }
+                withdraw();
                 failures++;
                 if (now() - began >= FAREWELL) {
                     report(failure);
@@ -1797,6 +1844,22 @@ public final class Leasehold implements AutoCloseable {
                     sleep(until);
                 }
             }
+        }
+
+        /** Releases the abandoned claims, until a request fails. */
+        private void withdraw() {
+            while (!abandoned.isEmpty()) {
+                var first = abandoned.element();
+                if (now() < first.lives && askToLeave(first.id, 0).status != 200) {
+                    return;
+                }
+                abandoned.remove();
+            }
+        }
+
+        private Answer askToLeave(String id, long keepUntil) {
+            long keep = Math.max(keepUntil - now(), 0) / MILLISECOND;
+            return ask("DELETE", path(id, "keep_ms", keep), null, limit, false);
         }
     }
 

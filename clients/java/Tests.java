@@ -912,15 +912,20 @@ public final class Tests {
         equal(claims(direct), 0);
     }
 
-    void aLateRequestMakesNoSecondHolder() throws Exception {
-        var direct = server().store;
-        var joins = Collections.synchronizedList(new ArrayList<Forward>());
-        var store = proxy(direct, (method, body, forward) -> {
+    /** A store that forwards each request, and adds the joins to the list. They can be sent again. */
+    private String recordingJoins(String direct, List<Forward> joins) throws Exception {
+        return proxy(direct, (method, body, forward) -> {
             if (method.equals("POST")) {
                 joins.add(forward);
             }
             return forward.run();
         }).store();
+    }
+
+    void aLateRequestMakesNoSecondHolder() throws Exception {
+        var direct = server().store;
+        var joins = Collections.synchronizedList(new ArrayList<Forward>());
+        var store = recordingJoins(direct, joins);
         var held = client(store).acquire("x y", lease(10_000));
         held.close();
         // The network delivers another copy of the join now.
@@ -959,6 +964,125 @@ public final class Tests {
         equal(held.state(), State.LOST);
         matches(fails(LostException.class, held::close).getMessage(), "expired");
         equal(held.state(), State.LOST);
+    }
+
+    void aWaitLongerThanALeaseLeavesNoClaim() throws Exception {
+        var store = server().store;
+        var client = client(store);
+        var held = client.acquire("x y");
+        var waiter = background(() -> {
+            client.acquire("x y", lease(4000)).close();
+            return null;
+        });
+        fails(NotAcquiredException.class, () -> client.acquire("x y", lease(4000).wait(Duration.ofSeconds(5))));
+        equal(claims(store), 2);
+        held.close();
+        waiter.get();
+        equal(claims(store), 0);
+    }
+
+    void anAbandonedClaimIsReleased() throws Exception {
+        var direct = server().store;
+        var held = client(direct).acquire("x y");
+        var left = Collections.synchronizedList(new ArrayList<Integer>());
+        var client = client(proxy(direct, (method, body, forward) -> {
+            var reply = forward.run();
+            if (method.equals("POST") && claims(direct) < 3) {
+                // Drops the answers until the client joins with another ID.
+                return null;
+            }
+            if (method.equals("DELETE")) {
+                left.add(claims(direct));
+            }
+            return reply;
+        }).store());
+        fails(NotAcquiredException.class, () -> client.acquire("x y", lease(4000).wait(Duration.ofSeconds(10))));
+        // The first release is that of the abandoned claim.
+        equal(left, List.of(2, 1));
+        held.close();
+    }
+
+    void aLateCopyOfAJoinIsReleased() throws Exception {
+        var direct = server().store;
+        var joins = Collections.synchronizedList(new ArrayList<Forward>());
+        var store = recordingJoins(direct, joins);
+        var held = client(store).acquire("x y");
+        equal(command(direct, "evict", "x y"), 0);
+        joins.get(0).run();
+        equal(claims(direct), 1);
+        // The next renewal finds another token.
+        eventually(held::isLost);
+        fails(LostException.class, held::close);
+        equal(claims(direct), 0);
+    }
+
+    void anInvalidAnswerLeavesNoClaim() throws Exception {
+        var direct = server().store;
+        var held = client(direct).acquire("x y");
+        var lock = "{\"claims\": [{\"standing\": \"holding\"}]}";
+        var invalid = new Reply(200, "{\"status\": \"waiting\", \"lock\": " + lock + "}");
+        Rule rule = (method, body, forward) -> method.equals("GET") ? invalid : forward.run();
+        fails(UnavailableException.class, () -> client(proxy(direct, rule).store()).acquire("x y", wait(300)));
+        equal(claims(direct), 1);
+        // A call that does not wait must not poll.
+        var waits = new Reply(202, "{\"status\": \"waiting\", \"ahead\": 1}");
+        Rule joined = (method, body, forward) -> method.equals("POST") ? waits : forward.run();
+        check(client(proxy(direct, joined).store()).tryAcquire("x y").isEmpty(), "acquired");
+        held.close();
+    }
+
+    void aWaitThatEndsReportsTheLastError() throws Exception {
+        var direct = server().store;
+        var full = new Reply(429, "{\"kind\": \"full\", \"detail\": \"over quota\"}");
+        equal(ends(direct, "POST", full).kind(), "full");
+        equal(ends(direct, "POST", null).kind(), "unreachable");
+        var held = client(direct).acquire("x y");
+        equal(ends(direct, "POST", full).kind(), "full");
+        equal(ends(direct, "GET", null).kind(), "unreachable");
+        var timeout = ends(direct, "POST", null);
+        equal(timeout.kind(), "timeout");
+        matches(timeout.getMessage(), "held by");
+        held.close();
+    }
+
+    /** The error of a wait during which requests with this method get this answer, or none. */
+    private LeaseholdException ends(String direct, String method, Reply answer) throws Exception {
+        Rule rule = (each, body, forward) -> each.equals(method) ? answer : forward.run();
+        var client = client(proxy(direct, rule).store());
+        try (var held = client.acquire("x y", wait(300))) {
+            throw new AssertionError(held);
+        } catch (LeaseholdException error) {
+            return error;
+        }
+    }
+
+    void aWaitContinuesWhileTheServerIsFull() throws Exception {
+        var full = new Reply(429, "{\"kind\": \"full\", \"detail\": \"over quota\", \"retry_after_ms\": 100}");
+        // Longer than the outage of a server that a wait survives.
+        long end = System.nanoTime() + Duration.ofSeconds(17).toNanos();
+        Rule rule = (method, body, forward) -> System.nanoTime() < end ? full : forward.run();
+        client(proxy(server().store, rule).store()).acquire("x y", wait(60_000)).close();
+    }
+
+    void aRequestLastsNoLongerThanTheWait() throws Exception {
+        var over = new CountDownLatch(1);
+        Rule rule = (method, body, forward) -> {
+            over.await();
+            return null;
+        };
+        var client = client(proxy(server().store, rule).store());
+        var error = fails(UnavailableException.class, () -> client.acquire("x y", wait(1_900)));
+        over.countDown();
+        matches(error.getMessage(), "within 1s \\[unreachable\\]");
+    }
+
+    void aCallerDoesNotWaitForARejectedRelease() throws Exception {
+        var denied = new Reply(403, "{\"kind\": \"denied\", \"detail\": \"no right to hold\"}");
+        Rule rule = (method, body, forward) -> method.equals("DELETE") ? denied : forward.run();
+        var held = client(proxy(server().store, rule).store()).acquire("x y");
+        long began = System.nanoTime();
+        held.close();
+        check(System.nanoTime() - began < Duration.ofSeconds(5).toNanos(), "waited");
     }
 
     void aHoldSurvivesARestartOfTheServer() throws Exception {

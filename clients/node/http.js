@@ -7,7 +7,7 @@
 //   of a join, a renewal or a release finds what the first one did. So after an error, the client repeats the call.
 // - A late request: a renewal never joins. A join that arrives after its claim was released makes a claim that no client
 //   renews or uses: it expires within its lease. An ID is used again neither after a release, nor after the server has
-//   lost its claim, nor when a lease has passed since its first join.
+//   lost its claim, nor six seconds after its first join. The client releases the claim of an abandoned ID.
 // - A late reply: a lease is counted from before its request was sent, so the delay only shortens it. The reply of a
 //   request that was given up is dropped with its connection.
 // - No reply: the lock is lost when the lease ends by this machine's clock, which is before it ends at the server. A
@@ -22,6 +22,8 @@ const os = require('node:os');
 const PORT = 8484;
 // The longest wait for an answer, in seconds: from the only replica, and from one of several.
 const ANSWER = [5, 1.5];
+// How long a join may take at least, in seconds, even if the wait ends before.
+const SHORTEST_ANSWER = 1;
 // The first and the longest pause before a call is repeated.
 const PAUSE = [0.05, 1];
 // How long a claim is requested from a server that does not answer. A longer lease extends it.
@@ -280,6 +282,10 @@ class Keeper {
     this.deadline = this.risk = this.ends = Infinity;
     // Until when the lock stays unavailable after a release.
     this.keepUntil = 0;
+    // Until when the server may have the claim without a further call.
+    this.lives = 0;
+    // The claims of earlier IDs that the server may still have, and until when.
+    this.abandoned = [];
     this.wake = () => {};
   }
 
@@ -307,11 +313,13 @@ class Keeper {
     let last;
     try {
       last = await this._keep();
-      await this._leave(last);
     } catch (error) {
       const { code = UNAVAILABLE } = error instanceof Failed ? error : {};
       last = { event: 'failed', code, message: error.message };
+      // Before it is released.
+      if (this.isHeld) this._lose(error.message);
     }
+    await this._leave(last);
     clearTimeout(this.timer);
     this.sender?.close();
     this._report(last);
@@ -327,13 +335,7 @@ class Keeper {
     this.limit = Math.max(Math.min(ANSWER[url.hosts.length > 1 ? 1 : 0], this.lease / 3), 0.02);
     this._newClaim();
     this.sender = new Sender(url);
-    let taken;
-    try {
-      taken = this.isLeaving ? null : await this._take();
-    } catch (error) {
-      if (!(error instanceof Failed)) throw error;
-      return { event: 'failed', code: error.code, message: error.message };
-    }
+    const taken = this.isLeaving ? null : await this._take();
     if (!taken) return { event: 'failed', message: 'the wait was cancelled' };
     const reason = await this._hold(...taken);
     if (!reason) return { event: 'released' };
@@ -357,7 +359,6 @@ class Keeper {
     let lease = this.options.lease ?? LEASE;
     if (lease < SHORTEST || lease > LONGEST) throw new Failed(USAGE, `invalid lease ${lease} ms: expected 50 ms to 1 day`);
     if (maxHold === 0) throw new Failed(USAGE, 'maxHold must be greater than zero');
-    if (maxHold != null) lease = Math.min(lease, Math.max(maxHold, SHORTEST));
     this.lease = lease / 1000;
     const claim = { name: this.name, lease_ms: lease, waiter_lease_ms: Math.min(lease, WAITER_LEASE) };
     Object.assign(claim, { host: os.hostname(), pid: process.pid, label: label ?? '', lock_delay_ms: delay ?? 0 });
@@ -367,9 +368,14 @@ class Keeper {
   }
 
   _newClaim() {
+    this._abandon();
     this.id = randomBytes(16).toString('hex');
     this.born = now();
-    // Until when the server may have the claim without a further call.
+  }
+
+  /** Stops using the claim. `_withdraw` releases it. */
+  _abandon() {
+    if (this.lives > 0) this.abandoned.push({ id: this.id, lives: this.lives });
     this.lives = 0;
   }
 
@@ -439,14 +445,16 @@ class Keeper {
     const [status, fields] = await this.sender.send(method, path, body, ends.signal);
     clearTimeout(timer);
     if (ends.signal.aborted && status === 0) fields.detail = `no answer from the server within ${short(limit)}`;
+    // A poll renews the claim, too.
+    const isKept = path.startsWith('/v1/claims') && method !== 'DELETE';
     const isRefused = status >= 400 && status < 500 && this.lives === 0;
-    if (['POST', 'PUT'].includes(method) && !fields.unsent && !isRefused) this.lives = now() + this.lease;
+    if (isKept && !fields.unsent && !isRefused) this.lives = now() + this.lease;
     return [sent, status, fields];
   }
 
-  _path(more) {
+  _path(id, more) {
     const fields = Object.entries({ ...this.body, ...more }).filter(([, value]) => value !== '' && value !== 0);
-    return `/v1/claims/${this.id}?${fields.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join('&')}`;
+    return `/v1/claims/${id}?${fields.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join('&')}`;
   }
 
   /** Waits for the lock. Returns a time before the grant was requested, and its fields. null: `release` was called. */
@@ -455,19 +463,21 @@ class Keeper {
     let heard = now();
     const end = wait == null ? Infinity : heard + wait / 1000;
     if (minHold) await this._checkMinHold();
-    let [step, failures, early] = [this._join, 0, 0];
+    let [step, failures, early, error] = [this._join, 0, 0, null];
     for (;;) {
       const [sent, status, fields] = await step.call(this, end);
       if (this.isLeaving) return null;
       const moment = now();
       let pause = 0;
       const state = status >= 200 && status < 300 ? fields.status : null;
-      if (['held', 'waiting', 'lost'].includes(state)) [heard, failures] = [moment, 0];
+      if (['held', 'waiting', 'lost'].includes(state)) [heard, failures, error] = [moment, 0, null];
       if (state === 'held') {
         if (deadline(sent, fields) - moment > this.lease / 3) return [sent, fields];
         // Too little time is left. A renewal never joins, so its answer contains the state of the claim.
         [step, pause] = [this._renew, 0.01];
       } else if (state === 'waiting') {
+        if (wait === 0) throw new Failed(NOT_ACQUIRED, `${JSON.stringify(this.name)} is not free [contended]`);
+        await this._withdraw();
         await this._waits(fields, end);
         // A server that shuts down answers early. It must not be polled in a tight loop.
         early = step === this._poll && moment - sent < this._pollTime(end) / 2 ? early + 1 : 0;
@@ -477,14 +487,19 @@ class Keeper {
         [step, pause] = [this._join, 0.01];
       } else {
         failures += 1;
-        const error = problem(status, fields);
-        const isFinal = wait === 0 ? failures >= this.tries : moment - heard > Math.max(PATIENCE, this.lease);
+        error = problem(status, fields);
+        // A server that states when to retry is reachable.
+        if (fields.retry_after_ms != null) heard = moment;
+        // A server that is full has answered, and the lock may be free.
+        const isFullAtEnd = fields.kind === 'full' && moment >= end;
+        let isFinal = isFullAtEnd || moment - heard > Math.max(PATIENCE, this.lease);
+        if (wait === 0) isFinal = failures >= this.tries;
         if (isFinal || !error.isTransient) throw error;
         pause = pauseAfter(failures);
-        // A grant may have come and expired unseen. One claim never gets two grants.
-        if (step === this._join && moment - this.born > this.lease) this._newClaim();
+        // A queue position may have expired unseen. One claim never gets two positions.
+        if (step === this._join && moment - this.born > this.body.waiter_lease_ms / 1000) this._newClaim();
       }
-      if (moment >= end && wait !== 0) throw await this._timeout(wait, moment - heard);
+      if (moment >= end && wait !== 0) throw await this._timeout(wait, error);
       await this._pause(Math.min(moment + pause, end));
     }
   }
@@ -496,9 +511,11 @@ class Keeper {
     }
   }
 
-  _join() {
-    const mode = this.options.wait === 0 ? 'try' : 'wait';
-    return this._ask('POST', '/v1/claims', { id: this.id, mode, claim: this.body });
+  _join(end) {
+    const isTry = this.options.wait === 0;
+    const limit = isTry ? this.limit : Math.min(this.limit, Math.max(end - now(), SHORTEST_ANSWER));
+    const body = { id: this.id, mode: isTry ? 'try' : 'wait', claim: this.body };
+    return this._ask('POST', '/v1/claims', body, limit);
   }
 
   _renew() {
@@ -513,7 +530,8 @@ class Keeper {
 
   _poll(end) {
     const wait = this._pollTime(end);
-    return this._ask('GET', this._path({ wait: `${Math.trunc(wait * 1000)}ms` }), undefined, wait + this.limit, true);
+    const path = this._path(this.id, { wait: `${Math.trunc(wait * 1000)}ms` });
+    return this._ask('GET', path, undefined, wait + this.limit, true);
   }
 
   _pollTime(end) {
@@ -541,12 +559,11 @@ class Keeper {
     return status === 200 ? fields.lock : null;
   }
 
-  async _timeout(wait, silence) {
-    const lock = await this._lock(Infinity);
-    if (!lock && silence > this.limit) {
-      return new Failed(UNAVAILABLE, `no answer from the server for the last ${short(silence)}`);
-    }
-    const state = `${JSON.stringify(this.name)} is ${heldBy(lock) ?? 'not free'}`;
+  /** The error of a wait that has ended. `error` is that of the last request, or null if it succeeded. */
+  async _timeout(wait, error) {
+    const known = heldBy(await this._lock(Infinity));
+    if (error && !known) return error;
+    const state = `${JSON.stringify(this.name)} is ${known ?? 'not free'}`;
     return new Failed(NOT_ACQUIRED, `timed out after ${short(wait / 1000)}: ${state}`);
   }
 
@@ -561,6 +578,7 @@ class Keeper {
     this.isHeld = true;
     this._say('held', { token, sequencer: this._sequencer(sequencer) });
     this._watch();
+    await this._withdraw();
     for (;;) {
       await this._pause(renewal);
       this._watch();
@@ -574,6 +592,8 @@ class Keeper {
         [renewal, failures] = [this._granted(sent, fields), 0];
         this._watch();
       } else if (['held', 'waiting', 'lost'].includes(state)) {
+        // A late copy of the join has made another claim with this ID.
+        if (state !== 'lost') this._abandon();
         this._lose(GONE);
       } else {
         // Whether the lease was renewed is unknown, so the deadline stays.
@@ -603,8 +623,8 @@ class Keeper {
   }
 
   /**
-   * Releases the claim, and then reports the last event. Repeats the release until the lease is over. If the server does
-   * not answer, the caller does not wait that long.
+   * Releases the claim and the abandoned ones, and then reports the last event. Repeats the release until the lease is
+   * over. If the server does not answer, the caller does not wait that long.
    */
   async _leave(last) {
     this.isHeld = false;
@@ -612,21 +632,37 @@ class Keeper {
     clearTimeout(this.timer);
     const began = now();
     let failures = 0;
-    while (now() < this.lives) {
-      const keep_ms = Math.trunc(Math.max(this.keepUntil - now(), 0) * 1000);
-      const [, status, fields] = await this._ask('DELETE', this._path({ keep_ms }));
-      if (status === 200) {
-        // If the call was repeated, an earlier copy may have released the lock.
-        if (last.event === 'released' && !fields.left && !failures) {
-          this._lose(GONE);
-          Object.assign(last, { event: 'lost', message: GONE });
+    while (now() < this.lives || this.abandoned.length > 0) {
+      if (now() < this.lives) {
+        const keep_ms = Math.trunc(Math.max(this.keepUntil - now(), 0) * 1000);
+        const [, status, fields] = await this._ask('DELETE', this._path(this.id, { keep_ms }));
+        if (status === 200) {
+          this.lives = 0;
+          // If the call was repeated, an earlier copy may have released the lock.
+          if (last.event === 'released' && !fields.left && !failures) {
+            this._lose(GONE);
+            Object.assign(last, { event: 'lost', message: GONE });
+          }
+        } else if (![0, 401].includes(status) && !problem(status, fields).isTransient) {
+          // The server has rejected the release, and not only the token, which may change. The caller does not wait
+          // for the next attempts.
+          this._report(last);
         }
-        return;
       }
+      await this._withdraw();
       failures += 1;
       if (now() - began >= FAREWELL) this._report(last);
       const until = now() + pauseAfter(failures);
       while (now() < until) await this._sleep(until);
+    }
+  }
+
+  /** Releases the abandoned claims, until a request fails. */
+  async _withdraw() {
+    while (this.abandoned.length > 0) {
+      const [{ id, lives }] = this.abandoned;
+      if (now() < lives && (await this._ask('DELETE', this._path(id)))[1] !== 200) return;
+      this.abandoned.shift();
     }
   }
 }

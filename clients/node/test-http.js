@@ -183,6 +183,109 @@ test('a late reply never extends a hold', async (t) => {
   await assert.rejects(held.release(), (e) => e instanceof Lost && /expired/.test(e.message));
 });
 
+test('a wait longer than a lease leaves no claim', async (t) => {
+  const { store } = await serve(t);
+  const held = await lock('x y', { store });
+  const waiter = withLock('x y', { store, lease: 4000 }, () => {});
+  await assert.rejects(lock('x y', { store, lease: 4000, wait: 5000 }), NotAcquired);
+  assert.equal(claims(store), 2);
+  await held.release();
+  await waiter;
+  assert.equal(claims(store), 0);
+});
+
+test('an abandoned claim is released', async (t) => {
+  const { socket, store: direct } = await serve(t);
+  const left = [];
+  const { store } = await proxy(t, socket, async (method, forward) => {
+    const answer = await forward();
+    // Drops the answers until the client joins with another ID.
+    if (method === 'POST' && claims(direct) < 3) return null;
+    if (method === 'DELETE') left.push(claims(direct));
+    return answer;
+  });
+  await withLock('x y', { store: direct }, async () => {
+    await assert.rejects(lock('x y', { store, lease: 4000, wait: 10_000 }), NotAcquired);
+    // The first release is that of the abandoned claim.
+    assert.deepEqual(left, [2, 1]);
+  });
+});
+
+test('a late copy of a join is released', async (t) => {
+  const { socket, store: direct } = await serve(t);
+  const [joins, left] = [[], []];
+  const { store } = await proxy(t, socket, async (method, forward) => {
+    if (method === 'POST') joins.push(forward);
+    const answer = await forward();
+    if (method === 'DELETE') left.push(claims(direct));
+    return answer;
+  });
+  const held = await lock('x y', { store });
+  const lost = once(held, 'lost');
+  assert.equal(command(['evict', 'x y'], direct).status, 0);
+  await joins[0]();
+  assert.equal(claims(direct), 1);
+  // The next renewal finds another token.
+  await lost;
+  await assert.rejects(held.release(), Lost);
+  assert.deepEqual(left, [0]);
+});
+
+test('an invalid answer leaves no claim', async (t) => {
+  const { socket, store: direct } = await serve(t);
+  const invalid = [200, '{"status": "waiting", "lock": {"claims": [{"standing": "holding"}]}}'];
+  const { store } = await proxy(t, socket, async (method, forward) => (method === 'GET' ? invalid : forward()));
+  await withLock('x y', { store: direct }, async () => {
+    await assert.rejects(lock('x y', { store, wait: 300 }), LeaseholdError);
+    assert.equal(claims(direct), 1);
+    // A call that does not wait must not poll.
+    const waits = await proxy(t, socket, async () => [202, '{"status": "waiting", "ahead": 1}']);
+    await assert.rejects(lock('x y', { store: waits.store, wait: 0 }), NotAcquired);
+  });
+});
+
+test('a wait that ends reports the last error', async (t) => {
+  const { socket, store: direct } = await serve(t);
+  const ends = async (method, answer, wanted) => {
+    const rule = async (each, forward) => (each === method ? answer : forward());
+    const { store } = await proxy(t, socket, rule);
+    await assert.rejects(lock('x y', { store, wait: 300 }), wanted);
+  };
+  const full = [429, '{"kind": "full", "detail": "over quota"}'];
+  await ends('POST', full, /\[full\]/);
+  await ends('POST', null, /\[unreachable\]/);
+  await withLock('x y', { store: direct }, async () => {
+    await ends('POST', full, /\[full\]/);
+    await ends('GET', null, /\[unreachable\]/);
+    await ends('POST', null, (e) => e instanceof NotAcquired && /held by/.test(e.message));
+  });
+});
+
+test('a wait continues while the server is full', async (t) => {
+  const { socket, store: direct } = await serve(t);
+  const full = [429, '{"kind": "full", "detail": "over quota", "retry_after_ms": 100}'];
+  // Longer than the outage of a server that a wait survives.
+  const end = performance.now() + 17_000;
+  const { store } = await proxy(t, socket, async (_, forward) => (performance.now() < end ? full : forward()));
+  await withLock('x y', { store, wait: 60_000 }, () => assert.equal(claims(direct), 1));
+});
+
+test('a request lasts no longer than the wait', async (t) => {
+  const { socket } = await serve(t);
+  const { store } = await proxy(t, socket, () => new Promise(() => {}));
+  await assert.rejects(lock('x y', { store, wait: 1900 }), /within 1s \[unreachable\]/);
+});
+
+test('a caller does not wait for a rejected release', async (t) => {
+  const { socket } = await serve(t);
+  const denied = [403, '{"kind": "denied", "detail": "no right to hold"}'];
+  const { store } = await proxy(t, socket, async (method, forward) => (method === 'DELETE' ? denied : forward()));
+  const held = await lock('x y', { store });
+  const began = performance.now();
+  await held.release();
+  assert(performance.now() - began < 5000);
+});
+
 test('a hold survives a restart of the server', async (t) => {
   const path = directory(t);
   const [store, direct] = [`http+unix://${path}/socket`, `sqlite:${path}/locks.db`];

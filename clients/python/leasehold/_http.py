@@ -6,7 +6,7 @@ There are never two holders because of the network:
   of a join, a renewal or a release finds what the first one did. So after an error, the client repeats the call.
 - **A late request.** A renewal never joins. A join that arrives after its claim was released makes a claim that no client
   renews or uses: it expires within its lease. An ID is used again neither after a release, nor after the server has
-  lost its claim, nor when a lease has passed since its first join.
+  lost its claim, nor six seconds after its first join. The client releases the claim of an abandoned ID.
 - **A late reply.** A lease is counted from before its request was sent, so the delay only shortens it. The reply of a
   request that was given up is dropped with its connection.
 - **No reply.** The lock is lost when the lease ends by this machine's clock, which is before it ends at the server. A
@@ -27,6 +27,8 @@ import urllib.parse
 _PORT = 8484
 # The longest wait for an answer, in seconds: from the only replica, and from one of several.
 _ANSWER = (5, 1.5)
+# How long a join may take at least, in seconds, even if the wait ends before.
+_SHORTEST_ANSWER = 1
 # The first and the longest pause before a call is repeated.
 _PAUSE = (0.05, 1)
 # How long a claim is requested from a server that does not answer. A longer lease extends it.
@@ -319,6 +321,10 @@ class Keeper:
         self._deadline = self._risk = self._ends = float("inf")
         # Until when the lock stays unavailable after a release.
         self._keep_until = 0
+        # Until when the server may have the claim without a further call.
+        self._lives = 0
+        # The claims of earlier IDs that the server may still have, and until when.
+        self._abandoned = []
 
     # For the threads of the caller.
 
@@ -347,12 +353,19 @@ class Keeper:
 
     def _run(self):
         self._held._begin()
-        last = {"event": "failed", "code": _UNAVAILABLE, "message": "the thread of the lock has failed"}
         try:
             last = self._keep()
-            self._leave(last)
         except _Failed as failed:
             last = {"event": "failed", "code": failed.code, "message": str(failed)}
+        except BaseException as error:
+            # Only the type, because the text may contain what was received.
+            what = f"the thread of the lock has failed: {_why(error)}"
+            last = {"event": "failed", "code": _UNAVAILABLE, "message": what}
+            if self._is_held:
+                # Before it is released.
+                self._lose(what)
+        try:
+            self._leave(last)
         finally:
             if self._sender:
                 self._sender.requests.put(None)
@@ -371,10 +384,7 @@ class Keeper:
             threading.Thread(target=self._sender.run, name=f"leasehold {self._held.name} HTTP", daemon=True).start()
         except RuntimeError as error:
             raise _Failed(71, f"cannot start a thread: {error}") from error
-        try:
-            taken = None if self._is_leaving else self._take()
-        except _Failed as failed:
-            return {"event": "failed", "code": failed.code, "message": str(failed)}
+        taken = None if self._is_leaving else self._take()
         if taken is None:
             return {"event": "failed", "code": None, "message": "the wait was cancelled"}
         self._hold(*taken)
@@ -406,8 +416,6 @@ class Keeper:
             raise _Failed(_USAGE, f"invalid lease {lease} ms: expected 50 ms to 1 day")
         if max_hold == 0:
             raise _Failed(_USAGE, "max_hold must be greater than zero")
-        if max_hold is not None:
-            lease = min(lease, max(max_hold, _LEASES[0]))
         self._lease = lease / 1000
         claim = {"name": self._held.name, "lease_ms": lease, "waiter_lease_ms": min(lease, _WAITER_LEASE * 1000)}
         claim.update(host=socket.gethostname(), pid=os.getpid(), label=options["label"] or "")
@@ -419,9 +427,14 @@ class Keeper:
         return claim
 
     def _new_claim(self):
+        self._abandon()
         self._id = secrets.token_hex(16)
         self._born = now()
-        # Until when the server may have the claim without a further call.
+
+    def _abandon(self):
+        """Stops using the claim. `_withdraw` releases it."""
+        if self._lives:
+            self._abandoned.append((self._id, self._lives))
         self._lives = 0
 
     def _sleep(self, until):
@@ -487,15 +500,17 @@ class Keeper:
             if news and news[0] == number:
                 status, fields = news[1]
                 break
+        # A poll renews the claim, too.
+        is_kept = path.startswith("/v1/claims") and method != "DELETE"
         is_refused = 400 <= status < 500 and self._lives == 0
-        if method in ("POST", "PUT") and not fields.get("unsent") and not is_refused:
+        if is_kept and not fields.get("unsent") and not is_refused:
             self._lives = now() + self._lease
         return sent, status, fields
 
-    def _path(self, **more):
+    def _path(self, id_, **more):
         query = {**self._body, **more}
         query = {key: value for key, value in query.items() if value not in ("", 0)}
-        return f"/v1/claims/{self._id}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
+        return f"/v1/claims/{id_}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
 
     def _take(self):
         """Waits for the lock. Returns a time before the grant was requested, and its fields. None: `release` was called."""
@@ -504,7 +519,7 @@ class Keeper:
         end = float("inf") if wait is None else heard + wait / 1000
         if self._options["min-hold"]:
             self._check_min_hold()
-        step, failures, early = self._join, 0, 0
+        step, failures, early, error = self._join, 0, 0, None
         self._place = self._others = None
         while True:
             sent, status, fields = step(end)
@@ -513,13 +528,16 @@ class Keeper:
             moment, pause = now(), 0
             state = fields.get("status") if 200 <= status < 300 else None
             if state in ("held", "waiting", "lost"):
-                heard, failures = moment, 0
+                heard, failures, error = moment, 0, None
             if state == "held":
                 if _deadline(sent, fields) - moment > self._lease / 3:
                     return sent, fields
                 # Too little time is left. A renewal never joins, so its answer contains the state of the claim.
                 step, pause = self._renew, 0.01
             elif state == "waiting":
+                if wait == 0:
+                    raise _Failed(_NOT_ACQUIRED, f"{json.dumps(self._held.name)} is not free [contended]")
+                self._withdraw()
                 self._waits(fields, end)
                 # A server that shuts down answers early. It must not be polled in a tight loop.
                 early = early + 1 if step == self._poll and moment - sent < self._poll_time(end) / 2 else 0
@@ -530,15 +548,22 @@ class Keeper:
             else:
                 failures += 1
                 error = _problem(status, fields)
-                is_final = failures >= self._tries if wait == 0 else moment - heard > max(_PATIENCE, self._lease)
+                if fields.get("retry_after_ms") is not None:
+                    # A server that states when to retry is reachable.
+                    heard = moment
+                # A server that is full has answered, and the lock may be free.
+                is_full_at_end = fields.get("kind") == "full" and moment >= end
+                is_final = is_full_at_end or moment - heard > max(_PATIENCE, self._lease)
+                if wait == 0:
+                    is_final = failures >= self._tries
                 if is_final or not error.is_transient:
                     raise error
                 pause = _pause(failures)
-                if step == self._join and moment - self._born > self._lease:
-                    # A grant may have come and expired unseen. One claim never gets two grants.
+                if step == self._join and moment - self._born > self._body["waiter_lease_ms"] / 1000:
+                    # A queue position may have expired unseen. One claim never gets two positions.
                     self._new_claim()
             if moment >= end and wait != 0:
-                raise self._timeout(wait, moment - heard)
+                raise self._timeout(wait, error)
             self._pause(min(moment + pause, end))
 
     def _check_min_hold(self):
@@ -546,9 +571,11 @@ class Keeper:
         if status == 200 and not store["guarantees"]["min_hold"]:
             raise _Failed(_USAGE, "this store does not support min_hold: it cannot keep a released lock unavailable")
 
-    def _join(self, _):
-        mode = "try" if self._options["wait"] == 0 else "wait"
-        return self._ask("POST", "/v1/claims", {"id": self._id, "mode": mode, "claim": self._body})
+    def _join(self, end):
+        mode, limit = "wait", min(self._limit, max(end - now(), _SHORTEST_ANSWER))
+        if self._options["wait"] == 0:
+            mode, limit = "try", self._limit
+        return self._ask("POST", "/v1/claims", {"id": self._id, "mode": mode, "claim": self._body}, limit)
 
     def _renew(self, _=None):
         body = self._body
@@ -560,7 +587,7 @@ class Keeper:
 
     def _poll(self, end):
         wait = self._poll_time(end)
-        return self._ask("GET", self._path(wait=f"{int(wait * 1000)}ms"), None, wait + self._limit, True)
+        return self._ask("GET", self._path(self._id, wait=f"{int(wait * 1000)}ms"), None, wait + self._limit, True)
 
     def _poll_time(self, end):
         # Short enough to poll the next replica before the queue position expires.
@@ -587,11 +614,12 @@ class Keeper:
         _, status, fields = self._ask("GET", path, None, limit, True)
         return fields.get("lock") if status == 200 else None
 
-    def _timeout(self, wait, silence):
-        lock = self._lock(float("inf"))
-        if lock is None and silence > self._limit:
-            return _Failed(_UNAVAILABLE, f"no answer from the server for the last {_short(silence)}")
-        state = _held_by(lock) or "not free"
+    def _timeout(self, wait, error):
+        """The error of a wait that has ended. `error` is that of the last request, or None if it succeeded."""
+        held_by = _held_by(self._lock(float("inf")))
+        if error and not held_by:
+            return error
+        state = held_by or "not free"
         return _Failed(_NOT_ACQUIRED, f"timed out after {_short(wait / 1000)}: {json.dumps(self._held.name)} is {state}")
 
     def _hold(self, sent, fields):
@@ -605,6 +633,7 @@ class Keeper:
         renewal = self._granted(sent, fields)
         self._is_held = True
         self._say("held", token=token, sequencer=self._sequencer(fields["sequencer"]))
+        self._withdraw()
         while True:
             self._pause(renewal)
             self._look_at_clock(now())
@@ -619,6 +648,9 @@ class Keeper:
             if state == "held" and fields["token"] == token:
                 renewal, failures = self._granted(sent, fields), 0
             elif state in ("held", "waiting", "lost"):
+                if state != "lost":
+                    # A late copy of the join has made another claim with this ID.
+                    self._abandon()
                 self._lose(_GONE)
             else:
                 # Whether the lease was renewed is unknown, so the deadline stays.
@@ -643,27 +675,41 @@ class Keeper:
         return sent + lease / 3
 
     def _leave(self, last):
-        """Releases the claim, and then reports the last event.
+        """Releases the claim and the abandoned ones, and then reports the last event.
 
         Repeats the release until the lease is over. If the server does not answer, the caller does not wait that long.
         """
         self._is_held, self._is_leaving = False, True
         began, failures = now(), 0
-        while now() < self._lives:
-            keep = int(max(self._keep_until - now(), 0) * 1000)
-            _, status, fields = self._ask("DELETE", self._path(keep_ms=keep))
-            if status == 200:
-                # If the call was repeated, an earlier copy may have released the lock.
-                if last["event"] == "released" and not fields.get("left") and not failures:
-                    self._lose(_GONE)
-                    last.update(event="lost", message=_GONE)
-                break
+        while now() < self._lives or self._abandoned:
+            if now() < self._lives:
+                keep = int(max(self._keep_until - now(), 0) * 1000)
+                _, status, fields = self._ask("DELETE", self._path(self._id, keep_ms=keep))
+                if status == 200:
+                    self._lives = 0
+                    # If the call was repeated, an earlier copy may have released the lock.
+                    if last["event"] == "released" and not fields.get("left") and not failures:
+                        self._lose(_GONE)
+                        last.update(event="lost", message=_GONE)
+                elif status not in (0, 401) and not _problem(status, fields).is_transient:
+                    # The server has rejected the release, and not only the token, which may change. The caller does
+                    # not wait for the next attempts.
+                    self._report(last)
+            self._withdraw()
             failures += 1
             if now() - began >= _FAREWELL:
                 self._report(last)
             until = now() + _pause(failures)
             while now() < until:
                 self._sleep(until)
+
+    def _withdraw(self):
+        """Releases the abandoned claims, until a request fails."""
+        while self._abandoned:
+            id_, lives = self._abandoned[0]
+            if now() < lives and self._ask("DELETE", self._path(id_))[1] != 200:
+                return
+            self._abandoned.pop(0)
 
 
 def _deadline(sent, fields):

@@ -9,16 +9,32 @@ use std::time::Duration;
 
 use testbed::{Cut, Disk, Setup, ZooKeeperSetup};
 
+/// Injects the disturbance with this number.
+type Disturb = Box<dyn FnMut(usize, Option<&Disk>) + Send>;
+
 /// A store on its own servers, which can be disturbed.
 pub struct Breakable {
     url: String,
     kinds: u64,
-    disturb: Box<dyn FnMut(usize) + Send>,
+    disturb: Disturb,
+    /// The servers' disk, which outlives them.
+    disk: Option<Disk>,
 }
 
 impl Breakable {
-    fn new(url: String, kinds: u64, disturb: impl FnMut(usize) + Send + 'static) -> Self {
-        Self { url, kinds, disturb: Box::new(disturb) }
+    fn new(url: String, kinds: u64, mut disturb: impl FnMut(usize) + Send + 'static) -> Self {
+        Self { url, kinds, disturb: Box::new(move |n, _| disturb(n)), disk: None }
+    }
+
+    /// With a disk, the servers were started on it a moment ago.
+    fn on(
+        disk: Option<Disk>,
+        url: String,
+        kinds: u64,
+        disturb: impl FnMut(usize, Option<&Disk>) + Send + 'static,
+    ) -> Self {
+        disk.iter().for_each(Disk::sync);
+        Self { url, kinds, disturb: Box::new(disturb), disk }
     }
 
     /// Returns the URL of the store.
@@ -33,7 +49,7 @@ impl Breakable {
 
     /// Injects the `n`th disturbance, and returns when the servers are available again.
     pub fn disturb(&mut self, n: usize) {
-        (self.disturb)(n);
+        (self.disturb)(n, self.disk.as_ref());
     }
 }
 
@@ -47,60 +63,132 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
 /// Duration of a partition. The members elect another leader within a second.
 const PARTITION: Duration = Duration::from_secs(3);
 
-/// The `n`th kind of partition.
-fn cut(n: usize) -> Cut {
-    [Cut::Off, Cut::Mute, Cut::Deaf][n % 3]
-}
-
-/// The ways to disturb three members, which are numbered from 0.
+/// Three members of a cluster, which are numbered from 0.
 trait Members: Send + 'static {
     fn kill(&self, member: usize);
     fn restart(&self, member: usize);
-    fn pause(&self, member: usize);
-    /// Partitions a member from the others for a while.
-    fn partition(&self, member: usize, cut: Cut);
+    fn stop(&self, member: usize);
+    fn cont(&self, member: usize);
+    fn cut(&self, member: usize, cut: Cut);
+    fn heal(&self);
     fn restart_all(&self);
+}
+
+/// These clusters have the methods already.
+macro_rules! members {
+    ($($cluster:ty),+) => {$(
+        impl Members for $cluster {
+            fn kill(&self, member: usize) {
+                self.kill(member);
+            }
+
+            fn restart(&self, member: usize) {
+                self.restart(member);
+            }
+
+            fn stop(&self, member: usize) {
+                self.stop(member);
+            }
+
+            fn cont(&self, member: usize) {
+                self.cont(member);
+            }
+
+            fn cut(&self, member: usize, cut: Cut) {
+                self.cut(member, cut);
+            }
+
+            fn heal(&self) {
+                self.heal();
+            }
+
+            fn restart_all(&self) {
+                self.restart_all();
+            }
+        }
+    )+};
+}
+
+members!(testbed::Etcd, testbed::NatsCluster);
+
+impl Members for testbed::ZooKeepers {
+    fn kill(&self, member: usize) {
+        self.members()[member].kill();
+    }
+
+    fn restart(&self, member: usize) {
+        self.members()[member].restart();
+    }
+
+    fn stop(&self, member: usize) {
+        self.members()[member].stop();
+    }
+
+    fn cont(&self, member: usize) {
+        self.members()[member].cont();
+    }
+
+    fn cut(&self, member: usize, cut: Cut) {
+        self.cut(&self.members()[member], cut);
+    }
+
+    fn heal(&self) {
+        self.uncut();
+    }
+
+    fn restart_all(&self) {
+        self.restart_all();
+    }
 }
 
 /// Disturbs three members: kills and pauses them. With a disk, partitions them and cuts the power
 /// of all.
 fn three(url: String, members: impl Members, disk: Option<Disk>) -> Breakable {
-    disk.iter().for_each(Disk::sync);
-    Breakable::new(url, 2, move |n| {
+    Breakable::on(disk, url, 2, move |n, disk| {
         let member = n % 3;
-        match (n % 2, &disk) {
+        match (n % 2, disk) {
             (0, None) => {
                 members.kill(member);
                 members.restart(member);
             }
-            (_, None) => members.pause(member),
-            (0, Some(_)) => members.partition(member, cut(n / 2)),
+            (_, None) => pause(|| members.stop(member), || members.cont(member)),
+            (0, Some(_)) => {
+                members.cut(member, [Cut::Off, Cut::Mute, Cut::Deaf][n / 2 % 3]);
+                std::thread::sleep(PARTITION);
+                members.heal();
+            }
             (_, Some(disk)) => {
-                disk.cut_power();
-                (0..3).for_each(|member| members.kill(member));
-                disk.restore_power();
+                cut_power(n / 2, disk, || (0..3).for_each(|member| members.kill(member)));
                 members.restart_all();
             }
         }
     })
 }
 
-/// Kills and restarts a server. With a disk, cuts its power.
-fn kill(disk: Option<&Disk>, kill: impl Fn(), restart: impl Fn()) {
-    disk.inspect(|disk| disk.cut_power());
-    kill();
-    disk.inspect(|disk| disk.restore_power());
+/// Kills and restarts a server. With a disk, cuts its power for the `n`th time.
+fn kill(n: usize, disk: Option<&Disk>, kill: impl Fn(), restart: impl Fn()) {
+    match disk {
+        Some(disk) => cut_power(n, disk, kill),
+        None => kill(),
+    }
     restart();
+}
+
+/// Cuts the power. Every second cut tears writes.
+fn cut_power(n: usize, disk: &Disk, kill: impl Fn()) {
+    match n % 2 {
+        0 => disk.cycle_power(kill),
+        _ => _ = disk.cycle_power_tearing_writes(kill),
+    }
 }
 
 /// Starts one server of Redis or Valkey, which is killed and paused. With a disk, its power is cut.
 /// It syncs its log on each write.
 pub fn redis(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::Redis::with(setup);
-    disk.iter().for_each(Disk::sync);
     let kinds = if disk.is_some() { 1 } else { 2 };
-    Breakable::new(server.url(), kinds, move |n| match n as u64 % kinds {
-        0 => kill(disk.as_ref(), || server.kill(), || server.restart()),
+    Breakable::on(disk, server.url(), kinds, move |n, disk| match n as u64 % kinds {
+        0 => kill(n, disk, || server.kill(), || server.restart()),
         _ => pause(|| server.stop(), || server.cont()),
     })
 }
@@ -149,52 +237,25 @@ pub fn redlock(setup: Setup) -> Breakable {
 /// Starts PostgreSQL, which is killed. With a disk, its power is cut.
 pub fn postgres(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::Postgres::with(setup);
-    disk.iter().for_each(Disk::sync);
-    Breakable::new(server.database(), 1, move |_| {
-        kill(disk.as_ref(), || server.kill(), || server.restart());
+    Breakable::on(disk, server.database(), 1, move |n, disk| {
+        kill(n, disk, || server.kill(), || server.restart());
     })
 }
 
 /// Starts MariaDB, which is killed. With a disk, its power is cut.
 pub fn mariadb(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::MariaDb::with(setup);
-    disk.iter().for_each(Disk::sync);
-    Breakable::new(server.database(), 1, move |_| {
-        kill(disk.as_ref(), || server.kill(), || server.restart());
+    Breakable::on(disk, server.database(), 1, move |n, disk| {
+        kill(n, disk, || server.kill(), || server.restart());
     })
 }
 
 /// Starts MySQL, which is killed. With a disk, its power is cut.
 pub fn mysql(setup: Setup, disk: Option<Disk>) -> Breakable {
     let server = testbed::MySql::with(setup);
-    disk.iter().for_each(Disk::sync);
-    Breakable::new(server.database(), 1, move |_| {
-        kill(disk.as_ref(), || server.kill(), || server.restart());
+    Breakable::on(disk, server.database(), 1, move |n, disk| {
+        kill(n, disk, || server.kill(), || server.restart());
     })
-}
-
-impl Members for testbed::Etcd {
-    fn kill(&self, member: usize) {
-        self.kill(member);
-    }
-
-    fn restart(&self, member: usize) {
-        self.restart(member);
-    }
-
-    fn pause(&self, member: usize) {
-        pause(|| self.stop(member), || self.cont(member));
-    }
-
-    fn partition(&self, member: usize, cut: Cut) {
-        self.cut(member, cut);
-        std::thread::sleep(PARTITION);
-        self.mend();
-    }
-
-    fn restart_all(&self) {
-        self.restart_all();
-    }
 }
 
 /// Starts three members of etcd, which are disturbed in turn.
@@ -204,31 +265,6 @@ pub fn etcd(setup: Setup, disk: Option<Disk>) -> Breakable {
         None => testbed::Etcd::with(setup, 3),
     };
     three(etcd.url(), etcd, disk)
-}
-
-impl Members for testbed::ZooKeepers {
-    fn kill(&self, member: usize) {
-        self.members()[member].kill();
-    }
-
-    fn restart(&self, member: usize) {
-        self.members()[member].restart();
-    }
-
-    fn pause(&self, member: usize) {
-        let member = &self.members()[member];
-        pause(|| member.stop(), || member.cont());
-    }
-
-    fn partition(&self, member: usize, cut: Cut) {
-        self.cut(&self.members()[member], cut);
-        std::thread::sleep(PARTITION);
-        self.uncut();
-    }
-
-    fn restart_all(&self) {
-        self.restart_all();
-    }
 }
 
 /// Starts three members of ZooKeeper, which are disturbed in turn.
@@ -270,30 +306,6 @@ pub fn memcached_three() -> Breakable {
             _ => pause(|| server.stop(), || server.cont()),
         }
     })
-}
-
-impl Members for testbed::NatsCluster {
-    fn kill(&self, member: usize) {
-        self.kill(member);
-    }
-
-    fn restart(&self, member: usize) {
-        self.restart(member);
-    }
-
-    fn pause(&self, member: usize) {
-        pause(|| self.stop(member), || self.cont(member));
-    }
-
-    fn partition(&self, member: usize, cut: Cut) {
-        self.cut(member, cut);
-        std::thread::sleep(PARTITION);
-        self.mend();
-    }
-
-    fn restart_all(&self) {
-        self.restart_all();
-    }
 }
 
 /// Starts three members of NATS, which are disturbed in turn.

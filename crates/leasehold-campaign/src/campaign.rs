@@ -40,7 +40,7 @@ pub struct Campaign {
 /// Why a campaign has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// There are enough operations and faults.
+    /// There are enough operations and faults, and each piece has run.
     Enough,
     /// The time is over.
     Time,
@@ -57,7 +57,7 @@ impl Campaign {
         let pieces = pieces(&self.stores);
         std::fs::create_dir_all(&self.keep).map_err(|e| format!("{}: {e}", self.keep.display()))?;
         loop {
-            if is_enough(state.runs()) {
+            if is_enough(&pieces, state.runs()) {
                 return Ok(Ended::Enough);
             }
             let piece = next(&pieces, state.runs());
@@ -138,17 +138,15 @@ impl Campaign {
         let history = self.keep.join(format!("run-{number}.jsonl"));
         let (store, faults) = (piece.store, piece.faults);
         let report = if matches!(faults, Faults::Servers | Faults::Outage) {
-            let disk = match faults {
-                Faults::Outage => Some(Disk::new().ok_or("it needs root and a loop device")?),
-                _ => None,
-            };
-            let mut servers = store.breakable(piece.version, disk).ok_or("it has no servers")?;
+            let disk = (faults == Faults::Outage).then(Disk::new);
+            let mut servers =
+                store.breakable(piece.version, disk, &self.program).ok_or("it has no servers")?;
             let asked = Asked::new();
             let mut words = self.words(piece, servers.url(), &history);
             words.extend(asked.words());
             asked.serve(&mut servers, || self.report(&words, self.time_of(piece), directory.path()))
         } else {
-            let calm = store.calm(piece.version, directory.path());
+            let calm = store.calm(piece.version, directory.path(), &self.program);
             let words = self.words(piece, &calm.url, &history);
             self.report(&words, self.time_of(piece), directory.path())
         };
@@ -162,7 +160,7 @@ impl Campaign {
     fn words(&self, piece: Piece, url: &str, history: &Path) -> Vec<String> {
         let Piece { store, faults, .. } = piece;
         let fault = match faults {
-            Faults::All => None,
+            Faults::All | Faults::Clocks => None,
             Faults::Servers | Faults::Outage => Some(store.beside_servers()),
             Faults::Pause => Some("pause"),
             Faults::Kill => Some("kill"),
@@ -181,7 +179,8 @@ impl Campaign {
         ];
         let fault = fault.map(|fault| ("--fault", fault.to_owned()));
         let lease = store.lease(faults).map(|lease| ("--lease", lease.to_owned()));
-        let options = always.into_iter().chain(fault).chain(lease);
+        let skew = (faults == Faults::Clocks).then(|| ("--clock-skew", "1h".to_owned()));
+        let options = always.into_iter().chain(fault).chain(lease).chain(skew);
         let words = options.flat_map(|(name, value)| [name.to_owned(), value]);
         ["torture", "--json"].map(String::from).into_iter().chain(words).collect()
     }
@@ -212,10 +211,12 @@ impl Campaign {
     }
 }
 
-fn is_enough(runs: &[Run]) -> bool {
+fn is_enough(pieces: &[Piece], runs: &[Run]) -> bool {
+    let shows = |run: &Run| matches!(run.outcome, Outcome::Fine | Outcome::Violated);
+    let has_run = |piece: &Piece| runs.iter().any(|run| piece.is_of(run) && shows(run));
     let operations: u64 = runs.iter().map(|run| run.operations).sum();
     let faults: u64 = runs.iter().map(Run::faults_injected).sum();
-    operations >= ENOUGH_OPERATIONS && faults >= ENOUGH_FAULTS
+    operations >= ENOUGH_OPERATIONS && faults >= ENOUGH_FAULTS && pieces.iter().all(has_run)
 }
 
 /// Returns the message of a panic.

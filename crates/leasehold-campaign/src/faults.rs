@@ -20,12 +20,22 @@ pub enum Faults {
     /// Servers are partitioned from each other, and the power of all servers is cut. Some processes
     /// have faults at the same time.
     Outage,
+    /// The wall clock of each process is wrong. Processes have all other faults at the same time.
+    Clocks,
 }
 
 impl Faults {
-    /// All of them, in the order of a round.
-    pub const ALL: [Self; 7] =
-        [Self::All, Self::Servers, Self::Outage, Self::Pause, Self::Kill, Self::Cut, Self::Stale];
+    /// All kinds of faults, in the order in which a round runs them.
+    pub const ALL: [Self; 8] = [
+        Self::All,
+        Self::Servers,
+        Self::Outage,
+        Self::Pause,
+        Self::Kill,
+        Self::Cut,
+        Self::Stale,
+        Self::Clocks,
+    ];
 }
 
 impl fmt::Display for Faults {
@@ -38,6 +48,7 @@ impl fmt::Display for Faults {
             Self::Cut => "cut",
             Self::Stale => "stale",
             Self::Outage => "outage",
+            Self::Clocks => "clocks",
         })
     }
 }

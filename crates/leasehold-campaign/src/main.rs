@@ -40,8 +40,16 @@ fn main() -> ExitCode {
     let args = Args::parse();
     // In it, members are partitioned, and the power of servers is cut.
     testbed::enter_own_network();
+    // Servers of leasehold itself run in directories of their own.
+    let program = match args.program.canonicalize() {
+        Ok(program) => program,
+        Err(why) => {
+            eprintln!("campaign: {}: {why}", args.program.display());
+            return ExitCode::FAILURE;
+        }
+    };
     let campaign = Campaign {
-        program: args.program,
+        program,
         stores: if args.only.is_empty() { Store::ALL.to_vec() } else { args.only },
         time: Duration::from_secs(args.minutes * 60),
         piece: Duration::from_secs(args.piece),
@@ -55,7 +63,7 @@ fn main() -> ExitCode {
     });
     match ended {
         Ok(Ended::Enough) => {
-            eprintln!("campaign: all that was wanted is in");
+            eprintln!("campaign: each piece has run, and there are enough operations and faults");
             ExitCode::SUCCESS
         }
         Ok(Ended::Time) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use testbed::Version;
+use testbed::{Disk, Version};
 
 use crate::faults::Faults;
 use crate::run::Run;
@@ -46,7 +46,8 @@ impl fmt::Display for Piece {
 /// faults come first, so that half a round covers every store.
 pub fn pieces(stores: &[Store]) -> Vec<Piece> {
     let mut all = Vec::new();
-    for faults in Faults::ALL {
+    let possible = |faults: &Faults| *faults != Faults::Outage || Disk::is_possible();
+    for faults in Faults::ALL.into_iter().filter(possible) {
         for &store in stores.iter().filter(|store| store.faults().contains(&faults)) {
             let each = store.versions().into_iter().map(|version| Piece { store, version, faults });
             all.extend(each);

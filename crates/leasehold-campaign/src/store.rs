@@ -29,6 +29,7 @@ pub enum Store {
     Memcached,
     Nats,
     S3,
+    LockService,
 }
 
 /// A store whose servers are not disturbed. They run until this is dropped.
@@ -39,7 +40,7 @@ pub(crate) struct Calm {
 
 impl Store {
     /// All stores.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Memory,
         Self::File,
         Self::Redis,
@@ -56,6 +57,7 @@ impl Store {
         Self::Memcached,
         Self::Nats,
         Self::S3,
+        Self::LockService,
     ];
 
     /// Returns the store's name in the table, which is mostly its URL's scheme.
@@ -77,13 +79,19 @@ impl Store {
             Self::Memcached => "memcached",
             Self::Nats => "nats",
             Self::S3 => "s3 (SeaweedFS)",
+            Self::LockService => "http (Redis)",
         }
     }
 
     /// Returns the kind of server, if several versions of it can be installed.
     fn server(self) -> Option<Server> {
         Some(match self {
-            Self::Memory | Self::File | Self::Sqlite | Self::Memcached | Self::S3 => return None,
+            Self::Memory
+            | Self::File
+            | Self::Sqlite
+            | Self::Memcached
+            | Self::S3
+            | Self::LockService => return None,
             Self::Postgres => Server::Postgres,
             Self::MariaDb => Server::MariaDb,
             Self::MySql => Server::MySql,
@@ -117,16 +125,19 @@ impl Store {
 
     /// Returns the faults that apply to this store's clients and servers.
     pub(crate) fn faults(self) -> &'static [Faults] {
-        use Faults::{All, Cut, Kill, Outage, Pause, Servers, Stale};
+        use Faults::{All, Clocks, Cut, Kill, Outage, Pause, Servers, Stale};
         match self {
+            // The clients of these are on one machine, so their clocks cannot differ.
             Self::Memory => &[All, Pause, Kill, Cut, Stale],
             Self::File | Self::Sqlite => &[All, Pause, Kill],
             // The servers in these URLs redirect clients to others, so a relay cannot cut their
             // connections.
-            Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
+            Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill, Clocks],
             // memcached loses everything with its power. The others are not set up on a disk.
-            Self::Redlock | Self::Memcached | Self::S3 => &[All, Servers, Pause, Kill, Cut, Stale],
-            _ => &[All, Servers, Outage, Pause, Kill, Cut, Stale],
+            Self::Redlock | Self::Memcached | Self::S3 | Self::LockService => {
+                &[All, Servers, Pause, Kill, Cut, Stale, Clocks]
+            }
+            _ => &[All, Servers, Outage, Pause, Kill, Cut, Stale, Clocks],
         }
     }
 
@@ -175,8 +186,9 @@ impl Store {
         (self == Self::Etcd && disturbs).then_some("2s")
     }
 
-    /// Starts servers in which no faults are injected. Files are created in `directory`.
-    pub(crate) fn calm(self, version: Version, directory: &Path) -> Calm {
+    /// Starts servers in which no faults are injected. Files are created in `directory`. `program`
+    /// is the command `leasehold`.
+    pub(crate) fn calm(self, version: Version, directory: &Path, program: &Path) -> Calm {
         // These servers are never killed, so they need no durable writes. And a busy machine must
         // not cause a fail-over.
         let setup = setup(version).fast();
@@ -240,11 +252,23 @@ impl Store {
                 let server = testbed::SeaweedFs::start();
                 keep(server.url("torture") + "&session_ms=2000&poll_ms=50", Box::new(server))
             }
+            Self::LockService => {
+                let redis = testbed::Redis::with(setup);
+                let server = testbed::LockService::start(program, &redis.url());
+                let url = format!("http://127.0.0.1:{}/", server.port());
+                keep(url, Box::new((server, redis)))
+            }
         }
     }
 
-    /// Starts servers that can be disturbed. `None`: the store has no servers.
-    pub(crate) fn breakable(self, version: Version, disk: Option<Disk>) -> Option<Breakable> {
+    /// Starts servers that can be disturbed. `program` is the command `leasehold`. `None`: the store
+    /// has no servers.
+    pub(crate) fn breakable(
+        self,
+        version: Version,
+        disk: Option<Disk>,
+        program: &Path,
+    ) -> Option<Breakable> {
         let setup = setup(version);
         Some(match self {
             Self::Memory | Self::File | Self::Sqlite => return None,
@@ -261,6 +285,7 @@ impl Store {
             Self::Memcached => breakable::memcached(Setup::new()),
             Self::Nats => breakable::nats(disk),
             Self::S3 => breakable::objects(),
+            Self::LockService => breakable::lock_service(program),
         })
     }
 

@@ -218,6 +218,7 @@ fn by_faults(runs: &[Run]) -> String {
             Faults::Kill => "clients killed",
             Faults::Cut => "clients partitioned",
             Faults::Stale => "clients paused between the requests of a call",
+            Faults::Clocks => "clients' wall clocks up to an hour wrong, and all client faults",
             Faults::Outage => "servers partitioned, power of all servers cut, and client faults",
         };
         let _ = writeln!(

@@ -235,7 +235,7 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
         wall_micros()
     }
 
-    /// Returns the means to send messages between clients, if the system supports them.
+    /// Returns the messenger between clients, or `None` if the system has none.
     fn messenger(&self) -> Option<&dyn Messenger> {
         None
     }

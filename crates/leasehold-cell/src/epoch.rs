@@ -135,7 +135,7 @@ impl Epochs {
             named(&epoch.members)
         );
         let hint =
-            "give all clients the same list, then restart or flush every server of both lists";
+            "give all clients the same list, then restart or flush every server in either list";
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 

@@ -26,8 +26,8 @@ use crate::text;
 /// The first pause of the next waiter is `poll_ms` divided by this number.
 const FIRST: u32 = 50;
 /// The first pause if new holders are notified.
-const FIRST_UNTOLD: Duration = Duration::from_millis(250);
-/// Minimum interval between two checks by the next waiter that the claims at the front are alive.
+const FIRST_WITH_MESSAGES: Duration = Duration::from_millis(250);
+/// Minimum interval at which the next waiter checks whether the claims at the front are alive.
 const SESSIONS: Duration = Duration::from_millis(400);
 
 /// Number of claims ahead by which a waiter's longest pause grows by another `poll_ms`.
@@ -77,7 +77,8 @@ impl Shared {
 
     fn next_pause(&self, ahead: usize, last: Duration) -> Duration {
         let far = u32::try_from(ahead).unwrap_or(u32::MAX);
-        let first = if self.cells.messenger().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
+        let first =
+            if self.cells.messenger().is_some() { FIRST_WITH_MESSAGES } else { self.poll / FIRST };
         let first = first.saturating_mul(far.max(1));
         // A waiter far from the head cannot be next soon, and its renewals read the queue anyway.
         let longest = self.poll.saturating_mul(1 + far / CROWD).min(self.poll.max(FAR));
@@ -88,11 +89,11 @@ impl Shared {
 /// Passes on messages from other clients for as long as this client exists.
 pub(crate) async fn receive_messages(
     shared: Weak<Shared>,
-    mut incoming: UnboundedReceiver<Message>,
+    mut messages: UnboundedReceiver<Message>,
 ) {
-    while let Some(incoming) = incoming.recv().await {
+    while let Some(received) = messages.recv().await {
         let Some(now) = shared.upgrade() else { return };
-        match incoming {
+        match received {
             Message::Missed => now.claims.ask_all(),
             // Other texts are not from leasehold and are ignored.
             Message::Text(message) => {

@@ -61,7 +61,8 @@ use crate::cells::{Answer, Cells, Request, System};
 use crate::lasting::Lasting;
 use crate::store::{CellStore, Options, promises};
 
-/// Time limit for the check that a bucket can store locks.
+/// Time limit for the check that a bucket can store locks. Some servers take seconds for concurrent
+/// writes of one object.
 const PROOF: Duration = Duration::from_secs(10);
 /// Minimum time for each read of a renewal, however short the lease.
 const LOOK: Duration = Duration::from_millis(50);
@@ -219,7 +220,8 @@ impl Cells for Objects {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (lasting, url) = (self.lasting.clone(), self.url.clone());
-        let careless = self.ask(PROOF, async move { proof::finding(&lasting, &url).await }).await?;
+        let finding = async move { proof::finding(&lasting, &url, PROOF).await };
+        let careless = self.ask(PROOF * (proof::ROUNDS + 1), finding).await?;
         let careless = careless.map(|what| {
             let why = "each lock is an object that is written conditionally, so two clients could \
                        hold the same lock";

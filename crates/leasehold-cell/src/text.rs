@@ -25,7 +25,7 @@ use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 /// The format number in the headers below. A version of leasehold that changes the format increases
 /// it.
 const FORMAT: u32 = 1;
-/// The beginnings of a queue's value, without and with the frame of an object.
+/// Prefixes of a queue's value: unframed, and framed as an object.
 const FORMS: [&str; 2] = ["leasehold queue ", "leasehold object "];
 /// The beginning of a queue in the current format.
 const QUEUE: &str = "leasehold queue 1 ";
@@ -130,8 +130,8 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
         if entry.weight == 0 || entry.weight > capacity {
             return Some("a claim's weight exceeds the capacity");
         }
-        if entry.expires.is_some() || entry.state == ClaimState::Departed {
-            return Some("a claim has an expiry time");
+        if entry.expires.is_some() || entry.state == ClaimState::Cooldown {
+            return Some("a claim expires or is in a cooldown, which this store never writes");
         }
         if !is_id(&entry.session) {
             return Some("a claim has an invalid session");

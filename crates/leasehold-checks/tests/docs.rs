@@ -32,7 +32,7 @@ prints them. `leasehold::builder().require(…)` refuses to connect to a store t
 |---|---|---|
 | one holder | mutual exclusion holds through this fault | nothing |
 | check tokens | for a while two clients can believe that they hold the lock; later holders have higher tokens | let the resource [reject lower tokens](../guide/fencing.md) |
-| UNSAFE | two clients can hold, and tokens can decrease | avoid the fault or choose another store; use `require` |
+| UNSAFE | two clients can hold the lock, and tokens can decrease | avoid the fault or choose another store; use `require` |
 | cannot happen | the store does not have this fault | nothing |
 
 For every store:
@@ -329,7 +329,8 @@ const KINDS: [(ErrorKind, &str, u8); 17] = [
     (ErrorKind::Timeout, "The wait timed out: the lock was held all the time.", 75),
     (
         ErrorKind::Lost,
-        "The lock was held and is lost. Work done since may overlap with another holder.",
+        "The lock was held and is lost. Work done since may overlap with another holder. `run` and \
+         `release` exit with 74.",
         75,
     ),
     (

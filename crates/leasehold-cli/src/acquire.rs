@@ -144,7 +144,7 @@ fn lines(output: impl BufRead + Send + 'static) -> Receiver<HoldEvent> {
     std::thread::spawn(move || {
         let lines = output.lines().map_while(Result::ok);
         let known = lines.filter_map(|line| serde_json::from_str(&line).ok());
-        known.for_each(|output| _ = tell.send(output));
+        known.for_each(|event| _ = tell.send(event));
     });
     receiver
 }
@@ -252,13 +252,13 @@ mod tests {
         let HoldEvent::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
         assert_eq!(
             queue.line("x", Duration::from_secs(3)),
-            "waiting for \"x\" (place 2 in the queue): held by web-1 pid 7 (nightly) for 15s"
+            "waiting for \"x\" (position 2 in the queue): held by web-1 pid 7 (nightly) for 15s"
         );
         queue.holders.clear();
         queue.held_by = Some("frozen for 8h 0m more by db-1: moved".to_owned());
         assert_eq!(
             queue.line("x", Duration::ZERO),
-            "waiting for \"x\" (place 2 in the queue): frozen for 8h 0m more by db-1: moved"
+            "waiting for \"x\" (position 2 in the queue): frozen for 8h 0m more by db-1: moved"
         );
     }
 }

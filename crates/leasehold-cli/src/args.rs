@@ -76,6 +76,8 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Show who holds a lock and who is waiting
     Show(ShowArgs),
+    /// Explain why a lock is not free, and find deadlocks
+    Why(WhyArgs),
     /// Watch locks and queues live
     #[cfg(feature = "top")]
     Top(TopArgs),
@@ -143,7 +145,7 @@ pub(crate) enum Command {
 /// The groups of commands in `leasehold --help`.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Take locks", &["run", "elect", "acquire", "release"]),
-    ("Inspect", &["ls", "show", "top", "events", "wait"]),
+    ("Inspect", &["ls", "show", "why", "top", "events", "wait"]),
     ("Operate", &["freeze", "unfreeze", "evict", "verify", "doctor", "serve"]),
     ("Test your setup", &["stress", "demo"]),
 ];
@@ -211,11 +213,21 @@ fn usage_error(subcommand: &str, kind: ErrorKind, message: &str) -> clap::Error 
     }
 }
 
-/// Adds to the error for an unknown option what the user probably meant. clap suggests longer words only, and
-/// `flock` has a -c.
+/// Adds to the error for an unknown option or subcommand what the user probably meant.
+///
+/// clap suggests longer words only. `flock` has a -c and no subcommands.
 fn advised(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
     forget_hidden(&mut error);
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && error.get(ContextKind::SuggestedSubcommand).is_none()
+        && words.len() > 2
+        && words[1] != "help"
+    {
+        let tip = "to run a command under a lock: leasehold run NAME CMD";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        return error;
+    }
     let Some(ContextValue::String(unknown)) =
         error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument)
     else {
@@ -499,7 +511,7 @@ by name. S and T are remaining_seconds and deadline. `waiting` lists the holders
 
 The lock is released when
 - `release` is written to stdin, or stdin is closed (if stdin is a pipe or a socket)
-- the reader of stdout is gone
+- the process that reads stdout exits
 - a signal ends `hold`
 - the process given by --caller exits
 So a caller that crashes releases its lock. If stdout ends without a last line, `hold` was killed:
@@ -554,8 +566,8 @@ const EVICT_HELP: &str = "\
 The next waiter gets the lock immediately. The evicted holder may still be working: `run` stops its
 command, but only after it was notified. Check fencing tokens at the resource to be safe.
 
-`evict` also ends a cooldown (--min-hold, --once-per, --lock-delay, `freeze`). On Redis it refuses
-keys that may not be locks, and locks of Redisson (69).
+`evict` also ends a cooldown (--min-hold, --once-per, --lock-delay). `unfreeze` ends a freeze. On
+Redis, `evict` refuses keys that may not be locks, and locks of Redisson (69).
 
 Exit status:
    0  the holders were evicted
@@ -569,7 +581,7 @@ pub(crate) struct FreezeArgs {
     store: StoreArgs,
     /// How long to freeze the lock (30m, 8h, 2days; at most a year)
     #[arg(long = "for", value_name = "DUR", value_parser = duration)]
-    time: Duration,
+    pub(crate) time: Duration,
     /// Reason, shown to anyone who tries to take the lock
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -691,6 +703,25 @@ pub(crate) struct ServeArgs {
     /// Accept every request from this machine over TCP, for tests
     #[arg(long, conflicts_with = "tokens")]
     pub(crate) no_auth: bool,
+    /// Certificate of the server in PEM format, for https: over TCP
+    ///
+    /// The file contains the certificate and those that lead to the authority. It is read again when it changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<std::path::PathBuf>,
+    /// Private key of the server's certificate, in PEM format
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<std::path::PathBuf>,
+    /// Authority of client certificates, in PEM format
+    ///
+    /// A client with such a certificate needs no token. Its identity is the one whose certificate_names contain a
+    /// DNS name of the certificate.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_client_ca: Option<std::path::PathBuf>,
+    /// File that keeps the history of all locks across restarts
+    ///
+    /// Each server needs a file of its own.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) history: Option<std::path::PathBuf>,
     /// Time for clients to finish after SIGTERM
     #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration)]
     pub(crate) drain: Duration,
@@ -710,7 +741,7 @@ A shell holds a lock for as long as curl runs:
 
 Exit status:
    0  SIGTERM or SIGINT, after draining
-   2  usage error, or an invalid token file
+   2  usage error, or an invalid token file or certificate
   69  the store is unreachable
   71  the address cannot be used";
 
@@ -773,7 +804,7 @@ The first lines are the current state. Each poll is one request. Changes that ar
 polls are not reported. `ended` means released, lost, or no longer waiting. Ctrl-C stops it.
 
 Exit status:
-   0  the reader of stdout is gone
+   0  the process that reads stdout is gone
    2  usage error
   69  the store is unreachable at the start, or does not exist";
 
@@ -858,6 +889,28 @@ States:
 Exit status:
    0  the lock is held, waited for, or in a cooldown
    1  the lock is free
+   2  usage error
+  69  the store is unreachable or does not exist";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = WHY_HELP)]
+pub(crate) struct WhyArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+const WHY_HELP: &str = "\
+Prints the lock, and the locks for which its holders wait. If processes with several tasks wait for
+each other, it may not be a deadlock: the task that holds a lock may not be the one that waits.
+
+Exit status:
+   0  no deadlock
+   1  a possible deadlock: some processes wait for each other
    2  usage error
   69  the store is unreachable or does not exist";
 

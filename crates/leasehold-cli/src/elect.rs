@@ -17,12 +17,12 @@ use crate::args::ElectArgs;
 use crate::command_end::CommandEnd;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
-use crate::run::{report_outcome, run};
+use crate::run::{report_outcome, run, settle};
 use crate::signals::Signals;
 use crate::table::short;
 
 /// The first and the longest pause between terms. After a term that was longer than the longest
-/// pause, the next pause is the first one again.
+/// pause, or ended by `--max-hold`, the next pause is the first one again.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
@@ -36,12 +36,13 @@ async fn elect(
     events: &Events,
     signals: &mut Signals,
 ) -> Result<CommandEnd, Failure> {
-    let args = args.term();
+    let mut args = args.term();
+    let max_hold = settle(&mut args);
     let [first, longest] = PAUSES;
     let mut pause = first;
     loop {
         let led_since = Cell::default();
-        let term = run(&args, None, events, signals, &led_since).await;
+        let term = run(&args, max_hold, events, signals, &led_since).await;
         let is_over = match &term {
             Ok(CommandEnd::Signal(_) | CommandEnd::Interrupted) => true,
             _ if signals.told_to_end() => true,
@@ -54,7 +55,9 @@ async fn elect(
         if is_over {
             return term;
         }
-        if led_since.get().is_some_and(|since| since.elapsed() > longest) {
+        // A term that `--max-hold` ended is somewhat shorter.
+        let long = max_hold.map_or(longest, |most| longest.min(most / 2));
+        if led_since.get().is_some_and(|since| since.elapsed() > long) {
             pause = first;
         }
         let why = match term {

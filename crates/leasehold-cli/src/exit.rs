@@ -14,6 +14,8 @@ use crate::events::{self, Event};
 
 /// Nothing was held, so nothing was released; or there is nothing to show.
 pub(crate) const NOT_HELD: u8 = 1;
+/// Some processes wait for each other.
+pub(crate) const DEADLOCK: u8 = 1;
 /// The doctor found a broken guarantee.
 pub(crate) const BROKEN: u8 = 1;
 /// Usage error, an invalid name, or options that cannot work.

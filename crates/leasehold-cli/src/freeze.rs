@@ -21,7 +21,7 @@ use crate::events::{self, Event, note};
 use crate::exit::{self, Failure};
 use crate::frozen;
 use crate::signals::{self, Signals};
-use crate::table::quoted;
+use crate::table::{quoted, short};
 use crate::take::{CLOSE_TIMEOUT, Taking, connect_to_take, with_store};
 
 pub(crate) fn freeze(args: FreezeArgs) -> ExitCode {
@@ -41,7 +41,7 @@ pub(crate) fn freeze(args: FreezeArgs) -> ExitCode {
 async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Option<i32>, Failure> {
     let label = frozen::label(args.reason.as_deref())?;
     let started = Instant::now();
-    let name = args.name.clone();
+    let (name, time) = (args.name.clone(), args.time);
     let take = args.take(label);
     let locks = tokio::select! {
         locks = connect_to_take(&take, started) => locks?,
@@ -52,7 +52,7 @@ async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Optio
     let on_waiting = Arc::new(move |name: &str, place: Place| {
         if place.ahead > 0 && !was_reported.swap(true, Ordering::Relaxed) {
             let waiting = Event::Waiting { name: name.to_owned(), ahead: place.ahead }.line();
-            note(&format!("{waiting}; later clients wait behind this freeze"));
+            note(&format!("{waiting}; later clients wait after this freeze"));
         }
     });
     let label = String::new();
@@ -73,7 +73,11 @@ async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Optio
             let hint = format!("leasehold show {}", quoted(&name));
             Err(Failure::new(exit::UNAVAILABLE, what).hint(hint))
         }
-        Ok(Ok(_)) => Ok(None),
+        Ok(Ok(_)) => {
+            // A number without a unit means seconds, so the user sees what was understood.
+            note(&format!("{name:?} is frozen for {}", short(time)));
+            Ok(None)
+        }
     }
 }
 

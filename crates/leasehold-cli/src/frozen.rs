@@ -46,11 +46,11 @@ mod tests {
         };
         for why in ["", "x", ": y", "frozen"] {
             let label = label(Some(why)).unwrap();
-            assert_eq!(reason(&claim(ClaimState::Departed, &label)), Some(why));
+            assert_eq!(reason(&claim(ClaimState::Cooldown, &label)), Some(why));
             assert_eq!(reason(&claim(ClaimState::Holding, &label)), None);
         }
-        assert_eq!(reason(&claim(ClaimState::Departed, "frozenfish")), None);
-        assert_eq!(reason(&claim(ClaimState::Departed, "nightly")), None);
+        assert_eq!(reason(&claim(ClaimState::Cooldown, "frozenfish")), None);
+        assert_eq!(reason(&claim(ClaimState::Cooldown, "nightly")), None);
         assert_eq!(label(Some(&"x".repeat(241))).unwrap_err().code, USAGE);
     }
 }

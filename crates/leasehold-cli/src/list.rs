@@ -1,4 +1,5 @@
-//! `leasehold ls` and `leasehold show`: the queues, as tables for people and as JSON for programs.
+//! `leasehold ls`, `leasehold show` and `leasehold why`: the queues, as tables for people and as JSON
+//! for programs.
 //!
 //! Names, labels and hosts come from other users. Control characters in them never reach the
 //! terminal.
@@ -6,11 +7,11 @@
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use leasehold::Kind;
 use leasehold::store::{ClaimInfo, ClaimState, LockInfo};
+use leasehold::{Kind, WaitChain, WaitsFor};
 use serde::Serialize;
 
-use crate::args::{LsArgs, ShowArgs};
+use crate::args::{LsArgs, ShowArgs, WhyArgs};
 use crate::block_on::block_on;
 use crate::events::note;
 use crate::exit::{self, Failure};
@@ -50,6 +51,49 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
         let code = if found.is_some() { 0 } else { exit::NOT_HELD };
         Ok((text, ExitCode::from(code)))
     })))
+}
+
+pub(crate) fn why(args: WhyArgs) -> ExitCode {
+    finish(block_on(with_store(&args.store, async |locks| {
+        let chain = locks.wait_chain(&args.name).await?;
+        if !args.json && chain.locks.is_empty() {
+            note(&format!("{:?} is not in use in {}", args.name, clean(locks.url())));
+        }
+        if !chain.deadlock.is_empty() {
+            note("hint: if each of these processes has only one task, end one of them");
+        }
+        let text = if args.json { json(&Chain::of(&chain)) } else { explained(&chain) };
+        let code = if chain.deadlock.is_empty() { 0 } else { exit::DEADLOCK };
+        Ok((text, ExitCode::from(code)))
+    })))
+}
+
+/// Returns a table of the locks in the chain, and the parties of the deadlock.
+fn explained(chain: &WaitChain) -> String {
+    let mut text = if chain.locks.is_empty() { String::new() } else { lines(&chain.locks) };
+    if !chain.deadlock.is_empty() {
+        text.push_str("\npossible deadlock: these processes wait for each other\n");
+        for party in &chain.deadlock {
+            text.push_str(&format!("  {}\n", clean(&party.to_string())));
+        }
+    }
+    text
+}
+
+/// The locks for which the holders of a lock wait, in JSON.
+#[derive(Serialize)]
+struct Chain<'a> {
+    chain: Vec<Lock<'a>>,
+    deadlock: &'a [WaitsFor],
+}
+
+impl<'a> Chain<'a> {
+    fn of(chain: &'a WaitChain) -> Self {
+        Self {
+            chain: chain.locks.iter().map(|info| Lock::of(info, None)).collect(),
+            deadlock: &chain.deadlock,
+        }
+    }
 }
 
 /// Prints on stderr that `ls` has found nothing, so that an empty list is not mistaken for a failure
@@ -228,7 +272,7 @@ mod tests {
     fn a_frozen_lock_is_listed_with_its_reason() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "frozen: moved".into() };
         let (since, left) = (Duration::from_secs(5), Some(Duration::from_secs(9)));
-        let claim = ClaimInfo::new(ClaimState::Departed, holder, Token::new(1), 1, since, left);
+        let claim = ClaimInfo::new(ClaimState::Cooldown, holder, Token::new(1), 1, since, left);
         let closed = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         let text = lines(&[closed]);
         assert!(

@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         Command::Release(args) => release::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
+        Command::Why(args) => list::why(args),
         #[cfg(feature = "top")]
         Command::Top(args) => top::main(&args),
         Command::Events(args) => follow::main(&args),

@@ -57,7 +57,7 @@ fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
 /// Returns the line for the terminal.
 pub(crate) fn waiting(name: &str, place: usize, held_by: Option<&str>) -> String {
     let by = held_by.map_or(String::new(), |by| format!(": {by}"));
-    format!("waiting for {name:?} (place {place} in the queue){by}")
+    format!("waiting for {name:?} (position {place} in the queue){by}")
 }
 
 /// Returns the position among the waiters, with `ahead` claims ahead. Holders and cooldowns do not
@@ -90,9 +90,9 @@ mod tests {
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, claims);
         assert_eq!(
             describe("x", Some(&info), 2),
-            "waiting for \"x\" (place 2 in the queue): held by web-1 pid 7 (nightly) for 12s"
+            "waiting for \"x\" (position 2 in the queue): held by web-1 pid 7 (nightly) for 12s"
         );
-        assert_eq!(describe("x", None, 0), "waiting for \"x\" (place 1 in the queue)");
+        assert_eq!(describe("x", None, 0), "waiting for \"x\" (position 1 in the queue)");
     }
 
     // F72
@@ -101,11 +101,11 @@ mod tests {
     fn claim_in_cooldown_is_neither_a_holder_nor_a_waiter() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
         let (since, left) = (Duration::from_secs(9), Some(Duration::from_secs(60)));
-        let claim = ClaimInfo::new(ClaimState::Departed, holder, Token::new(1), 1, since, left);
+        let claim = ClaimInfo::new(ClaimState::Cooldown, holder, Token::new(1), 1, since, left);
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         assert_eq!(
             describe("x", Some(&info), 1),
-            "waiting for \"x\" (place 1 in the queue): in cooldown for 1m 0s more; last held by web-1 \
+            "waiting for \"x\" (position 1 in the queue): in cooldown for 1m 0s more; last held by web-1 \
              pid 7 (nightly)"
         );
     }

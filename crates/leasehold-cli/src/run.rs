@@ -63,7 +63,7 @@ pub(crate) fn report_outcome(
 /// Translates `--once-per` to `--try` and `--min-hold`. Unlike `--try`, it retries while the store
 /// is unreachable, because otherwise the job would not run in this period. Removes and returns
 /// `--max-hold`, which is enforced here and not by the guard.
-fn settle(args: &mut RunArgs) -> Option<Duration> {
+pub(crate) fn settle(args: &mut RunArgs) -> Option<Duration> {
     let take = &mut args.take;
     if let Some(period) = args.once_per {
         (take.try_only, take.quiet, take.min_hold) = (true, true, Some(period));

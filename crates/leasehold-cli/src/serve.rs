@@ -8,8 +8,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use leasehold_server::{Access, Limits, Listener, Service, serve};
+use leasehold_server::{Access, Limits, Listener, Service, Tls, serve};
 use listenfd::ListenFd;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -57,6 +58,7 @@ async fn run(args: &ServeArgs, inherited: ListenFd) -> Result<(), Failure> {
     if args.no_auth {
         tracing::warn!("--no-auth: any process on this machine can acquire and evict all locks");
     }
+    let tls = tls(args)?;
     // The signals are caught before the first connection, so that none is lost.
     let caught = |kind| signal(kind).map_err(|e| Failure::system("cannot catch signals", e));
     let terminate = caught(SignalKind::terminate())?;
@@ -67,9 +69,12 @@ async fn run(args: &ServeArgs, inherited: ListenFd) -> Result<(), Failure> {
     let mut limits = Limits::default();
     limits.drain = args.drain;
     let service = Service::new(locks, access, limits)?;
-    let mut opened = Opened::inherited(inherited, args)?;
+    if let Some(file) = &args.history {
+        service.keep_history_in(file)?;
+    }
+    let mut opened = Opened::inherited(inherited, args, tls.as_ref())?;
     for address in &args.listen {
-        opened.push(Opened::new(address, args).await?);
+        opened.push(Opened::new(address, args, tls.as_ref()).await?);
     }
     if opened.is_empty() {
         opened.push(Opened::unix(default_socket()?)?);
@@ -87,6 +92,11 @@ async fn run(args: &ServeArgs, inherited: ListenFd) -> Result<(), Failure> {
     serve(service, listeners, end(terminate, interrupt)).await;
     sockets.iter().for_each(Socket::remove);
     Ok(())
+}
+
+fn tls(args: &ServeArgs) -> Result<Option<Arc<Tls>>, Failure> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    Ok(Some(Arc::new(Tls::new(certificate, key, args.tls_client_ca.clone())?)))
 }
 
 async fn end(mut terminate: Signal, mut interrupt: Signal) {
@@ -151,16 +161,20 @@ fn file_of(path: &Path) -> io::Result<[i128; 4]> {
 }
 
 impl Opened {
-    async fn new(address: &str, args: &ServeArgs) -> Result<Self, Failure> {
+    async fn new(address: &str, args: &ServeArgs, tls: Option<&Arc<Tls>>) -> Result<Self, Failure> {
         if let Some(path) = address.strip_prefix("unix:") {
             return Self::unix(PathBuf::from(path));
         }
         let failed = |e| Failure::system(&format!("cannot listen on {address}"), e);
-        Self::tcp(TcpListener::bind(address).await.map_err(failed)?, args)
+        Self::tcp(TcpListener::bind(address).await.map_err(failed)?, args, tls)
     }
 
     /// Takes the sockets that systemd or another service manager has opened for this process.
-    fn inherited(mut sockets: ListenFd, args: &ServeArgs) -> Result<Vec<Self>, Failure> {
+    fn inherited(
+        mut sockets: ListenFd,
+        args: &ServeArgs,
+        tls: Option<&Arc<Tls>>,
+    ) -> Result<Vec<Self>, Failure> {
         let failed = |e| Failure::system("cannot use a socket from LISTEN_FDS", e);
         let mut opened = Vec::new();
         for i in 0..sockets.len() {
@@ -178,14 +192,18 @@ impl Opened {
                     let socket = sockets.take_tcp_listener(i).map_err(failed)?;
                     let Some(socket) = socket else { continue };
                     socket.set_nonblocking(true).map_err(failed)?;
-                    Self::tcp(TcpListener::from_std(socket).map_err(failed)?, args)?
+                    Self::tcp(TcpListener::from_std(socket).map_err(failed)?, args, tls)?
                 }
             });
         }
         Ok(opened)
     }
 
-    fn tcp(listener: TcpListener, args: &ServeArgs) -> Result<Self, Failure> {
+    fn tcp(
+        listener: TcpListener,
+        args: &ServeArgs,
+        tls: Option<&Arc<Tls>>,
+    ) -> Result<Self, Failure> {
         let local = listener.local_addr().map_err(|e| Failure::system("cannot listen", e))?;
         if args.tokens.is_none() && !(args.no_auth && local.ip().is_loopback()) {
             let (what, hint) = match args.no_auth {
@@ -197,8 +215,11 @@ impl Opened {
             };
             return Err(Failure::new(USAGE, format!("cannot listen on {local}: {what}")).hint(hint));
         }
-        let address = format!("http://{local}");
-        Ok(Self { listener: Listener::Tcp(listener), address, socket: None })
+        let (listener, address) = match tls {
+            Some(tls) => (Listener::Tls(listener, tls.clone()), format!("https://{local}")),
+            None => (Listener::Tcp(listener), format!("http://{local}")),
+        };
+        Ok(Self { listener, address, socket: None })
     }
 
     fn unix(path: PathBuf) -> Result<Self, Failure> {

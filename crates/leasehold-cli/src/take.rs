@@ -96,7 +96,9 @@ pub(crate) async fn connect_to_take(args: &TakeArgs, started: Instant) -> Result
             let tried = short(started.elapsed());
             let mut failure = Failure::from(error);
             if failure.code == UNAVAILABLE && !patience.is_zero() {
-                failure.message.push_str(&format!(", tried for {tried}"));
+                // Before the kind, which is last.
+                let end = failure.message.rfind(" [").unwrap_or(failure.message.len());
+                failure.message.insert_str(end, &format!(", tried for {tried}"));
             }
             return Err(failure);
         }
@@ -341,7 +343,7 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
         let others = info.holders().count() - 1;
         return Some(held_by_these(&first.holder, first.since, others));
     }
-    let departed = info.claims.iter().find(|c| c.state == ClaimState::Departed)?;
+    let departed = info.claims.iter().find(|c| c.state == ClaimState::Cooldown)?;
     let left =
         departed.remaining.map_or(String::new(), |left| format!(" for {} more", short(left)));
     Some(match frozen::reason(departed) {

@@ -399,9 +399,9 @@ const TO_KILL: Duration = Duration::from_secs(2);
 /// Time limit for writing one line to a stderr that may not be read.
 const TO_SPEAK: Duration = Duration::from_millis(500);
 
-/// Reports what was done, after it was done. The write may block indefinitely. The descriptor is
+/// Reports the watchdog's action on stderr. The write may block indefinitely. The descriptor is
 /// shared with other processes and must not be made non-blocking for them. If the write blocks, the
-/// process ends without it.
+/// process exits without reporting.
 fn say(acted: &Acted) {
     let (what, survivors) = match acted {
         Acted::Terminated => return,

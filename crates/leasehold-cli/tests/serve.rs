@@ -4,12 +4,13 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::Place;
+use common::{Place, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use testbed::Certificates;
 
 /// A running server.
 struct Server {
@@ -271,41 +272,51 @@ fn tokens_are_reloaded_on_sighup() {
     assert_eq!(status("first"), "401");
 }
 
-/// curl, which holds the lock `x` with a stream.
-struct Stream {
-    child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
+#[test]
+fn history_in_a_file_survives_a_restart() {
+    let place = Place::new();
+    let file = place.path("history.jsonl");
+    let words = ["--history", file.to_str().unwrap()];
+    let server = Server::start(&place, &words);
+    let curl = "curl -s --unix-socket leasehold.sock";
+    let held =
+        format!("{curl} -N -X POST 'http://localhost/v1/locks/x/hold?label=nightly' | head -n 1");
+    assert!(text(&shell(&place, &held)).contains("\"event\":\"held\""));
+    let history = format!("{curl} http://localhost/v1/locks/x/history");
+    let has_ended = || text(&shell(&place, &history)).contains("\"end\":\"released\"");
+    common::eventually("the hold has ended", has_ended);
+    let store = place.store();
+    let script = format!(
+        "timeout -s KILL 60 {} serve --store {store} --listen unix:other --history {}",
+        common::LEASEHOLD,
+        words[1]
+    );
+    let second = shell(&place, &script);
+    assert_eq!(second.status.code(), Some(2), "{second:?}");
+    assert!(text(&second).contains("another server uses this file"), "{second:?}");
+    assert_eq!(server.end(Signal::SIGTERM), Some(0));
+    let _server = Server::start(&place, &words);
+    let after = text(&shell(&place, &history));
+    assert!(after.contains("\"label\":\"nightly\"") && has_ended(), "{after}");
 }
 
-impl Stream {
-    /// Starts curl with these additional arguments, and waits until the lock is held.
-    fn hold(address: &str, more: &[&str]) -> Self {
-        let url = format!("{address}/v1/locks/x/hold?grace=0s");
-        let mut curl = Command::new("curl");
-        curl.args(["-sN", "-X", "POST"]).args(more).arg(url).stdout(Stdio::piped());
-        let mut child = curl.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut stream = Self { child, lines };
-        stream.next("held");
-        stream
-    }
-
-    /// Reads until this event.
-    fn next(&mut self, event: &str) {
-        let wanted = format!("\"event\":\"{event}\"");
-        let mut lines = self.lines.by_ref().map(Result::unwrap);
-        assert!(lines.any(|line| line.contains(&wanted)), "the stream ended without {event}");
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
-    }
+/// Starts curl, which holds the lock `x` with a stream, and waits until the lock is held.
+fn hold(address: &str, more: &[&str]) -> Running {
+    let url = format!("{address}/v1/locks/x/hold?grace=0s");
+    let mut curl = Command::new("curl");
+    curl.args(["-sN", "-X", "POST"]).args(more).arg(url);
+    let mut stream = Running::start(curl);
+    wait_for(&mut stream, "held");
+    stream
 }
 
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Reads a stream until this event.
+fn wait_for(stream: &mut Running, event: &str) {
+    let wanted = format!("\"event\":\"{event}\"");
+    let mut line = stream.line();
+    while !line.contains(&wanted) {
+        assert!(!line.is_empty(), "the stream ended without {event}");
+        line = stream.line();
     }
 }
 
@@ -318,7 +329,7 @@ fn half_open_stream_releases_its_lock() {
     testbed::in_own_network("half_open_stream_releases_its_lock", || {
         let place = Place::new();
         let server = Server::start(&place, &ON_TCP);
-        let mut stream = Stream::hold(&server.address, &["--local-port", "45555"]);
+        let mut stream = hold(&server.address, &["--local-port", "45555"]);
         assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
         testbed::drop_port(45555);
         assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
@@ -330,48 +341,34 @@ fn half_open_stream_releases_its_lock() {
 fn reader_that_is_paused_keeps_its_lock_and_delays_no_other_stream() {
     let place = Place::new();
     let server = Server::start(&place, &ON_TCP);
-    let mut stream = Stream::hold(&server.address, &[]);
+    let mut stream = hold(&server.address, &[]);
     stream.signal(Signal::SIGSTOP);
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
     let other = ["run", "--store", &server.address, "y", "true"];
     assert_eq!(place.code(&other), 0);
     stream.signal(Signal::SIGCONT);
-    stream.next("ping");
+    wait_for(&mut stream, "ping");
     drop(stream);
     assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
 }
 
-/// A reverse proxy that closes connections without data.
-struct Proxy {
-    child: Child,
-    address: String,
-}
-
-impl Proxy {
-    fn start(place: &Place, server: &str, idle: &str) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let address = format!("127.0.0.1:{port}");
-        let server = server.strip_prefix("http://").unwrap();
-        let config = format!(
-            "defaults\n mode http\n timeout connect 5s\n timeout client {idle}\n timeout server {idle}\n\
-             frontend front\n bind {address}\n default_backend back\n\
-             backend back\n server one {server}\n"
-        );
-        std::fs::write(place.path("haproxy.cfg"), config).unwrap();
-        let mut haproxy = Command::new("/usr/sbin/haproxy");
-        haproxy.args(["-db", "-f"]).arg(place.path("haproxy.cfg"));
-        let child = haproxy.spawn().unwrap();
-        common::eventually("the proxy listens", || std::net::TcpStream::connect(&address).is_ok());
-        Self { child, address: format!("http://{address}") }
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a reverse proxy that closes connections without data for `idle`. Returns it and its
+/// address.
+fn proxy(place: &Place, server: &str, idle: &str) -> (Running, String) {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let server = server.strip_prefix("http://").unwrap();
+    let config = format!(
+        "defaults\n mode http\n timeout connect 5s\n timeout client {idle}\n timeout server {idle}\n\
+         frontend front\n bind {address}\n default_backend back\n\
+         backend back\n server one {server}\n"
+    );
+    std::fs::write(place.path("haproxy.cfg"), config).unwrap();
+    let mut haproxy = Command::new("/usr/sbin/haproxy");
+    haproxy.args(["-db", "-f"]).arg(place.path("haproxy.cfg"));
+    let haproxy = Running::start(haproxy);
+    common::eventually("the proxy listens", || std::net::TcpStream::connect(address).is_ok());
+    (haproxy, format!("http://{address}"))
 }
 
 #[test]
@@ -380,13 +377,179 @@ fn stream_outlives_the_idle_timeout_of_a_proxy() {
     let place = Place::new();
     let server = Server::start(&place, &ON_TCP);
     // Pings come at least every five seconds, unless the machine is busy.
-    let proxy = Proxy::start(&place, &server.address, "10s");
-    let mut stream = Stream::hold(&proxy.address, &[]);
+    let (_proxy, address) = proxy(&place, &server.address, "10s");
+    let mut stream = hold(&address, &[]);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(25) {
-        stream.next("ping");
+        wait_for(&mut stream, "ping");
     }
     assert_eq!(place.code(&["run", "--try", "x", "true"]), 75);
     drop(stream);
     assert_eq!(place.code(&["run", "--wait", "60s", "x", "true"]), 0);
+}
+
+#[test]
+fn why_reports_processes_that_wait_for_each_other() {
+    let place = Place::new();
+    let server = Server::start(&place, &ON_TCP);
+    let join = |id: u32, name: &str, pid: u32| {
+        let body = format!(
+            r#"{{"id": "{id:032x}", "mode": "wait", "claim":
+                {{"name": "{name}", "host": "h", "pid": {pid}, "lease_ms": 60000}}}}"#
+        );
+        let post = format!("curl -s --json '{body}' {}/v1/claims", server.address);
+        assert!(text(&shell(&place, &post)).contains("\"status\""), "{body}");
+    };
+    join(1, "a", 1);
+    join(2, "b", 2);
+    join(3, "b", 1);
+    // Two tasks of one process contend for `c`. This is not a deadlock.
+    join(4, "c", 3);
+    join(5, "c", 3);
+    let why = |name: &str| place.output(&["why", "--store", &server.address, name]);
+    let free = why("a");
+    assert_eq!((free.status.code(), text(&free).contains("deadlock")), (Some(0), false));
+    assert_eq!(why("c").status.code(), Some(0));
+    join(6, "a", 2);
+    let stuck = why("a");
+    assert_eq!(stuck.status.code(), Some(1), "{stuck:?}");
+    for party in
+        ["h pid 1 holds \"a\" and waits for \"b\"", "h pid 2 holds \"b\" and waits for \"a\""]
+    {
+        assert!(text(&stuck).contains(party), "{stuck:?}");
+    }
+}
+
+/// A server with TLS. The identity `ci` has the testbed's client certificate, and `web` a token.
+struct Encrypted {
+    place: Place,
+    files: PathBuf,
+    certificates: Certificates,
+    server: Server,
+}
+
+impl Encrypted {
+    fn start() -> Self {
+        let place = Place::new();
+        let files = place.path("certificates");
+        std::fs::create_dir(&files).unwrap();
+        let certificates = Certificates::make(&files);
+        let hash = text(&shell(&place, "printf %s secret | sha256sum | cut -c1-64"));
+        let tokens = format!(
+            r#"{{"identities": [
+                {{"name": "ci", "certificate_names": ["Client.example"], "prefixes": ["ci/"],
+                  "rights": ["hold", "inspect"]}},
+                {{"name": "web", "token_sha256": ["{}"], "prefixes": [""], "rights": ["inspect"]}}]}}"#,
+            hash.trim()
+        );
+        std::fs::write(place.path("tokens.json"), tokens).unwrap();
+        let options = "--listen 127.0.0.1:0 --tokens tokens.json --tls-cert certificates/tls.pem \
+            --tls-key certificates/tls.key --tls-client-ca certificates/authority.pem";
+        let mut command = place.leasehold(["serve"]);
+        command.args(options.split_whitespace()).current_dir(place.path(""));
+        let server = Server::run(&place, command);
+        assert!(server.address.starts_with("https://127.0.0.1:"), "{}", server.address);
+        Self { place, files, certificates, server }
+    }
+
+    /// Returns the status and the body of a request with these options of curl.
+    fn curl(&self, options: &str, path: &str) -> String {
+        let address = &self.server.address;
+        let script = format!(
+            "cd certificates; curl -s --max-time 60 --cacert authority.pem {options} -w '%{{http_code}}' '{address}{path}'"
+        );
+        text(&shell(&self.place, &script))
+    }
+}
+
+#[test]
+fn clients_are_identified_by_certificate_or_token() {
+    let tls = Encrypted::start();
+    let own = "--cert client.pem --key client.key";
+    assert!(tls.curl("", "/v1/locks/ci%2Fa").ends_with("401"));
+    let bearer = "-H 'Authorization: Bearer secret'";
+    assert!(tls.curl(bearer, "/v1/locks/other").ends_with("200"));
+    assert!(tls.curl(own, "/v1/locks/ci%2Fa").ends_with("200"));
+    let other = tls.curl(own, "/v1/locks/other");
+    assert!(other.contains(r#"the identity \"ci\" may not use the lock"#), "{other}");
+    assert!(other.ends_with("403"), "{other}");
+    // A page of another site, in a browser that has the certificate.
+    let plain = tls.server.address.replace("https:", "http:");
+    for origin in ["https://evil.example", &plain] {
+        let site = format!("{own} -H 'Origin: {origin}'");
+        assert!(tls.curl(&site, "/v1/locks/ci%2Fa").contains("a page of another site"), "{origin}");
+    }
+    let page = format!("{own} -H 'Origin: {}'", tls.server.address);
+    assert!(tls.curl(&page, "/v1/locks/ci%2Fa").ends_with("200"));
+    // A token has precedence, and a certificate does not replace a wrong one.
+    assert!(tls.curl(&format!("{own} {bearer}"), "/v1/locks/other").ends_with("200"));
+    let wrong = format!("{own} -H 'Authorization: Bearer wrong'");
+    assert!(tls.curl(&wrong, "/v1/locks/ci%2Fa").ends_with("401"));
+    // The certificate of another authority, with the same name.
+    let foreign = tls.place.path("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    Certificates::make(&foreign);
+    let refused = tls.curl("--cert ../foreign/client.pem --key ../foreign/client.key", "/healthz");
+    assert!(refused.ends_with("000"), "{refused}");
+
+    let (certificate, key) = tls.certificates.client();
+    let store = |host: &str| {
+        let authority = tls.certificates.authority().display();
+        let (certificate, key) = (certificate.display(), key.display());
+        format!("{host}/?ca={authority}&cert={certificate}&key={key}")
+    };
+    let url = store(&tls.server.address);
+    assert_eq!(tls.place.code(&["run", "--store", &url, "ci/a", "true"]), 0);
+    let denied = tls.place.output(&["run", "--store", &url, "other", "true"]);
+    assert!(text(&denied).contains("may not use the lock"), "{denied:?}");
+}
+
+#[test]
+fn plain_http_to_a_tls_address_is_answered_with_a_hint() {
+    let tls = Encrypted::start();
+    let plain = tls.server.address.replace("https:", "http:");
+    let answer = shell(&tls.place, &format!("curl -s {plain}/v1/locks"));
+    assert!(answer.status.success() && text(&answer).contains("needs https:"), "{answer:?}");
+}
+
+#[test]
+fn renewed_certificate_is_used_without_a_restart() {
+    let tls = Encrypted::start();
+    let broken = tls.files.join("tls.pem");
+    let before = std::fs::read(&broken).unwrap();
+    std::fs::write(&broken, "nothing").unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(tls.curl("", "/healthz").ends_with("200"), "the earlier certificate is not used");
+    std::fs::write(&broken, before).unwrap();
+    // All files are replaced, also the authority that clients trust.
+    Certificates::make(&tls.files);
+    common::eventually("the new certificate is used", || {
+        tls.curl("--cert client.pem --key client.key", "/v1/locks/ci%2Fa").ends_with("200")
+    });
+}
+
+#[test]
+fn unusable_certificates_are_reported_with_the_file() {
+    let place = Place::new();
+    Certificates::make(&place.path(""));
+    let serve = |words: &[&str]| {
+        let mut command = place.leasehold(["serve", "--listen", "unix:socket"]);
+        let output = command.args(words).current_dir(place.path("")).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        text(&output)
+    };
+    let with = |certificate: &str, key: &str, more: &[&str]| {
+        serve(&[&["--tls-cert", certificate, "--tls-key", key], more].concat())
+    };
+    for (message, wanted) in [
+        (with("none.pem", "tls.key", &[]), "cannot use none.pem: "),
+        (with("tls.pem", "tls.pem", &[]), "cannot use tls.pem: "),
+        (with("tls.key", "tls.key", &[]), "cannot use tls.key: it contains no certificate"),
+        (with("tls.pem", "client.key", &[]), "client.key does not match tls.pem"),
+        (with("tls.pem", "tls.key", &["--tls-client-ca", "tls.key"]), "cannot use tls.key: "),
+    ] {
+        assert!(message.contains(wanted) && message.contains("hint: "), "{message}");
+    }
+    let alone = serve(&["--tls-cert", "tls.pem"]);
+    assert!(alone.contains("--tls-key"), "{alone}");
 }

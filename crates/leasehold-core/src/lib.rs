@@ -33,6 +33,7 @@ pub use lock::request::LockRequest;
 pub use lock::rwlock::RwLock;
 pub use lock::semaphore::Semaphore;
 pub use lock::several::MultiGuard;
+pub use lock::wait_chain::{WaitChain, WaitsFor};
 pub use lock::watch::Watch;
 pub use lock::{blocking, fence};
 pub use store::registry::{Opener, Opening, Registry};

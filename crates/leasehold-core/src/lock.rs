@@ -22,4 +22,5 @@ pub(crate) mod semaphore;
 pub(crate) mod several;
 mod stream;
 mod wait;
+pub(crate) mod wait_chain;
 pub(crate) mod watch;

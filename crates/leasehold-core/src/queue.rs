@@ -248,7 +248,7 @@ impl Queue {
                 return false;
             }
             let reopens = expires.saturating_add(e.lock_delay);
-            e.state = ClaimState::Departed;
+            e.state = ClaimState::Cooldown;
             e.since = expires;
             e.expires = Some(reopens);
             reopens > now
@@ -356,7 +356,7 @@ impl Queue {
                 Some(Renewal::Holding { token: e.token, remaining })
             }
             ClaimState::Waiting => Some(Renewal::Waiting(self.place(i, now))),
-            ClaimState::Departed => None,
+            ClaimState::Cooldown => None,
         }
     }
 
@@ -367,7 +367,7 @@ impl Queue {
         let lease = match e.state {
             ClaimState::Holding => lease,
             ClaimState::Waiting => waiter_lease,
-            ClaimState::Departed => return Renewal::Lost,
+            ClaimState::Cooldown => return Renewal::Lost,
         };
         e.expires = e.expires.map(|t| t.max(now.saturating_add(micros(lease))));
         if e.state == ClaimState::Waiting {
@@ -405,12 +405,12 @@ impl Queue {
         match keep {
             Some(keep) => {
                 let e = &mut self.entries[i];
-                e.state = ClaimState::Departed;
+                e.state = ClaimState::Cooldown;
                 e.since = now;
                 e.expires = Some(now.saturating_add(micros(keep)));
                 self.expect_expiry(Some(now.saturating_add(micros(keep))));
             }
-            None if self.entries[i].state == ClaimState::Departed => {}
+            None if self.entries[i].state == ClaimState::Cooldown => {}
             None => {
                 self.entries.remove(i);
                 self.grant(now);

@@ -134,8 +134,8 @@ impl Client {
         let endpoints = url.endpoints.iter().map(|e| endpoint(e, url.tls.as_ref()));
         let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
         // The clients of one URL should not all use the same member.
-        let rng = leasehold_core::ClaimId::random()?.as_u128();
-        let at = usize::try_from(rng % endpoints.len().max(1) as u128).unwrap_or(0);
+        let random = leasehold_core::ClaimId::random()?.as_u128();
+        let at = usize::try_from(random % endpoints.len().max(1) as u128).unwrap_or(0);
         let Some(first) = endpoints.get(at) else {
             return Err(Error::new(ErrorKind::Config, "the URL names no etcd member"));
         };

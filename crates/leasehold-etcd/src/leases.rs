@@ -178,8 +178,8 @@ impl Leases {
         Ok(Lease { id: answer.id, asked, granted, ends: sent.plus(granted) })
     }
 
-    /// Takes back a lease that no key is attached to, and that no request under way can attach a
-    /// key to.
+    /// Returns a lease to the pool. No key may be attached to it, and no request in flight may
+    /// attach one.
     pub(super) fn put_back(self: &Arc<Self>, lease: Lease) {
         let now = self.now();
         let mut idle = self.idle();

@@ -347,12 +347,12 @@ fn guarantees(&Found { members, ignores_old_leaders, can_listen, .. }: &Found) -
                  election timeout. A dead holder's lock stays taken for at least that long.",
         ),
         Cow::Borrowed(
-            "A dead waiter keeps its queue position for its whole lease and lock-delay, even if \
-                 waiters behind it have shorter leases.",
+            "A crashed waiter keeps its queue position for its whole lease and lock-delay, even if \
+                 later waiters have shorter leases.",
         ),
         Cow::Borrowed(
-            "Each change of leader restarts all leases. If a holder died shortly before, its lock stays \
-                 taken for one more lease.",
+            "Each change of leader restarts all leases. If a holder crashed shortly before, its lock \
+                 stays unavailable for one more lease.",
         ),
         Cow::Borrowed(
             "Tokens are etcd revisions. They decrease only if etcd is restored from a \

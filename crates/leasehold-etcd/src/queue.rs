@@ -8,7 +8,7 @@
 //! identified by the ID in the value, and an entry by the revision that created it, never by the
 //! key alone.
 //!
-//! **Names.** A key belongs to the name in front of its *last* slash, so two names never share a
+//! **Names.** A key belongs to the name before its *last* slash, so two names never share a
 //! key. But the range of the keys of `a` also contains those of `a/b`, so a reader must ignore the
 //! latter ([`is_place`]). The Go client does not, so its lock `a` also waits for the holders of
 //! `a/b`.
@@ -371,7 +371,7 @@ impl Queue {
 
     pub(super) fn state_at(&self, at: usize) -> ClaimState {
         match self.entries.get(at) {
-            Some(entry) if entry.departed => ClaimState::Departed,
+            Some(entry) if entry.departed => ClaimState::Cooldown,
             Some(_) if at < self.granted => ClaimState::Holding,
             _ => ClaimState::Waiting,
         }

@@ -107,7 +107,7 @@ struct WatchState {
     began: i64,
     broken: bool,
     latest: UnseenEvents,
-    /// Set if a whole queue is watched.
+    /// The observed deletions. `None` unless a whole queue is watched.
     deletions: Option<DeletionLog>,
     /// The written values. Set if they are needed.
     values: Option<Vec<Vec<u8>>>,

@@ -191,7 +191,7 @@ impl Controls {
         })
     }
 
-    /// Replaces a damaged control file by an empty queue, on an operator's request. Returns whether
+    /// Replaces a damaged control file with an empty queue, on an operator's request. Returns whether
     /// the file was damaged. Returns an error for a file of another program or of a later version,
     /// and does not change it.
     pub(super) fn repair(&self, name: &Name) -> Result<AttemptResult<bool>> {
@@ -519,7 +519,7 @@ impl Control {
             true => (
                 format!(
                     "corrupt lock file {path:?} ({why}), probably a partial write. A current \
-                     holder is not affected"
+                     holder keeps the lock"
                 ),
                 format!(
                     "when no client holds the lock, run `leasehold evict {}`",
@@ -627,7 +627,7 @@ struct QueueFingerprint {
 
 impl QueueFingerprint {
     fn of(queue: &Queue) -> Self {
-        use leasehold_core::store::ClaimState::{Departed, Holding};
+        use leasehold_core::store::ClaimState::{Cooldown, Holding};
         let entries = queue.entries();
         let (last, len) = (queue.last_token(), entries.len());
         let (mut holding, mut departed, mut weight) = (0, 0, 0);
@@ -635,7 +635,7 @@ impl QueueFingerprint {
             let holds = entry.state == Holding;
             holding += usize::from(holds);
             weight += if holds { u64::from(entry.weight) } else { 0 };
-            departed += usize::from(entry.state == Departed);
+            departed += usize::from(entry.state == Cooldown);
         }
         Self { last, len, holding, departed, weight }
     }

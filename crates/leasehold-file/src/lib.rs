@@ -322,7 +322,7 @@ impl FileStore {
             }
             if someone_died {
                 let dead = |s: &String| matches!(lives.get(s), Some(Life::Dead));
-                queue.retain(now, |e| e.state == ClaimState::Departed || !dead(&e.session));
+                queue.retain(now, |e| e.state == ClaimState::Cooldown || !dead(&e.session));
             }
         }
         news.retain(|(_, session, ..)| !matches!(lives.get(session), Some(Life::Dead)));
@@ -372,7 +372,7 @@ impl FileStore {
     ) -> bool {
         let mut sessions: HashSet<&str> = HashSet::new();
         for (i, e) in queue.entries().enumerate() {
-            if e.state != ClaimState::Departed && !self.is_ours(e) && which(i, e) {
+            if e.state != ClaimState::Cooldown && !self.is_ours(e) && which(i, e) {
                 sessions.insert(&e.session);
             }
         }
@@ -381,7 +381,7 @@ impl FileStore {
         if dead.is_empty() {
             return false;
         }
-        queue.retain(now, |e| e.state == ClaimState::Departed || !dead.contains(&e.session));
+        queue.retain(now, |e| e.state == ClaimState::Cooldown || !dead.contains(&e.session));
         true
     }
 
@@ -405,7 +405,7 @@ impl FileStore {
         let watched = |i: usize| first_waiting == Some(mine) || i + 1 == mine;
         let mut sessions: Vec<String> = Vec::new();
         for (_, e) in queue.entries().take(mine).enumerate().filter(|(i, _)| watched(*i)) {
-            if e.state != ClaimState::Departed && !self.is_ours(e) {
+            if e.state != ClaimState::Cooldown && !self.is_ours(e) {
                 sessions.push(e.session.clone());
             }
         }
@@ -557,7 +557,8 @@ impl FileStore {
     }
 }
 
-/// Claims with their sessions, their notifications, and the inbox if it is already open.
+/// Notifications to send: the claim, its session, the signal, and the session's inbox if it is
+/// already open.
 type News = Vec<(ClaimId, String, Signal, Option<WriteEnd>)>;
 
 fn claim_states(queue: &Queue) -> impl Iterator<Item = (ClaimId, bool)> {

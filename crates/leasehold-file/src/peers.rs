@@ -85,8 +85,8 @@ impl PeerRegistry {
         Self { clients, known: HashMap::new(), uses: 0 }
     }
 
-    /// Checks whether this session lives, and keeps its write end. Removes the FIFO of a dead
-    /// session.
+    /// Checks whether this session is alive, and caches the write end of its FIFO. Removes the FIFO
+    /// of a dead session.
     pub(super) fn probe(&mut self, session: &str) -> Life<WriteEnd> {
         if let Some(fifo) = self.kept(session) {
             return Life::Alive(Some(fifo));

@@ -80,12 +80,13 @@ impl FilePermissions {
         }
     }
 
-    /// Updates a file of this user that was created before the store was shared.
+    /// Updates the mode and group of a file that this user created before the store was shared.
     pub(super) fn repair(self, file: &File, seen: &Metadata) {
         self.repair_to(file, seen, self.files);
     }
 
-    /// Updates a directory of this user that was created before the store was shared.
+    /// Updates the mode and group of a directory that this user created before the store was
+    /// shared.
     pub(super) fn repair_directory(self, dir: &File, seen: &Metadata) {
         self.repair_to(dir, seen, self.directory_mode());
     }

@@ -194,9 +194,9 @@ fn create(root: &Path) -> Result<()> {
 
 /// Returns the directory that a URL names.
 fn directory(url: &str) -> Result<PathBuf> {
+    let hint = "use file: (this user's store), file:/abs/dir or file:///abs/dir";
     let refused = |what: &str| {
         let url: String = url.chars().take(200).collect();
-        let hint = "use file: (this user's store), file:/abs/dir or file:///abs/dir";
         let what = format!("invalid store URL {url:?}: {what}");
         Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     };
@@ -205,11 +205,10 @@ fn directory(url: &str) -> Result<PathBuf> {
         return of_user(rustix::process::geteuid().as_raw());
     }
     if let Some(c) = rest.chars().find(|c| matches!(c, '?' | '#')) {
-        let what = format!(
-            "file: has no parameters, but {c:?} begins one (in a path, write %3f for ? and %23 \
-             for #)"
-        );
-        return refused(&what);
+        let part = if c == '?' { "parameter" } else { "fragment" };
+        let what = format!("{c:?} starts a URL {part}, but file: URLs take none");
+        let hint = format!("in a path, write ? as %3F and # as %23; {hint}");
+        return refused(&what).map_err(|e| e.with_hint(hint));
     }
     let path = match rest.strip_prefix("//") {
         None => rest,

@@ -22,7 +22,7 @@ const KINDS: [(Kind, &[u8]); 3] =
 const STATES: [(ClaimState, &[u8]); 3] = [
     (ClaimState::Holding, b"holding"),
     (ClaimState::Waiting, b"waiting"),
-    (ClaimState::Departed, b"departed"),
+    (ClaimState::Cooldown, b"departed"),
 ];
 
 /// Holders and their texts.

@@ -81,9 +81,9 @@ impl<S> Layer<S> for TokenLayer {
     }
 }
 
-/// A client that [`TokenLayer`] wraps, so that its requests have the token.
+/// A client wrapped by [`TokenLayer`], which adds the token to each request.
 ///
-/// An error is one of the wrapped client or one of leasehold. If
+/// Errors come from the wrapped client or from leasehold. If
 /// `error.downcast_ref::<leasehold::Error>()` has the kind
 /// [`Lost`](leasehold_core::ErrorKind::Lost), [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or
 /// [`Closed`](leasehold_core::ErrorKind::Closed) (released), nothing was sent.

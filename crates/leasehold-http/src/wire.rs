@@ -41,6 +41,10 @@
 //! the content type [`PROBLEM_JSON`]. A client presents its identity with the header
 //! `Authorization: Bearer TOKEN`.
 
+#[cfg(feature = "openapi")]
+#[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
+pub mod schema;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,9 +57,15 @@ use leasehold_core::store::{
 };
 use leasehold_core::{
     Claim, ClaimId, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Error, ErrorKind, Holder, HolderInfo,
-    Kind, MAX_LEASE, MAX_READERS, Name, Result, Token,
+    Kind, MAX_LEASE, MAX_READERS, Name, Result, Token, WaitChain,
 };
 use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "openapi")]
+use self::schema::{
+    ClaimIdHex, DurationText, FencingToken, FreezeMs, LeaseMs, LockKind, LockName, Milliseconds,
+    Permits, ProcessId, SeenToken, SequencerText,
+};
 
 /// The content type of a [`Problem`] (RFC 9457).
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -108,37 +118,44 @@ fn left_ms(time: Duration) -> u64 {
 #[serde(deny_unknown_fields)]
 pub struct ClaimBody {
     /// The name of the lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String), param(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockName), param(value_type = LockName))]
     pub name: Name,
     /// The kind of the lock: `mutex`, `rwlock` or `semaphore`.
     #[serde(default = "mutex")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String), param(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockKind), param(value_type = LockKind))]
     pub kind: Kind,
     /// How much of the capacity the claim takes. By default, one permit of a semaphore, or all of
     /// any other lock. A claim of weight 1 on a `rwlock` is a reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Permits>), param(value_type = Option<Permits>))]
     pub weight: Option<u32>,
     /// The capacity of the lock. Required for a semaphore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Permits>), param(value_type = Option<Permits>))]
     pub capacity: Option<u32>,
     /// How long a grant lasts without a renewal.
     #[serde(default = "default_lease_ms")]
+    #[cfg_attr(feature = "openapi", schema(value_type = LeaseMs), param(value_type = LeaseMs))]
     pub lease_ms: u64,
     /// How long a queue position lasts without a heartbeat. By default, 6 s, or the lease if that
     /// is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<LeaseMs>), param(value_type = Option<LeaseMs>))]
     pub waiter_lease_ms: Option<u64>,
     /// How long the lock stays unavailable after an unclean end of the claim.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Milliseconds), param(value_type = Milliseconds))]
     pub lock_delay_ms: u64,
     /// The highest token that the client has seen.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "openapi", schema(value_type = SeenToken), param(value_type = SeenToken))]
     pub seen: u64,
     /// The client's host name, shown to people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
     /// The client's process ID, shown to people.
     #[serde(default, skip_serializing_if = "is_zero_pid")]
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId), param(value_type = ProcessId))]
     pub pid: u32,
     /// The client's label, shown to people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -250,7 +267,7 @@ fn printable(text: &str) -> String {
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
     /// The claim's ID, which the client has drawn at random.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = ClaimIdHex))]
     pub id: ClaimId,
     /// `try` (the default): join only if the claim is granted immediately. `wait`: wait in the
     /// queue.
@@ -311,7 +328,7 @@ pub enum Status {
     /// The claim holds the lock.
     Held {
         /// The fencing token, always the same for the same claim.
-        #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+        #[cfg_attr(feature = "openapi", schema(value_type = FencingToken))]
         token: Token,
         /// How long the grant lasts without a renewal. Missing if the store has no leases.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -333,7 +350,7 @@ pub enum Status {
         head_remaining_ms: Option<u64>,
         /// The token that the claim will have as a holder, if the store assigns tokens to waiters.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+        #[cfg_attr(feature = "openapi", schema(value_type = Option<FencingToken>))]
         token: Option<Token>,
     },
     /// The store does not have the claim.
@@ -424,7 +441,7 @@ pub struct RenewRequest {
 #[serde(deny_unknown_fields)]
 pub struct RenewClaim {
     /// The claim's ID.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = ClaimIdHex))]
     pub id: ClaimId,
     /// The claim to renew, with its new lease.
     pub claim: ClaimBody,
@@ -448,6 +465,7 @@ pub struct WaitQuery {
     /// How long to wait for a grant, such as `30s`, at most [`MAX_WAIT`]. By default, the server
     /// does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<DurationText>))]
     pub wait: Option<String>,
 }
 
@@ -458,6 +476,7 @@ pub struct WaitQuery {
 pub struct LeaveQuery {
     /// How long the lock stays unavailable after the release, if the claim held it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<Milliseconds>))]
     pub keep_ms: Option<u64>,
 }
 
@@ -477,7 +496,7 @@ pub enum ConvertResponse {
     /// The claim holds the lock with the requested weight.
     Done {
         /// The fencing token, which has not changed.
-        #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+        #[cfg_attr(feature = "openapi", schema(value_type = FencingToken))]
         token: Token,
     },
     /// The claim holds the lock as before, because there are other holders or a cooldown.
@@ -517,13 +536,14 @@ pub struct ClaimView {
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId))]
     pub pid: u32,
     /// The client's label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The fencing token, if one was assigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<FencingToken>))]
     pub token: Option<Token>,
     /// How much of the capacity the claim takes.
     pub weight: u32,
@@ -563,10 +583,10 @@ impl From<ClaimView> for ClaimInfo {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LockView {
     /// The name of the lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockName))]
     pub name: Name,
     /// The kind of the lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockKind))]
     pub kind: Kind,
     /// The capacity of the lock (1 for a mutex).
     pub capacity: u32,
@@ -618,8 +638,19 @@ pub struct LockResponse {
 pub struct HoldersQuery {
     /// The holder with this token must be in the response if it holds the lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", param(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<FencingToken>))]
     pub token: Option<Token>,
+}
+
+/// The query of `GET /metrics`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+pub struct MetricsQuery {
+    /// If given, the response also has the number of holders and waiters of each lock whose name
+    /// begins with this text. The server reads these locks from the store.
+    #[serde(default)]
+    pub locks: Option<String>,
 }
 
 /// The query of `GET /v1/locks`.
@@ -646,7 +677,8 @@ pub struct LockList {
 pub struct WhyResponse {
     /// The lock, then the locks for which holders of earlier locks in the chain wait.
     pub chain: Vec<LockView>,
-    /// The clients that wait for each other, if there is a deadlock. Empty otherwise.
+    /// The clients that wait for each other, if there may be a deadlock. Empty otherwise. A client is
+    /// a process. If it has several tasks, the one that holds a lock may not be the one that waits.
     pub deadlock: Vec<WaitsFor>,
 }
 
@@ -657,19 +689,35 @@ pub struct WaitsFor {
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId))]
     pub pid: u32,
     /// The lock that the client holds.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockName))]
     pub holds: Name,
     /// The lock for which the client waits.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockName))]
     pub waits_for: Name,
+}
+
+impl From<&WaitChain> for WhyResponse {
+    fn from(chain: &WaitChain) -> Self {
+        let party = |of: &leasehold_core::WaitsFor| WaitsFor {
+            host: of.host.clone(),
+            pid: of.pid,
+            holds: of.holds.clone(),
+            waits_for: of.waits_for.clone(),
+        };
+        Self {
+            chain: chain.locks.iter().map(LockView::from).collect(),
+            deadlock: chain.deadlock.iter().map(party).collect(),
+        }
+    }
 }
 
 /// The response to `GET /v1/locks/{name}/history`: the holds that this server has observed.
 ///
-/// The history is in the server's memory, and is lost when the server ends. Times are those of the
-/// server's clock, in seconds since 1970.
+/// A restart of the server loses the history, unless `leasehold serve --history` keeps it. Times are
+/// those of the server's clock, in seconds since 1970.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct HistoryResponse {
@@ -691,15 +739,16 @@ pub struct PastHold {
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId))]
     pub pid: u32,
     /// The client's label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The fencing token.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = FencingToken))]
     pub token: Token,
     /// The kind of the lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = LockKind))]
     pub kind: Kind,
     /// How much of the capacity the hold took.
     pub weight: u32,
@@ -739,7 +788,7 @@ pub enum HoldEnd {
 pub struct EvictRequest {
     /// The token of the claim to evict. By default, all holders and cooldowns are evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<FencingToken>))]
     pub token: Option<Token>,
 }
 
@@ -757,19 +806,23 @@ pub struct EvictResponse {
 #[serde(deny_unknown_fields)]
 pub struct FreezeRequest {
     /// How long the lock stays frozen.
+    #[cfg_attr(feature = "openapi", schema(value_type = FreezeMs))]
     pub for_ms: u64,
     /// The reason, shown to every client that tries to acquire the lock.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 240))]
     pub reason: String,
     /// How long to wait for the holders and earlier waiters. By default, the server does not wait.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Milliseconds))]
     pub wait_ms: u64,
     /// The kind of the lock, if it is not a mutex.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<LockKind>))]
     pub kind: Option<Kind>,
     /// The number of permits of a semaphore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Permits>))]
     pub capacity: Option<u32>,
 }
 
@@ -784,26 +837,33 @@ pub struct HoldQuery {
     pub kind: Option<HoldKind>,
     /// How many permits of a semaphore to take. By default, 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<Permits>))]
     pub permits: Option<u32>,
     /// The number of permits that the semaphore has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<Permits>))]
     pub capacity: Option<u32>,
     /// How long to wait for the lock. By default, without limit. With `0s`, the server does not
     /// wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<DurationText>))]
     pub wait: Option<String>,
     /// The lease: how long the lock stays held if the server can no longer renew it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<DurationText>))]
     pub lease: Option<String>,
     /// How long the lock stays held after the connection has closed. By default, it is released
     /// immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<DurationText>))]
     pub grace: Option<String>,
     /// The time after which the server releases the lock, even if the connection is still open. By
     /// default, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<DurationText>))]
     pub max_hold: Option<String>,
-    /// The client's label, shown to people.
+    /// The client's label, shown to people. Default: the name of the identity, and the client's
+    /// address.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
 }
@@ -918,11 +978,12 @@ pub struct ClaimLine {
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId))]
     pub pid: u32,
     /// The client's label.
     pub label: String,
     /// The fencing token, if one was assigned.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<FencingToken>))]
     pub token: Option<Token>,
     /// How much of the capacity the claim takes.
     pub weight: u32,
@@ -955,7 +1016,7 @@ impl From<&ClaimInfo> for ClaimLine {
 pub struct EventsQuery {
     /// The lock whose queue is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", param(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", param(value_type = Option<LockName>))]
     pub name: Option<Name>,
     /// The queues of all locks whose names begin with this text are reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -993,6 +1054,7 @@ pub enum ServiceEvent {
 #[serde(deny_unknown_fields)]
 pub struct CheckQuery {
     /// The sequencer of the hold, as text.
+    #[cfg_attr(feature = "openapi", param(value_type = SequencerText))]
     pub sequencer: String,
 }
 
@@ -1036,7 +1098,7 @@ impl StoreView {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[allow(missing_docs, reason = "the fields of Guarantees")]
 pub struct GuaranteesView {
-    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<LockKind>))]
     pub kinds: Vec<Kind>,
     pub fifo: bool,
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
@@ -1210,12 +1272,13 @@ pub struct HolderView {
     /// The client's host name.
     pub host: String,
     /// The client's process ID.
+    #[cfg_attr(feature = "openapi", schema(value_type = ProcessId))]
     pub pid: u32,
     /// The client's label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The fencing token.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = FencingToken))]
     pub token: Token,
     /// How long the lock has been held.
     pub since_ms: u64,

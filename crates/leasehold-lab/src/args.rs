@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use leasehold::kit::did_you_mean;
+
 use crate::stories::{ALL, named};
 use crate::story::Story;
 
@@ -51,11 +53,14 @@ impl Args {
         if self.stories.is_empty() && (self.html.is_some() || self.svg.is_some()) {
             return Err("no story to write\nhint: name a story, or use --all".into());
         }
-        let story = |name: &String| {
-            named(name).ok_or_else(|| {
-                format!("unknown story {name:?}\nhint: list all stories: leasehold demo")
-            })
-        };
+        let story = |name: &String| named(name).ok_or_else(|| unknown(name));
         self.stories.iter().map(story).collect()
     }
+}
+
+fn unknown(name: &str) -> String {
+    let similar = did_you_mean(name, ALL.iter().map(|story| story.name));
+    let list = "list all stories: leasehold demo";
+    let hint = similar.map_or(list.to_owned(), |name| format!("did you mean {name:?}? Or {list}"));
+    format!("unknown story {name:?}\nhint: {hint}")
 }

@@ -567,10 +567,10 @@ impl RedisStore {
             }
         }
         let confirmed = confirm.all(&grants).await;
-        for ((i, (claim, _)), confirmed) in indices.into_iter().zip(grants).zip(confirmed) {
+        for ((i, (claim, _)), outcome) in indices.into_iter().zip(grants).zip(confirmed) {
             // The caller of a refused join releases the claim. A renewal must not release it,
             // because other calls may use the same claim.
-            if let Err(error) = confirmed {
+            if let Err(error) = outcome {
                 answers[i] = Renewal::unknown(&error.with_lock(&claim.name));
             }
         }

@@ -4,28 +4,29 @@
 //! the hash is compared with all hashes of the file, each in constant time. So the response time
 //! does not reveal how much of a token was right.
 //!
+//! **Client certificates** are checked by [`Tls`](crate::Tls). The file states which DNS names of
+//! certificates belong to which identity.
+//!
 //! **An invalid file changes nothing.** The file is read as a whole before it replaces the current
-//! identities. If a token is removed, its open streams end at their next ping.
+//! identities. If a token or a certificate name is removed, its open streams end at their next ping.
 //!
 //! **Claim IDs of two identities never collide.** The ID under which a claim is stored is a hash of
-//! the identity and of the client's ID. So an identity that learns the claim ID of another identity
+//! the identity, of the lock's name and of the client's ID. So an identity that learns the claim ID of another identity
 //! cannot release or renew that claim, and the server needs no table of claims for this.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, SystemTime};
 
-use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
-use leasehold_core::kit::locked;
+use axum::http::{HeaderMap, StatusCode};
 use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 
 use crate::problem::Failure;
+use crate::usage::{Quota, Streaming, Usage};
 
 /// The longest file of identities, in bytes.
 const MAX_FILE: u64 = 4 << 20;
@@ -62,24 +63,6 @@ impl Right {
     }
 }
 
-/// Limits of what an identity may use of one server at the same time.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Quota {
-    /// The number of holders and waiters together.
-    claims: usize,
-    /// The number of open streams and long polls.
-    streams: usize,
-    /// The number of requests per second, on average.
-    requests_per_second: u32,
-}
-
-impl Default for Quota {
-    fn default() -> Self {
-        Self { claims: 10_000, streams: 10_000, requests_per_second: 50_000 }
-    }
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -90,7 +73,10 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
+    #[serde(default)]
     token_sha256: Vec<String>,
+    #[serde(default)]
+    certificate_names: Vec<String>,
     prefixes: Vec<String>,
     rights: Vec<Right>,
     #[serde(default)]
@@ -103,36 +89,44 @@ type Hash = [u8; 32];
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
-    pub(crate) prefixes: Vec<String>,
+    pub(crate) prefixes: Vec<Arc<str>>,
     rights: Vec<Right>,
     quota: Quota,
-    usage: Arc<Usage>,
-}
-
-/// What an identity currently uses of this server.
-#[derive(Debug, Default)]
-struct Usage {
-    streams: AtomicUsize,
-    /// How many requests the quota still allowed, and when that was computed. `None` before the
-    /// first request.
-    requests: Mutex<Option<(f64, Instant)>>,
-    /// For each claim, the latest time at which it expires.
-    claims: Mutex<HashMap<ClaimId, Instant>>,
+    pub(crate) usage: Arc<Usage>,
 }
 
 /// The sender of one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) identity: Arc<Identity>,
-    /// The hash of the token in the request, if it had one.
-    shown: Option<Hash>,
+    /// What proves the identity, unless it needs no proof.
+    proof: Option<Proof>,
+}
+
+/// What a client presents to prove its identity.
+#[derive(Clone, Debug)]
+enum Proof {
+    /// The hash of the token in the request.
+    Token(Hash),
+    /// The DNS names of the certificate of its connection.
+    Certificate(Arc<[String]>),
+}
+
+/// The client of a connection. Behind a proxy, this is the proxy.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) peer: Peer,
+    /// The network address, or the process ID on this machine.
+    pub(crate) address: Option<String>,
 }
 
 /// How a request reached the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Peer {
     /// Through a Unix socket, from a process of the server's own user.
     SameUser,
+    /// Through TLS, from a client whose certificate has these DNS names.
+    Certificate(Arc<[String]>),
     /// In any other way.
     Other,
 }
@@ -149,10 +143,22 @@ pub struct Access {
 
 #[derive(Debug, Default)]
 struct Table {
-    identities: Vec<(Vec<Hash>, Arc<Identity>)>,
-    /// The modification time and the size of the file when it was read.
-    read: Option<(SystemTime, u64)>,
+    rows: Vec<Row>,
+    /// The state of the file when it was read.
+    read: Option<Stamp>,
 }
+
+/// An identity of the file, and its proofs.
+#[derive(Clone, Debug)]
+struct Row {
+    tokens: Vec<Hash>,
+    /// In lower case.
+    certificate_names: Vec<String>,
+    identity: Arc<Identity>,
+}
+
+/// The modification time and the size of a file.
+pub(crate) type Stamp = (SystemTime, u64);
 
 impl Access {
     /// Accepts requests only from processes of the same user, through a Unix socket.
@@ -166,7 +172,7 @@ impl Access {
         }
     }
 
-    /// Accepts the tokens whose hashes are in this file, as well as what
+    /// Accepts the tokens and the client certificates of the identities in this file, as well as what
     /// [`same_user`](Self::same_user) accepts.
     ///
     /// # Errors
@@ -201,7 +207,7 @@ impl Access {
             }
             Err(error) => {
                 // The same error is not reported again until the file changes.
-                let table = Table { identities: before.identities.clone(), read: stamp(path) };
+                let table = Table { rows: before.rows.clone(), read: stamp(path) };
                 *self.table.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(table);
                 Err(error)
             }
@@ -223,13 +229,14 @@ impl Access {
     /// Identifies the sender of a request.
     pub(crate) fn caller(
         &self,
-        peer: Option<Peer>,
+        peer: Option<&Peer>,
         headers: &HeaderMap,
     ) -> Result<Caller, Failure> {
         let unidentified = || {
-            let error = Error::new(ErrorKind::Denied, "this request has no valid token")
-                .with_hint("send the header \"Authorization: Bearer TOKEN\"");
-            Failure::from(error).with_status(axum::http::StatusCode::UNAUTHORIZED)
+            unauthorized(
+                "this request has no valid token".to_owned(),
+                "send the header \"Authorization: Bearer TOKEN\"",
+            )
         };
         if let Some(value) = headers.get(AUTHORIZATION) {
             let value = value.to_str().ok().filter(|value| value.len() <= MAX_TOKEN);
@@ -238,42 +245,61 @@ impl Access {
             if !scheme.eq_ignore_ascii_case("bearer") {
                 return Err(unidentified());
             }
-            let shown = hash(token.trim().as_bytes());
-            let identity = self.table().find(&shown).ok_or_else(unidentified)?;
-            return Ok(Caller { identity, shown: Some(shown) });
+            let proof = Proof::Token(hash(token.trim().as_bytes()));
+            let identity = self.table().find(&proof).ok_or_else(unidentified)?;
+            return Ok(Caller { identity, proof: Some(proof) });
         }
-        let identity = match peer {
-            Some(Peer::SameUser) => &self.local,
-            _ if self.is_open => &self.anonymous,
+        let (identity, proof) = match peer {
+            Some(Peer::SameUser) => (self.local.clone(), None),
+            Some(Peer::Certificate(names)) if !self.is_open => {
+                let proof = Proof::Certificate(names.clone());
+                let found = self.table().find(&proof);
+                let unknown = || {
+                    unauthorized(
+                        format!("no identity matches this client certificate's names: {names:?}"),
+                        "add a DNS name of the certificate to certificate_names in the token file",
+                    )
+                };
+                (found.ok_or_else(unknown)?, Some(proof))
+            }
+            _ if self.is_open => (self.anonymous.clone(), None),
             _ => return Err(unidentified()),
         };
-        // A page of another site must not send requests through a browser on this machine. Such a
-        // page cannot set these headers. Even if its host name resolves to this machine, that name
-        // is not a local one.
+        // A page of another site must not send requests through a browser that needs no token. Such
+        // a page cannot set these headers. Even if its host name resolves to this machine, that
+        // name is neither a local one nor in the server's certificate.
         let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let origin = headers.get(ORIGIN).map(|o| o.to_str().unwrap_or_default());
-        let is_ours = |origin: &str| origin.split_once("://").is_some_and(|(_, of)| of == host);
-        if origin.is_some_and(|origin| !is_ours(origin)) || !is_loopback(host) {
+        // A page that was loaded without TLS may come from an attacker on the path.
+        let needs_tls = proof.is_some();
+        let is_ours = |origin: &str| match origin.split_once("://") {
+            Some((scheme, of)) => of == host && (scheme == "https" || !needs_tls),
+            None => false,
+        };
+        let is_elsewhere = proof.is_none() && !is_loopback(host);
+        if origin.is_some_and(|origin| !is_ours(origin)) || is_elsewhere {
             let what = "this request came from a page of another site";
-            return Err(Error::new(ErrorKind::Denied, what)
-                .with_hint("address the server as localhost, 127.0.0.1 or [::1]")
-                .into());
+            let hint = match needs_tls {
+                true => "open the page with https: and the host name of this server",
+                false => "address the server as localhost, 127.0.0.1 or [::1]",
+            };
+            return Err(Error::new(ErrorKind::Denied, what).with_hint(hint).into());
         }
-        Ok(Caller { identity: identity.clone(), shown: None })
+        Ok(Caller { identity, proof })
     }
 
-    /// Returns whether the caller's token is still valid.
+    /// Returns whether the caller's token or certificate is still accepted.
     pub(crate) fn still_accepts(&self, caller: &Caller) -> bool {
-        let found = |shown| self.table().find(shown);
-        caller.shown.as_ref().is_none_or(|shown| {
-            found(shown).is_some_and(|identity| identity.name == caller.identity.name)
+        caller.proof.as_ref().is_none_or(|proof| {
+            let found = self.table().find(proof);
+            found.is_some_and(|identity| identity.name == caller.identity.name)
         })
     }
 
     /// Returns all identities, including the two that need no token, for metrics.
     pub(crate) fn identities(&self) -> Vec<Arc<Identity>> {
         let table = self.table();
-        let named = table.identities.iter().map(|(_, identity)| identity.clone());
+        let named = table.rows.iter().map(|row| row.identity.clone());
         [self.local.clone(), self.anonymous.clone()].into_iter().chain(named).collect()
     }
 }
@@ -288,7 +314,13 @@ fn is_loopback(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
+fn unauthorized(what: String, hint: &str) -> Failure {
+    let error = Error::new(ErrorKind::Denied, what).with_hint(hint.to_owned());
+    Failure::from(error).with_status(StatusCode::UNAUTHORIZED)
+}
+
+/// Returns the state of a file, which differs after most changes.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let metadata = std::fs::metadata(path).ok()?;
     Some((metadata.modified().ok()?, metadata.len()))
 }
@@ -305,9 +337,9 @@ fn read(path: &Path, before: &Table) -> Result<Table, String> {
     }
     let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
     let file: File = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-    let mut table = Table { identities: Vec::new(), read };
+    let mut table = Table { rows: Vec::new(), read };
     for entry in file.identities {
-        let Entry { name, token_sha256, prefixes, rights, quota } = entry;
+        let Entry { name, token_sha256, certificate_names, prefixes, rights, quota } = entry;
         let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_word) {
             return Err(format!(
@@ -315,25 +347,41 @@ fn read(path: &Path, before: &Table) -> Result<Table, String> {
             ));
         }
         let is_taken = |name: &str| ["local", "anonymous"].contains(&name);
-        if is_taken(&name) || table.identities.iter().any(|(_, other)| other.name == name) {
-            return Err(format!("the name {name:?} is taken"));
+        if is_taken(&name) || table.rows.iter().any(|other| other.identity.name == name) {
+            return Err(format!("the name {name:?} is reserved or used twice"));
         }
         if prefixes.is_empty() {
             return Err(format!(r#"{name:?} has no prefixes; use "" for all locks"#));
         }
-        let hashes: Option<Vec<Hash>> = token_sha256.iter().map(|hex| from_hex(hex)).collect();
-        let Some(hashes) = hashes.filter(|hashes| !hashes.is_empty()) else {
+        let tokens: Option<Vec<Hash>> = token_sha256.iter().map(|hex| from_hex(hex)).collect();
+        let Some(tokens) = tokens else {
             return Err(format!(
-                "{name:?} needs token_sha256: a list of SHA-256 hashes of 64 hexadecimal digits each"
+                "{name:?} has an invalid token_sha256: expected SHA-256 hashes of 64 hexadecimal digits"
             ));
         };
-        if hashes.iter().any(|hash| table.find(hash).is_some()) {
-            return Err(format!("{name:?} has a token of another identity"));
+        if tokens.is_empty() && certificate_names.is_empty() {
+            return Err(format!("{name:?} needs token_sha256 or certificate_names"));
         }
-        let same = before.identities.iter().find(|(_, old)| old.name == name);
-        let usage = same.map(|(_, old)| old.usage.clone()).unwrap_or_default();
-        let identity = Identity { name, prefixes, rights, quota, usage };
-        table.identities.push((hashes, Arc::new(identity)));
+        if tokens.iter().any(|token| table.find(&Proof::Token(*token)).is_some()) {
+            return Err(format!("{name:?} uses the same token as another identity"));
+        }
+        let certificate_names: Vec<String> =
+            certificate_names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        let is_dns = |c: char| c.is_ascii_alphanumeric() || "-_.*".contains(c);
+        let odd = |name: &&String| name.is_empty() || !name.chars().all(is_dns);
+        if let Some(odd) = certificate_names.iter().find(odd) {
+            return Err(format!(
+                "{name:?} has the invalid certificate name {odd:?}: expected a DNS name"
+            ));
+        }
+        if table.find(&Proof::Certificate(certificate_names.as_slice().into())).is_some() {
+            return Err(format!("{name:?} has a certificate name of another identity"));
+        }
+        let same = before.rows.iter().find(|old| old.identity.name == name);
+        let usage = same.map(|old| old.identity.usage.clone()).unwrap_or_default();
+        let prefixes = prefixes.into_iter().map(Arc::from).collect();
+        let identity = Arc::new(Identity { name, prefixes, rights, quota, usage });
+        table.rows.push(Row { tokens, certificate_names, identity });
     }
     Ok(table)
 }
@@ -350,18 +398,30 @@ fn from_hex(hex: &str) -> Option<Hash> {
 }
 
 impl Table {
-    /// Finds the identity of the token with this hash. Always compares all hashes, so that the
-    /// duration is constant.
-    fn find(&self, shown: &Hash) -> Option<Arc<Identity>> {
+    /// Finds the identity that this proves: the first one in the file, if a certificate has names
+    /// of several. Always compares all rows, so that the duration does not depend on a token.
+    fn find(&self, proof: &Proof) -> Option<Arc<Identity>> {
         let mut found = None;
-        for (hashes, identity) in &self.identities {
-            for hash in hashes {
-                if bool::from(hash.ct_eq(shown)) {
-                    found = Some(identity);
-                }
+        for row in &self.rows {
+            if row.has(proof) {
+                found = found.or(Some(&row.identity));
             }
         }
         found.cloned()
+    }
+}
+
+impl Row {
+    fn has(&self, proof: &Proof) -> bool {
+        match proof {
+            Proof::Token(shown) => {
+                let equal = self.tokens.iter().map(|token| token.ct_eq(shown));
+                equal.fold(Choice::from(0), |any, this| any | this).into()
+            }
+            Proof::Certificate(names) => {
+                names.iter().any(|name| self.certificate_names.contains(name))
+            }
+        }
     }
 }
 
@@ -371,19 +431,18 @@ impl Identity {
             Quota { claims: usize::MAX, streams: usize::MAX, requests_per_second: u32::MAX };
         Arc::new(Self {
             name: name.to_owned(),
-            prefixes: vec![String::new()],
+            prefixes: vec!["".into()],
             rights: Right::ALL.to_vec(),
             quota,
             usage: Arc::default(),
         })
     }
 
-    /// Returns how many streams and claims the identity has at this server.
-    pub(crate) fn usage(&self) -> (usize, usize) {
-        let mut claims = locked(&self.usage.claims);
-        let now = Instant::now();
-        claims.retain(|_, until| *until > now);
-        (self.usage.streams.load(Ordering::Relaxed), claims.len())
+    /// Returns the prefix of the identity to which this lock belongs: the longest one, if there are
+    /// several.
+    fn prefix_of(&self, name: &Name) -> Option<&Arc<str>> {
+        let of = self.prefixes.iter().filter(|prefix| name.as_str().starts_with(&***prefix));
+        of.max_by_key(|prefix| prefix.len())
     }
 }
 
@@ -391,7 +450,7 @@ impl Caller {
     /// Fails unless the identity has this right for this lock.
     pub(crate) fn check(&self, right: Right, name: &Name) -> Result<(), Failure> {
         self.check_right(right)?;
-        if self.identity.prefixes.iter().any(|p| name.as_str().starts_with(p.as_str())) {
+        if self.identity.prefix_of(name).is_some() {
             return Ok(());
         }
         Err(self.denied(format!("may not use the lock {name}")))
@@ -400,7 +459,7 @@ impl Caller {
     /// Fails unless the identity has this right for all locks with this prefix.
     pub(crate) fn check_all(&self, right: Right, prefix: &str) -> Result<(), Failure> {
         self.check_right(right)?;
-        if self.identity.prefixes.iter().any(|p| prefix.starts_with(p.as_str())) {
+        if self.identity.prefixes.iter().any(|p| prefix.starts_with(&**p)) {
             return Ok(());
         }
         Err(self.denied(format!("lacks access to some or all locks with the prefix {prefix:?}")))
@@ -429,11 +488,11 @@ impl Caller {
     pub(crate) fn prefixes_of(&self, prefix: &str) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
         for own in &self.identity.prefixes {
-            if prefix.starts_with(own.as_str()) {
+            if prefix.starts_with(&**own) {
                 return vec![prefix.to_owned()];
             }
             if own.starts_with(prefix) {
-                all.push(own.clone());
+                all.push(own.to_string());
             }
         }
         let outer = all.clone();
@@ -446,59 +505,38 @@ impl Caller {
 
     /// Counts one request, and fails if it exceeds the quota.
     pub(crate) fn count_request(&self) -> Result<(), Failure> {
-        let per_second = self.identity.quota.requests_per_second;
-        if per_second == u32::MAX {
-            return Ok(());
-        }
-        let (now, most) = (Instant::now(), f64::from(per_second).max(1.0));
-        let mut requests = locked(&self.identity.usage.requests);
-        let (left, since) = requests.unwrap_or((most, now));
-        let left = (left + now.duration_since(since).as_secs_f64() * most).min(most);
-        if left >= 1.0 {
-            *requests = Some((left - 1.0, now));
-            return Ok(());
-        }
-        *requests = Some((left, now));
-        let wait = Duration::from_secs_f64(((1.0 - left) / most).max(0.001));
-        Err(over_quota(format!("more than {per_second} requests per second"), wait))
+        self.identity.usage.count_request(&self.identity.quota)
     }
 
     /// Counts a stream for as long as the result exists. Fails if it exceeds the quota.
     pub(crate) fn open_stream(&self) -> Result<Streaming, Failure> {
-        let usage = &self.identity.usage;
-        let streaming = Streaming(usage.clone());
-        if usage.streams.fetch_add(1, Ordering::Relaxed) >= self.identity.quota.streams {
-            let what = format!("more than {} open streams", self.identity.quota.streams);
-            return Err(over_quota(what, Duration::from_secs(1)));
-        }
-        Ok(streaming)
+        self.identity.usage.open_stream(&self.identity.quota)
     }
 
     /// Counts a claim before it is sent to the store, until it is known to be gone or has expired.
-    /// Fails if it exceeds the quota.
-    pub(crate) fn count_claim(&self, id: ClaimId, lease: Duration) -> Result<(), Failure> {
-        let most = self.identity.quota.claims;
-        let now = Instant::now();
-        let mut claims = locked(&self.identity.usage.claims);
-        if !claims.contains_key(&id) && claims.len() >= most {
-            claims.retain(|_, until| *until > now);
-            if claims.len() >= most {
-                return Err(over_quota(format!("more than {most} claims"), Duration::from_secs(1)));
-            }
-        }
-        claims.insert(id, now + lease);
-        Ok(())
+    /// Returns whether it was not counted before. Fails if it exceeds the quota.
+    pub(crate) fn count_claim(
+        &self,
+        id: ClaimId,
+        name: &Name,
+        lease: Duration,
+    ) -> Result<bool, Failure> {
+        let Some(prefix) = self.identity.prefix_of(name) else {
+            return self.check(Right::Hold, name).map(|()| false);
+        };
+        self.identity.usage.count_claim(&self.identity.quota, id, prefix, lease)
     }
 
-    /// Removes a claim that is not in its queue any more from the count.
-    pub(crate) fn forget_claim(&self, id: ClaimId) {
-        locked(&self.identity.usage.claims).remove(&id);
+    /// Returns what the identity uses.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.identity.usage
     }
 
-    /// Returns the ID under which the store has the claim to which the client gave this ID.
-    pub(crate) fn stored(&self, id: ClaimId) -> ClaimId {
-        let name = self.identity.name.as_bytes();
-        let digest = digest(&[b"leasehold claim", name, &id.as_u128().to_be_bytes()]);
+    /// Returns the ID under which the store has the claim to which the client gave this ID. If a
+    /// client uses one ID for several locks, these are different claims, and each is counted.
+    pub(crate) fn stored(&self, id: ClaimId, lock: &Name) -> ClaimId {
+        let (identity, lock) = (self.identity.name.as_bytes(), lock.as_str().as_bytes());
+        let digest = digest(&[b"leasehold claim", identity, lock, &id.as_u128().to_be_bytes()]);
         ClaimId::from_u128(u128::from_be_bytes(std::array::from_fn(|n| digest[n])))
     }
 }
@@ -519,34 +557,18 @@ fn digest(parts: &[&[u8]]) -> Hash {
     hash.finalize().into()
 }
 
-/// An open stream of an identity.
-#[derive(Debug)]
-pub(crate) struct Streaming(Arc<Usage>);
-
-impl Drop for Streaming {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn over_quota(what: String, wait: Duration) -> Failure {
-    let error = Error::new(ErrorKind::Full, format!("over quota: {what}"))
-        .with_hint("retry later, or ask the operator of the service for a larger quota")
-        .with_retry_after(wait);
-    Failure::from(error).with_status(axum::http::StatusCode::TOO_MANY_REQUESTS)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn caller(prefixes: &[&str]) -> Caller {
+        let mut identity = Arc::into_inner(Identity::unlimited("x")).unwrap();
+        identity.prefixes = prefixes.iter().map(|prefix| Arc::from(*prefix)).collect();
+        Caller { identity: Arc::new(identity), proof: None }
+    }
+
     #[test]
     fn prefixes_are_listed_once_and_within_the_identity() {
-        let caller = |prefixes: &[&str]| {
-            let mut identity = Arc::into_inner(Identity::unlimited("x")).unwrap();
-            identity.prefixes = prefixes.iter().map(ToString::to_string).collect();
-            Caller { identity: Arc::new(identity), shown: None }
-        };
         let all = caller(&[""]);
         assert_eq!(all.prefixes_of(""), [""]);
         assert_eq!(all.prefixes_of("a"), ["a"]);
@@ -554,6 +576,13 @@ mod tests {
         assert_eq!(some.prefixes_of(""), ["a:", "b:"]);
         assert_eq!(some.prefixes_of("a:x"), ["a:x"]);
         assert_eq!(some.prefixes_of("c"), [""; 0]);
+    }
+
+    #[test]
+    fn a_lock_belongs_to_the_longest_prefix() {
+        let some = caller(&["a:", "a:x", "b:"]);
+        let of = |name| some.identity.prefix_of(&Name::new(name).unwrap()).map(|p| &**p);
+        assert_eq!([of("a:xy"), of("a:y"), of("c")], [Some("a:x"), Some("a:"), None]);
     }
 
     #[test]

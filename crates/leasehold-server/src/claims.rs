@@ -11,18 +11,22 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use leasehold_core::kit::{Escaped, frozen_label, wall_micros};
-use leasehold_core::store::{Joined, Mode, Renew, Renewal};
+use leasehold_core::store::{Converted, Joined, Mode, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, HolderInfo, Kind, MAX_LEASE, Token};
+use leasehold_http::wire::schema::ClaimPath;
 use leasehold_http::wire::{
     ClaimBody, ClaimResponse, ConvertResponse, JoinRequest, LeaveQuery, LeaveResponse,
     MAX_RENEWALS, MAX_WAIT, PROBLEM_JSON, Problem, RenewRequest, RenewResponse, Status, WaitQuery,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::access::{Caller, Right, handle};
 use crate::problem::{Failure, draining, frozen, invalid};
 use crate::request::{Json, OfClaim, duration, split};
 use crate::service::Service;
+
+/// The pause after a signal of a store that sends many signals.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(10);
 
 type Answer<T> = Result<axum::Json<T>, Failure>;
 
@@ -34,7 +38,7 @@ fn stored(caller: &Caller, id: ClaimId, body: &ClaimBody) -> Result<Claim, Failu
         caller.check(Right::Freeze, &body.name)?;
     }
     let mut claim = body.claim(id)?;
-    claim.id = caller.stored(id);
+    claim.id = caller.stored(id, &body.name);
     // Limits `seen`, so that no client can use up the tokens. Above the limit, almost half of all
     // tokens remain.
     let most = wall_micros().saturating_add(86_400_000_000).saturating_add(Token::MAX / 2);
@@ -92,18 +96,24 @@ pub(crate) async fn join(
             .with_hint("leave lock_delay_ms out, or use another store")
             .into());
     }
-    caller.count_claim(claim.id, claim.lease.max(claim.waiter_lease))?;
+    count(&caller, &claim)?;
     let mode = Mode::from(request.mode);
     let joined = service.call(claim.lease, store.join(&claim, mode)).await?;
     let code = match &joined {
-        Joined::Holding { .. } => StatusCode::CREATED,
-        Joined::Waiting(_) => StatusCode::ACCEPTED,
+        Joined::Holding { token, .. } => {
+            caller.usage().granted(claim.id, *token);
+            StatusCode::CREATED
+        }
+        Joined::Waiting(_) => {
+            caller.usage().waits(claim.id);
+            StatusCode::ACCEPTED
+        }
         Joined::Busy { .. } => StatusCode::CONFLICT,
     };
     let status = match (Status::of_joined(&joined), joined) {
         (Some(status), _) => status,
         (None, Joined::Busy { holders }) => {
-            caller.forget_claim(claim.id);
+            caller.usage().lost(claim.id);
             return Err(busy(&service, &claim, holders).await);
         }
         (None, _) => Status::Lost,
@@ -137,7 +147,7 @@ async fn busy(service: &Service, claim: &Claim, holders: Vec<HolderInfo>) -> Fai
     path = "/v1/claims/{id}",
     operation_id = "renew",
     summary = "Renew a claim",
-    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
+    params(ClaimPath),
     request_body = ClaimBody,
     responses((status = 200, description = "The state of the claim", body = ClaimResponse)),
 )]
@@ -161,14 +171,23 @@ async fn renew_one(service: &Service, caller: &Caller, claim: &Claim) -> Result<
     Ok(Status::of_renewal(&renewal))
 }
 
+fn count(caller: &Caller, claim: &Claim) -> Result<bool, Failure> {
+    caller.count_claim(claim.id, &claim.name, claim.lease.max(claim.waiter_lease))
+}
+
 /// Updates the count of the identity's claims.
 fn note(caller: &Caller, claim: &Claim, renewal: &Renewal) {
+    // A claim that another server has counted is counted here too, and never rejected.
     match renewal {
-        // A claim that another server has counted is counted here too, and never rejected.
-        Renewal::Holding { .. } | Renewal::Waiting(_) => {
-            let _ = caller.count_claim(claim.id, claim.lease.max(claim.waiter_lease));
+        Renewal::Holding { token, .. } => {
+            let is_new = count(caller, claim).unwrap_or(false);
+            caller.usage().renewed(claim.id, *token, is_new);
         }
-        Renewal::Lost => caller.forget_claim(claim.id),
+        Renewal::Waiting(_) => {
+            let _ = count(caller, claim);
+            caller.usage().waits(claim.id);
+        }
+        Renewal::Lost => caller.usage().lost(claim.id),
         Renewal::Unknown { .. } => {}
     }
 }
@@ -247,7 +266,7 @@ pub(crate) async fn renew_many(
     path = "/v1/claims/{id}",
     operation_id = "wait",
     summary = "Wait for a grant",
-    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client"), WaitQuery, ClaimBody),
+    params(ClaimPath, WaitQuery, ClaimBody),
     responses((status = 200, description = "The state, once the claim is not waiting any more or the time is over", body = ClaimResponse)),
 )]
 pub(crate) async fn wait(
@@ -280,12 +299,15 @@ pub(crate) async fn wait(
             signal = service.store().changed(&claim) => {
                 signals += 1;
                 // Without a pause, a store that always reports a change would keep a processor
-                // busy.
-                let pause = if signals > 8 { Duration::from_millis(10) } else { Duration::ZERO };
-                let pause = if signal.is_err() { next } else { next.min(Instant::now() + pause) };
-                tokio::time::sleep_until(pause).await;
+                // busy. Even the shortest sleep takes a millisecond, so the handler does not sleep
+                // after the first signals.
+                match signal {
+                    Ok(_) if signals <= 8 => {}
+                    Ok(_) => sleep_until(next.min(Instant::now() + SIGNAL_PAUSE)).await,
+                    Err(_) => sleep_until(next).await,
+                }
             }
-            () = tokio::time::sleep_until(next) => {}
+            () = sleep_until(next) => {}
             _ = draining.changed() => {}
         }
     }
@@ -297,7 +319,7 @@ pub(crate) async fn wait(
     path = "/v1/claims/{id}",
     operation_id = "leave",
     summary = "Release a lock, or leave its queue",
-    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client"), LeaveQuery, ClaimBody),
+    params(ClaimPath, LeaveQuery, ClaimBody),
     responses((status = 200, description = "The claim is not in the queue any more", body = LeaveResponse)),
 )]
 pub(crate) async fn leave(
@@ -315,8 +337,13 @@ pub(crate) async fn leave(
         let error = Error::new(ErrorKind::Unsupported, what);
         return Err(error.with_hint("leave keep_ms out, or use another store").into());
     }
+    let is_repeated = caller.usage().begin_release(claim.id);
     let left = service.call(claim.lease, service.store().leave(&claim, keep)).await?;
-    caller.forget_claim(claim.id);
+    // An earlier call, whose reply was lost, may have released it.
+    match left || is_repeated {
+        true => caller.usage().forget_claim(claim.id),
+        false => caller.usage().lost(claim.id),
+    }
     Ok(axum::Json(LeaveResponse { left }))
 }
 
@@ -326,7 +353,7 @@ pub(crate) async fn leave(
     path = "/v1/claims/{id}/weight",
     operation_id = "convert",
     summary = "Change a writer into a reader or back",
-    params(("id" = String, Path, description = "The claim ID: 32 hexadecimal digits, drawn at random by the client")),
+    params(ClaimPath),
     request_body = ClaimBody,
     responses((status = 200, description = "Whether the claim has the new weight", body = ConvertResponse)),
 )]
@@ -338,5 +365,8 @@ pub(crate) async fn convert(
 ) -> Answer<ConvertResponse> {
     let claim = stored(&caller, id, &body)?;
     let converted = service.call(claim.lease, service.store().convert(&claim)).await?;
+    if matches!(converted, Converted::Lost) {
+        caller.usage().lost(claim.id);
+    }
     Ok(axum::Json(converted.into()))
 }

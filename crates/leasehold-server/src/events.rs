@@ -50,7 +50,7 @@ pub(crate) async fn events(
         }
         (None, None) => None,
         (Some(_), Some(_)) => {
-            return Err(invalid("name and prefix exclude each other", "leave one out"));
+            return Err(invalid("name and prefix cannot be used together", "leave one out"));
         }
     };
     if service.is_draining() {

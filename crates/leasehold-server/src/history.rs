@@ -13,9 +13,12 @@
 //! **A list that is older than a call changes nothing.** A list that began before a hold was last
 //! seen does not end it, and a hold that has ended is not opened again: its token never returns.
 //!
+//! **A file is optional** (`history_file.rs`). It has the same holds, so a restart does not lose
+//! them.
+//!
 //! Records have no claim IDs. Open holds are found by the handle of their claim.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,6 +26,7 @@ use leasehold_core::kit::{locked, wall_micros};
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Queues};
 use leasehold_core::{Claim, Holder, Kind, Name, Token};
 use leasehold_http::wire::{HistoryResponse, HoldEnd, PastHold};
+use serde::{Deserialize, Serialize};
 
 use crate::access::handle;
 
@@ -36,6 +40,17 @@ const SWEEP_EVERY: Micros = 60_000_000;
 
 /// A time in microseconds since 1970.
 pub(crate) type Micros = u64;
+
+/// A hold, as a line of a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) lock: Name,
+    /// The handle of the claim, if this server's client made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    handle: Option<String>,
+    #[serde(flatten)]
+    pub(crate) hold: PastHold,
+}
 
 /// The history of all locks.
 #[derive(Debug)]
@@ -60,12 +75,17 @@ struct Records {
     locks: HashMap<Name, OfLock>,
     /// The open holds of this server's clients, by the handle of the claim.
     claims: HashMap<String, u64>,
+    /// The records that have changed since they were written to a file, if there is one.
+    changed: Option<BTreeSet<u64>>,
 }
 
-/// The records of a lock, the oldest first.
+/// The records of a lock. Calls find a record through these indexes, without a scan.
 #[derive(Debug, Default)]
 struct OfLock {
-    records: VecDeque<u64>,
+    by_token: BTreeMap<Token, u64>,
+    open: BTreeSet<u64>,
+    /// The ended holds, by the time of their end.
+    ended: BTreeSet<(Micros, u64)>,
     since: Micros,
 }
 
@@ -99,8 +119,36 @@ impl History {
             swept: 0,
             locks: HashMap::new(),
             claims: HashMap::new(),
+            changed: None,
         };
         Self { records: Mutex::new(records), watches_store: AtomicBool::new(false) }
+    }
+
+    /// Adds holds from a file. Of several lines about a hold, the last one is valid.
+    pub(crate) fn restore(&self, lines: Vec<Line>) {
+        let mut last = BTreeMap::new();
+        for line in lines {
+            last.insert((line.lock.clone(), line.hold.token), line);
+        }
+        let mut records = locked(&self.records);
+        for line in last.into_values() {
+            records.restore(line);
+        }
+    }
+
+    /// Returns all holds, as lines of a file. From now on, changes are noted for
+    /// [`take_changes`](Self::take_changes).
+    pub(crate) fn snapshot(&self) -> Vec<Line> {
+        let mut records = locked(&self.records);
+        records.changed = Some(BTreeSet::new());
+        records.all.values().map(Line::from).collect()
+    }
+
+    /// Returns the holds that have changed since the last call.
+    pub(crate) fn take_changes(&self) -> Vec<Line> {
+        let mut records = locked(&self.records);
+        let changed = records.changed.as_mut().map(std::mem::take).unwrap_or_default();
+        changed.iter().filter_map(|n| records.all.get(n)).map(Line::from).collect()
     }
 
     pub(crate) fn set_watches_store(&self, watches: bool) {
@@ -186,14 +234,18 @@ impl History {
         let Some(queues) = queues else { return };
         let unreadable: BTreeSet<&Name> =
             locks.iter().filter(|lock| lock.unreadable.is_some()).map(|lock| &lock.name).collect();
-        let is_gone = |n: &&u64| {
+        let is_gone = |n: &u64| {
             records.all.get(n).is_some_and(|record| {
                 record.seen < started
                     && queues.has(record.name.as_str())
                     && !unreadable.contains(&record.name)
             })
         };
-        let gone: Vec<u64> = records.open.iter().filter(is_gone).copied().collect();
+        let candidates: Vec<u64> = match queues {
+            Queues::Of(name) => records.open_of(name),
+            Queues::All(_) => records.open.iter().copied().collect(),
+        };
+        let gone: Vec<u64> = candidates.into_iter().filter(is_gone).collect();
         for n in gone {
             records.end(n, HoldEnd::Gone);
         }
@@ -203,7 +255,7 @@ impl History {
     pub(crate) fn of(&self, name: &Name) -> HistoryResponse {
         let records = locked(&self.records);
         let of_lock = records.locks.get(name);
-        let all = of_lock.into_iter().flat_map(|of| of.records.iter().rev());
+        let all = of_lock.into_iter().flat_map(|of| of.by_token.values().rev());
         let mut holds: Vec<PastHold> =
             all.filter_map(|n| records.all.get(n)).map(PastHold::from).collect();
         holds.sort_by(|a, b| b.from.total_cmp(&a.from));
@@ -217,10 +269,46 @@ impl History {
 }
 
 impl Records {
+    /// Notes that the record must be written to the file.
+    fn changed(&mut self, n: u64) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(n);
+        }
+    }
+
+    /// Adds a hold from a file, unless it is known.
+    fn restore(&mut self, Line { lock, handle, hold }: Line) {
+        // The clock may have been wrong, and then the hold would never be found to be gone.
+        let now = wall_micros();
+        let time = |seconds| micros(seconds).map(|time| time.min(now));
+        let (Some(from), Some(seen)) = (time(hold.from), time(hold.seen)) else { return };
+        if self.find(&lock, hold.token).is_some() {
+            return;
+        }
+        let record = Record {
+            name: lock,
+            handle,
+            holder: Holder { host: hold.host, pid: hold.pid, label: hold.label },
+            token: hold.token,
+            kind: hold.kind,
+            weight: hold.weight,
+            from,
+            seen,
+            is_releasing: false,
+            end: None,
+        };
+        match hold.to.and_then(time).zip(hold.end) {
+            Some((time, how)) => {
+                let n = self.insert(record);
+                self.end_at(n, time, how);
+            }
+            None => self.add(record),
+        }
+    }
+
     /// Returns the record of this hold.
     fn find(&self, name: &Name, token: Token) -> Option<u64> {
-        let mut all = self.locks.get(name)?.records.iter().rev();
-        all.find(|n| self.all.get(n).is_some_and(|record| record.token == token)).copied()
+        self.locks.get(name)?.by_token.get(&token).copied()
     }
 
     /// Records that the claim still holds its lock.
@@ -232,21 +320,29 @@ impl Records {
                 record.end = None;
                 self.ended.remove(&(time, n));
                 self.open.insert(n);
+                if let Some(of_lock) = self.locks.get_mut(&record.name) {
+                    of_lock.ended.remove(&(time, n));
+                    of_lock.open.insert(n);
+                }
+                self.changed(n);
             }
             Some(_) => return,
             None => {}
         }
+        let Some(record) = self.all.get_mut(&n) else { return };
         record.seen = now;
-        record.weight = claim.weight;
+        let is_converted = std::mem::replace(&mut record.weight, claim.weight) != claim.weight;
         if record.handle.as_ref() != Some(&handle) {
             record.handle = Some(handle.clone());
         }
         self.claims.insert(handle, n);
+        if is_converted {
+            self.changed(n);
+        }
     }
 
     fn open_of(&self, name: &Name) -> Vec<u64> {
-        let all = self.locks.get(name).into_iter().flat_map(|of| &of.records);
-        all.filter(|n| self.open.contains(n)).copied().collect()
+        self.locks.get(name).into_iter().flat_map(|of| &of.open).copied().collect()
     }
 
     fn list_one(&mut self, now: Micros, started: Micros, lock: &LockInfo, claim: &ClaimInfo) {
@@ -275,6 +371,7 @@ impl Records {
         });
     }
 
+    /// Adds an open hold, unless there are too many of them.
     fn add(&mut self, record: Record) {
         let now = wall_micros();
         self.sweep(now);
@@ -283,19 +380,26 @@ impl Records {
             return;
         }
         let of_lock = self.locks.entry(record.name.clone()).or_default();
-        let open = of_lock.records.iter().filter(|n| self.open.contains(n)).count();
-        if open >= self.most_per_lock {
+        if of_lock.open.len() >= self.most_per_lock {
             of_lock.since = now;
             return;
         }
+        self.insert(record);
+    }
+
+    fn insert(&mut self, record: Record) -> u64 {
+        let of_lock = self.locks.entry(record.name.clone()).or_default();
         let n = self.next;
         self.next += 1;
-        of_lock.records.push_back(n);
+        of_lock.by_token.insert(record.token, n);
+        of_lock.open.insert(n);
         if let Some(handle) = &record.handle {
             self.claims.insert(handle.clone(), n);
         }
         self.open.insert(n);
         self.all.insert(n, record);
+        self.changed(n);
+        n
     }
 
     /// Drops holds that were not seen for a long time, if the history is full. Such holds
@@ -306,7 +410,8 @@ impl Records {
         }
         self.swept = now;
         let seen = |n: &u64| self.all.get(n).map_or(0, |record| record.seen);
-        let stale: Vec<u64> = self.open.iter().filter(|n| seen(n) + STALE < now).copied().collect();
+        let stale: Vec<u64> =
+            self.open.iter().filter(|n| seen(n).saturating_add(STALE) < now).copied().collect();
         for n in stale {
             self.drop(n);
             self.since = now;
@@ -317,6 +422,10 @@ impl Records {
     fn drop(&mut self, n: u64) {
         let Some(record) = self.all.remove(&n) else { return };
         self.open.remove(&n);
+        // The set stays bounded while the file cannot be written.
+        if let Some(changed) = &mut self.changed {
+            changed.remove(&n);
+        }
         if let Some((time, _)) = record.end {
             self.ended.remove(&(time, n));
         }
@@ -326,8 +435,12 @@ impl Records {
             self.claims.remove(handle);
         }
         if let Some(of_lock) = self.locks.get_mut(&record.name) {
-            of_lock.records.retain(|other| *other != n);
-            if of_lock.records.is_empty() {
+            of_lock.by_token.remove(&record.token);
+            of_lock.open.remove(&n);
+            if let Some((time, _)) = record.end {
+                of_lock.ended.remove(&(time, n));
+            }
+            if of_lock.by_token.is_empty() {
                 // The time from which this lock's records are complete is removed with the lock, so
                 // the time for all locks is raised to it.
                 self.since = self.since.max(of_lock.since);
@@ -337,9 +450,13 @@ impl Records {
     }
 
     fn end(&mut self, n: u64, how: HoldEnd) {
+        self.end_at(n, wall_micros(), how);
+    }
+
+    fn end_at(&mut self, n: u64, time: Micros, how: HoldEnd) {
         let Some(record) = self.all.get_mut(&n) else { return };
         let time = match record.end {
-            None => wall_micros(),
+            None => time,
             // A list first noticed that the hold was gone, and this call knows how it ended.
             Some((time, HoldEnd::Gone)) => time,
             Some(_) => return,
@@ -355,16 +472,16 @@ impl Records {
         let name = record.name.clone();
         self.open.remove(&n);
         self.ended.insert((time, n));
-        let of_lock = self.locks.get(&name).into_iter().flat_map(|of| &of.records);
-        let end = |n: &u64| Some((self.all.get(n)?.end?.0, *n));
-        let ended: Vec<(Micros, u64)> = of_lock.filter_map(end).collect();
-        if ended.len() > self.most_per_lock
-            && let Some((time, first)) = ended.into_iter().min()
+        let Some(of_lock) = self.locks.get_mut(&name) else { return };
+        of_lock.open.remove(&n);
+        of_lock.ended.insert((time, n));
+        self.changed(n);
+        let Some(of_lock) = self.locks.get_mut(&name) else { return };
+        if of_lock.ended.len() > self.most_per_lock
+            && let Some((time, first)) = of_lock.ended.first().copied()
         {
+            of_lock.since = of_lock.since.max(time);
             self.drop(first);
-            if let Some(of_lock) = self.locks.get_mut(&name) {
-                of_lock.since = of_lock.since.max(time);
-            }
         }
         if self.ended.len() > self.most
             && let Some((time, first)) = self.ended.first().copied()
@@ -383,6 +500,20 @@ fn shortened(holder: &Holder) -> Holder {
 /// Returns the time in seconds since 1970, as in events.
 fn seconds(time: Micros) -> f64 {
     std::time::Duration::from_micros(time).as_secs_f64()
+}
+
+/// Returns a time of a response or a file in microseconds, if it is valid.
+fn micros(seconds: f64) -> Option<Micros> {
+    let time = std::time::Duration::try_from_secs_f64(seconds).ok()?;
+    // A float is precise to less than a microsecond for times in this century.
+    u64::try_from((time.as_nanos() + 500) / 1_000).ok()
+}
+
+impl From<&Record> for Line {
+    fn from(record: &Record) -> Self {
+        let (lock, handle) = (record.name.clone(), record.handle.clone());
+        Self { lock, handle, hold: PastHold::from(record) }
+    }
 }
 
 impl From<&Record> for PastHold {
@@ -553,6 +684,19 @@ mod tests {
         assert!(records.ended.len() <= 50);
         assert_eq!(records.locks.len(), records.all.len());
         assert!(records.claims.len() <= 50);
+    }
+
+    #[test]
+    fn changes_that_are_not_taken_are_bounded() {
+        let history = History::new(50, 10);
+        history.snapshot();
+        for n in 1..1000 {
+            let next = claim(n.into(), &format!("lock {n}"), "");
+            history.held(&next, token(n));
+            history.ended(&next, HoldEnd::Released);
+        }
+        assert_eq!(locked(&history.records).changed.as_ref().map(BTreeSet::len), Some(50));
+        assert_eq!(history.take_changes().len(), 50);
     }
 
     #[test]

@@ -12,23 +12,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use leasehold_core::kit::frozen_label;
 use leasehold_core::store::{ClaimState, LockInfo, Place};
 use leasehold_core::{DEFAULT_LEASE, Error, ErrorKind, Hold, LostReason, Name, State as HoldState};
+use leasehold_http::wire::schema::LockPath;
 use leasehold_http::wire::{
     ClaimLine, EVENT_STREAM, HoldEvent, HoldKind, HoldQuery, JSON_LINES, PING_EVERY,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::access::{Caller, Right, Streaming};
+use crate::access::{Caller, Client, Right};
 use crate::problem::{Failure, draining, frozen, invalid};
 use crate::request::{OfLock, Query, duration};
 use crate::service::{Service, drained};
 use crate::stream::{Events, Format, stream};
+use crate::usage::Streaming;
 
 /// How long the store has to return the holders, for an event.
 const ASK: Duration = Duration::from_secs(1);
@@ -122,12 +125,13 @@ impl Request {
     path = "/v1/locks/{name}/hold",
     operation_id = "hold",
     summary = "Hold a lock while the connection is open",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits"), HoldQuery),
+    params(LockPath, HoldQuery),
     responses((status = 200, description = "A stream with one JSON object per line, or Server-Sent Events. The lock is held while it is open", content((HoldEvent = JSON_LINES), (HoldEvent = EVENT_STREAM)))),
 )]
 pub(crate) async fn hold(
     State(service): State<Service>,
     caller: Caller,
+    client: Option<Extension<Arc<Client>>>,
     OfLock(name): OfLock,
     Query(query): Query<HoldQuery>,
     headers: HeaderMap,
@@ -139,11 +143,17 @@ pub(crate) async fn hold(
     if service.is_draining() {
         return Err(draining());
     }
-    let request = Request::new(name, &query)?;
+    let mut request = Request::new(name, &query)?;
+    if request.label.is_empty() {
+        // The claim's host and process are those of the server.
+        let address = client.as_ref().and_then(|client| client.address.as_deref());
+        let at = address.map_or(String::new(), |address| format!(" at {address}"));
+        request.label = format!("{}{at}", caller.identity.name);
+    }
     let streaming = caller.open_stream()?;
     // The stream's claim counts toward the quota like any other.
     let id = leasehold_core::ClaimId::random()?;
-    caller.count_claim(id, Duration::from_secs(365 * 86_400))?;
+    caller.count_claim(id, &request.name, Duration::from_secs(365 * 86_400))?;
     let counted = Counted { caller: caller.clone(), id, _streaming: streaming };
     let (events, response) = stream(Format::of(&headers));
     if request.wait == Some(Duration::ZERO) {
@@ -168,7 +178,7 @@ struct Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.caller.forget_claim(self.id);
+        self.caller.usage().forget_claim(self.id);
     }
 }
 
@@ -256,8 +266,8 @@ fn pings() -> tokio::time::Interval {
 }
 
 fn revoked() -> Error {
-    Error::new(ErrorKind::Denied, "the token of this stream was removed")
-        .with_hint("connect again with another token")
+    Error::new(ErrorKind::Denied, "the server now rejects the token or certificate of this stream")
+        .with_hint("connect with another token or certificate")
 }
 
 fn failed(error: &Error) -> HoldEvent {
@@ -284,7 +294,7 @@ fn waiting(name: &Name, ahead: usize, lock: Option<&LockInfo>) -> HoldEvent {
         (None, Some("")) => Some("frozen".to_owned()),
         (None, Some(reason)) => Some(format!("frozen: {}", reason.escape_debug())),
         (None, None) => {
-            let mut departed = lock.claims.iter().filter(|c| c.state == ClaimState::Departed);
+            let mut departed = lock.claims.iter().filter(|c| c.state == ClaimState::Cooldown);
             departed.next().map(|claim| format!("in cooldown; last held by {}", claim.holder))
         }
     });
@@ -294,6 +304,8 @@ fn waiting(name: &Name, ahead: usize, lock: Option<&LockInfo>) -> HoldEvent {
 /// Holds the lock until the connection closes, and then for the grace period.
 async fn keep(service: Service, counted: Counted, request: Request, events: Events, held: Hold) {
     let name = request.name.as_str().to_owned();
+    counted.caller.usage().granted(counted.id, held.grant());
+    let at_end = held.watch();
     match watch(&service, &counted.caller, &request, &events, &held).await {
         End::Lost(reason) => {
             events.send(&HoldEvent::Lost { name, reason: reason.as_str().to_owned() });
@@ -329,6 +341,9 @@ async fn keep(service: Service, counted: Counted, request: Request, events: Even
             };
             events.send(&event);
         }
+    }
+    if let HoldState::Lost(LostReason::Expired | LostReason::Gone) = at_end.state() {
+        counted.caller.usage().lost(counted.id);
     }
 }
 

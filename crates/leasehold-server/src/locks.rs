@@ -6,7 +6,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use leasehold_core::kit::frozen_label;
 use leasehold_core::store::{Evict, LockInfo};
-use leasehold_core::{Error, ErrorKind, Kind, MAX_LEASE, Sequencer};
+use leasehold_core::{Error, ErrorKind, Kind, MAX_LEASE, Sequencer, WaitChain};
+use leasehold_http::wire::schema::LockPath;
 use leasehold_http::wire::{
     CheckQuery, ClaimView, DoctorResponse, EvictRequest, EvictResponse, FindingView, FreezeRequest,
     HistoryResponse, HoldersQuery, ListQuery, LockList, LockResponse, LockView, PROBLEM_JSON,
@@ -17,7 +18,6 @@ use crate::access::{Caller, Right};
 use crate::problem::{Failure, draining, invalid};
 use crate::request::{Json, OfLock, Query};
 use crate::service::Service;
-use crate::why;
 
 type Answer<T> = Result<axum::Json<T>, Failure>;
 
@@ -31,6 +31,7 @@ const READY: Duration = Duration::from_secs(5);
     get,
     path = "/healthz",
     operation_id = "healthz",
+    security(()),
     summary = "Check that the process is alive",
     responses((status = 200, description = "The process is alive", body = String, content_type = "text/plain")),
 )]
@@ -43,6 +44,7 @@ pub(crate) async fn healthz() -> &'static str {
     get,
     path = "/readyz",
     operation_id = "readyz",
+    security(()),
     summary = "Check that the store answers",
     responses((status = 200, description = "The store answers", body = String, content_type = "text/plain")),
 )]
@@ -107,7 +109,7 @@ pub(crate) async fn check(
 }
 
 /// Returns all locks with this prefix that the caller may see.
-async fn visible(
+pub(crate) async fn visible(
     service: &Service,
     caller: &Caller,
     prefix: &str,
@@ -145,7 +147,7 @@ pub(crate) async fn list(
     path = "/v1/locks/{name}",
     operation_id = "show_lock",
     summary = "Show a lock and its queue",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    params(LockPath),
     responses((status = 200, description = "The lock", body = LockResponse)),
 )]
 pub(crate) async fn show(
@@ -164,7 +166,7 @@ pub(crate) async fn show(
     path = "/v1/locks/{name}/holders",
     operation_id = "holders",
     summary = "Show the holders of a lock",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits"), HoldersQuery),
+    params(LockPath, HoldersQuery),
     responses((status = 200, description = "The lock with its first holders", body = LockResponse)),
 )]
 pub(crate) async fn holders(
@@ -186,7 +188,7 @@ pub(crate) async fn holders(
     path = "/v1/locks/{name}/why",
     operation_id = "why",
     summary = "Explain why a lock is not available",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    params(LockPath),
     responses((status = 200, description = "The chain of locks for which its holders wait, and a deadlock", body = WhyResponse)),
 )]
 pub(crate) async fn why(
@@ -197,7 +199,7 @@ pub(crate) async fn why(
     caller.check(Right::Inspect, &name)?;
     let mut locks = visible(&service, &caller, "").await?;
     locks.retain(|lock| caller.sees(&lock.name));
-    Ok(axum::Json(why::why(&locks, &name)))
+    Ok(axum::Json(WhyResponse::from(&WaitChain::of(&locks, &name))))
 }
 
 /// `GET /v1/locks/{name}/history`. The lock is read first, so the history has its current holders.
@@ -206,7 +208,7 @@ pub(crate) async fn why(
     path = "/v1/locks/{name}/history",
     operation_id = "history",
     summary = "Show the past holds of a lock",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    params(LockPath),
     responses((status = 200, description = "The holds that this server has observed", body = HistoryResponse)),
 )]
 pub(crate) async fn history(
@@ -226,9 +228,9 @@ pub(crate) async fn history(
     path = "/v1/locks/{name}/evict",
     operation_id = "evict",
     summary = "Evict holders",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
-    request_body = EvictRequest,
-    responses((status = 200, description = "The claims are removed", body = EvictResponse)),
+    params(LockPath),
+    request_body = Option<EvictRequest>,
+    responses((status = 200, description = "The matching claims were removed", body = EvictResponse)),
 )]
 pub(crate) async fn evict(
     State(service): State<Service>,
@@ -255,7 +257,7 @@ pub(crate) async fn evict(
     path = "/v1/locks/{name}/freeze",
     operation_id = "freeze",
     summary = "Freeze a lock",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    params(LockPath),
     request_body = FreezeRequest,
     responses((status = 204, description = "The lock is frozen")),
 )]
@@ -284,13 +286,17 @@ pub(crate) async fn freeze(
         };
     }
     let wanted = match (kind.unwrap_or(Kind::Mutex), capacity) {
-        (Kind::Mutex, _) => with_options!(locks.mutex(text)).into(),
-        (Kind::RwLock, _) => with_options!(locks.rwlock(text)).write_request(),
+        (Kind::Mutex, None) => with_options!(locks.mutex(text)).into(),
+        (Kind::RwLock, None) => with_options!(locks.rwlock(text)).write_request(),
         (Kind::Semaphore, Some(capacity)) => {
             with_options!(locks.semaphore(text, capacity)).permit_request(capacity)
         }
         (Kind::Semaphore, None) => {
             return Err(invalid("missing capacity of the semaphore", r#"set "capacity""#));
+        }
+        (_, Some(_)) => {
+            let hint = r#"set "kind" to "semaphore", or omit "capacity""#;
+            return Err(invalid("only a semaphore has a capacity", hint));
         }
     };
     let guards = match wait_ms {
@@ -319,7 +325,7 @@ pub(crate) async fn freeze(
     path = "/v1/locks/{name}/unfreeze",
     operation_id = "unfreeze",
     summary = "Unfreeze a lock",
-    params(("name" = String, Path, description = "The lock name. Percent-encode every byte except ASCII letters and digits")),
+    params(LockPath),
     responses((status = 204, description = "The lock is no longer frozen")),
 )]
 pub(crate) async fn unfreeze(

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use leasehold_http::wire::{HoldKind, PROBLEM_JSON, Problem};
+use leasehold_http::wire::{HoldKind, PROBLEM_JSON, Problem, schema};
 use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
@@ -41,8 +41,23 @@ use utoipa::{Modify, OpenApi};
         crate::hold::hold,
         crate::metrics::metrics,
     ),
-    components(schemas(HoldKind, Problem)),
-    security(("token" = [])),
+    components(schemas(
+        HoldKind,
+        Problem,
+        schema::ClaimIdHex,
+        schema::DurationText,
+        schema::FencingToken,
+        schema::LeaseMs,
+        schema::LockKind,
+        schema::LockName,
+        schema::Milliseconds,
+        schema::Permits,
+        schema::ProcessId,
+        schema::SeenToken,
+        schema::SequencerText,
+    )),
+    // Either of them is enough.
+    security(("token" = []), ("certificate" = [])),
     modifiers(&Common)
 )]
 struct Api;
@@ -55,6 +70,14 @@ impl Modify for Common {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         let components = api.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
+        let certificate = SecurityScheme::MutualTls {
+            description: Some(
+                "A client certificate issued by an authority in --tls-client-ca".to_owned(),
+            ),
+            deprecated: None,
+            extensions: None,
+        };
+        components.add_security_scheme("certificate", certificate);
         let schema = Ref::from_schema_name("Problem");
         let content = ContentBuilder::new().schema(Some(schema)).build();
         let problem = ResponseBuilder::new().description("An error").content(PROBLEM_JSON, content);
@@ -169,6 +192,8 @@ mod tests {
             references += 1;
         }
         assert!(references > 20, "{text}");
-        assert_eq!(document["components"]["securitySchemes"]["token"]["scheme"], "bearer");
+        let schemes = &document["components"]["securitySchemes"];
+        assert_eq!(schemes["token"]["scheme"], "bearer");
+        assert_eq!(schemes["certificate"]["type"], "mutualTLS");
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn invalid(what: impl Into<String>, hint: &str) -> Failure {
 pub(crate) fn draining() -> Failure {
     let what = "this server is shutting down, and takes no new claims";
     Error::new(ErrorKind::Unreachable, what)
-        .with_hint("retry: another server, or the next one at this address, will answer")
+        .with_hint("retry: another server, or this one after its restart, will answer")
         .with_retry_after(Duration::from_secs(1))
         .into()
 }

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::history::History;
 
-/// The shortest time between two lists.
+/// The minimum interval between two listings of the locks.
 const LIST_EVERY: Duration = Duration::from_secs(1);
 /// After it lists the locks, the task pauses for this many times as long as that took.
 const PAUSE: u32 = 50;

@@ -1,5 +1,6 @@
 //! The steps before each request's handler: limits, identity, and a line in the log.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -12,7 +13,7 @@ use leasehold_core::kit::parse_duration;
 use leasehold_core::{ClaimId, Error, ErrorKind, Name};
 use serde::de::DeserializeOwned;
 
-use crate::access::{Caller, Peer};
+use crate::access::{Caller, Client};
 use crate::problem::{Failure, invalid};
 use crate::service::Service;
 
@@ -30,13 +31,15 @@ pub(crate) async fn log(
     let method = request.method().clone();
     let response = next.run(request).await;
     let caller = response.extensions().get::<Caller>();
-    service.requests().count(route, method.as_str(), response.status().as_u16());
+    let identity = caller.map(|caller| caller.identity.name.as_str());
+    let status = response.status().as_u16();
+    service.requests().count(identity.unwrap_or_default(), route, method.as_str(), status);
     tracing::info!(
         target: "leasehold_server",
         method = %method,
         route,
-        status = response.status().as_u16(),
-        identity = caller.map_or("none", |caller| &caller.identity.name),
+        status,
+        identity = identity.unwrap_or("none"),
         ms = started.elapsed().as_secs_f64() * 1e3,
         "request"
     );
@@ -49,7 +52,8 @@ async fn whole(service: &Service, request: Request) -> Result<Request, Failure> 
     let (parts, body) = request.into_parts();
     let read = axum::body::to_bytes(body, limits.body_bytes);
     let read = tokio::time::timeout(limits.request_time, read).await.map_err(|_| {
-        let failure = invalid("the body of the request did not arrive in time", "send it at once");
+        let what = "the body of the request did not arrive in time";
+        let failure = invalid(what, "send the whole body without pauses");
         failure.with_status(StatusCode::REQUEST_TIMEOUT)
     })?;
     let bytes = read.map_err(|_| {
@@ -65,7 +69,7 @@ pub(crate) async fn identify(
     request: Request,
     next: Next,
 ) -> Response {
-    let peer = request.extensions().get::<Peer>().copied();
+    let peer = request.extensions().get::<Arc<Client>>().map(|client| &client.peer);
     let caller = match service.access().caller(peer, request.headers()) {
         Ok(caller) => caller,
         Err(failure) => return failure.into_response(),
@@ -98,7 +102,7 @@ pub(crate) async fn not_allowed() -> Failure {
     invalid("this path has no such method", hint).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// A JSON body. A missing body is parsed as `{}`.
+/// A JSON body. A missing body and `null` are parsed as `{}`.
 pub(crate) struct Json<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<Service> for Json<T> {
@@ -113,17 +117,14 @@ impl<T: DeserializeOwned> FromRequest<Service> for Json<T> {
         let bytes = Bytes::from_request(request, service).await.map_err(|_| {
             invalid("the body of the request cannot be read", "send the request again")
         })?;
-        if bytes.is_empty() {
-            // A body whose fields are all optional may be missing.
-            let empty = serde_json::from_slice(b"{}");
-            return empty.map(Self).map_err(|error| not_json(&error));
-        }
-        if !is_json {
+        if !is_json && !bytes.is_empty() {
             let hint = "send the header \"Content-Type: application/json\" (curl --json)";
             return Err(invalid("the body of the request is not declared as JSON", hint)
                 .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
         }
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| not_json(&error))
+        // A body whose fields are all optional may be missing.
+        let body: &[u8] = if matches!(&bytes[..], b"" | b"null") { b"{}" } else { &bytes };
+        serde_json::from_slice(body).map(Self).map_err(|error| not_json(&error))
     }
 }
 

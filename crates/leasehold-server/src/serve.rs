@@ -1,6 +1,7 @@
 //! Serves connections within limits, and shuts down.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +18,15 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tower_service::Service as _;
 
-use crate::access::Peer;
+use crate::access::{Client, Peer};
 use crate::service::{Service, drained};
+use crate::tls::Tls;
 
 /// How long the kernel waits for an acknowledgment before a connection counts as closed.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// How long the store has to confirm the releases when the server ends.
 const CLOSE: Duration = Duration::from_secs(5);
-/// The interval between checks whether the token file has changed.
+/// The interval between checks whether the token file or a certificate has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted, for example because there are too many open
 /// files.
@@ -37,6 +39,8 @@ const MAX_HEADERS: usize = 64;
 pub enum Listener {
     /// TCP. Every request needs a token, unless the access is [open](crate::Access::open).
     Tcp(TcpListener),
+    /// TCP with TLS. Every request needs a token, or a client certificate of an identity.
+    Tls(TcpListener, Arc<Tls>),
     /// A Unix socket. Processes of the server's own user need no token. Processes of other users
     /// need one.
     Unix(UnixListener),
@@ -54,24 +58,42 @@ pub async fn serve(service: Service, listeners: Vec<Listener>, shutdown: impl Fu
     let router = service.router();
     let places = Arc::new(Semaphore::new(service.limits().connections));
     let mut tasks = JoinSet::new();
+    let mut encrypted = Vec::new();
     for listener in listeners {
+        if let Listener::Tls(_, tls) = &listener {
+            encrypted.push(tls.clone());
+        }
         tasks.spawn(accept(service.clone(), router.clone(), listener, places.clone()));
     }
     tokio::select! {
         () = shutdown => {}
-        () = reload(&service) => {}
+        () = reload(&service, &encrypted) => {}
     }
     service.drain();
     let limit = service.limits().drain + Duration::from_secs(1);
     let all_done = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(limit, all_done).await;
     let _ = tokio::time::timeout(CLOSE, service.close()).await;
+    let _ = tokio::time::timeout(CLOSE, service.close_history()).await;
 }
 
-/// Reads the token file again whenever it has changed.
-async fn reload(service: &Service) {
+/// Reads the token file and the certificates again whenever they have changed.
+async fn reload(service: &Service, encrypted: &[Arc<Tls>]) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        for tls in encrypted {
+            match tls.reload() {
+                Ok(true) => {
+                    tracing::info!(target: "leasehold_server", "read the certificates again")
+                }
+                Ok(false) => {}
+                Err(error) => tracing::error!(
+                    target: "leasehold_server",
+                    error = format!("{error:#}"),
+                    "the server keeps using the earlier certificates"
+                ),
+            }
+        }
         if !service.access().has_changed() {
             continue;
         }
@@ -111,9 +133,21 @@ async fn accept(service: Service, router: Router, listener: Listener, places: Ar
         let (service, router) = (service.clone(), router.clone());
         connections.spawn(async move {
             let _place = place;
+            let client = Client { peer, address: stream.address() };
             match stream {
-                Accepted::Tcp(stream) => connection(&service, router, stream, peer).await,
-                Accepted::Unix(stream) => connection(&service, router, stream, peer).await,
+                Accepted::Tcp(stream) => connection(&service, router, stream, client).await,
+                Accepted::Tls(stream, tls) => {
+                    let mut draining = service.draining();
+                    let accepted = tokio::select! {
+                        accepted = tls.accept(stream) => accepted,
+                        () = drained(&mut draining) => None,
+                    };
+                    if let Some((stream, peer)) = accepted {
+                        let client = Client { peer, ..client };
+                        connection(&service, router, stream, client).await;
+                    }
+                }
+                Accepted::Unix(stream) => connection(&service, router, stream, client).await,
             }
         });
     }
@@ -123,19 +157,29 @@ async fn accept(service: Service, router: Router, listener: Listener, places: Ar
 
 enum Accepted {
     Tcp(TcpStream),
+    Tls(TcpStream, Arc<Tls>),
     Unix(tokio::net::UnixStream),
+}
+
+impl Accepted {
+    fn address(&self) -> Option<String> {
+        Some(match self {
+            Self::Tcp(stream) | Self::Tls(stream, _) => {
+                let peer = stream.peer_addr().ok()?;
+                // A listener for IPv6 reports addresses of IPv4 in another form.
+                SocketAddr::new(peer.ip().to_canonical(), peer.port()).to_string()
+            }
+            Self::Unix(stream) => format!("pid {}", stream.peer_cred().ok()?.pid()?),
+        })
+    }
 }
 
 impl Listener {
     async fn accept(&self) -> io::Result<(Accepted, Peer)> {
         match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // A client whose machine has crashed sends no FIN.
-                let limit = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
-                let _ = stream.set_nodelay(true);
-                let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, limit);
-                Ok((Accepted::Tcp(stream), Peer::Other))
+            Self::Tcp(listener) => Ok((Accepted::Tcp(accept_tcp(listener).await?), Peer::Other)),
+            Self::Tls(listener, tls) => {
+                Ok((Accepted::Tls(accept_tcp(listener).await?, tls.clone()), Peer::Other))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -148,14 +192,24 @@ impl Listener {
     }
 }
 
-async fn connection<S>(service: &Service, router: Router, stream: S, peer: Peer)
+async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept().await?;
+    // A client whose machine has crashed sends no FIN.
+    let limit = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+    let _ = stream.set_nodelay(true);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, limit);
+    Ok(stream)
+}
+
+/// Serves the requests that this client sends on its connection.
+async fn connection<S>(service: &Service, router: Router, stream: S, client: Client)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let limits = service.limits();
+    let (limits, client) = (service.limits(), Arc::new(client));
     let handle = service_fn(move |request: hyper::Request<Incoming>| {
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(client.clone());
         router.clone().call(request)
     });
     let mut builder = http1::Builder::new();

@@ -1,15 +1,17 @@
 //! The service, and the state that its requests share.
 
-use std::sync::{Arc, Weak};
+use std::path::Path;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use leasehold_core::kit::request_timeout;
+use leasehold_core::kit::{locked, request_timeout};
 use leasehold_core::store::{EvictionListener, Store};
 use leasehold_core::{ClaimId, Client, DEFAULT_LEASE, Error, Result};
 use tokio::sync::{broadcast, watch};
 
 use crate::access::{Access, handle};
 use crate::history::History;
+use crate::history_file::HistoryFile;
 use crate::leased::leased;
 use crate::limits::Limits;
 use crate::problem::Failure;
@@ -45,6 +47,7 @@ struct Inner {
     asks: broadcast::Sender<String>,
     requests: Requests,
     history: Arc<History>,
+    history_file: Mutex<Option<HistoryFile>>,
     /// The receiver of evictions, which is registered with the store while the service exists.
     _evictions: Arc<Evictions>,
 }
@@ -96,6 +99,7 @@ impl Service {
             asks,
             requests,
             history,
+            history_file: Mutex::new(None),
             _evictions: evictions,
         })))
     }
@@ -106,6 +110,20 @@ impl Service {
     /// The same as [`Access::tokens`]. On an error, the current identities stay in effect.
     pub fn reload(&self) -> Result<()> {
         self.0.access.reload()
+    }
+
+    /// Keeps the history of all locks in this file too, so that a restart does not lose it. Adds the
+    /// holds that an earlier server of this store has written there. Other servers cannot use the
+    /// file at the same time. [`serve`](crate::serve) writes the last changes when it ends. Without
+    /// it, those of the last second may be missing.
+    ///
+    /// # Errors
+    /// - [`Config`](leasehold_core::ErrorKind::Config): the file cannot be read or written, contains
+    ///   something else, or another server uses it.
+    pub fn keep_history_in(&self, file: impl AsRef<Path>) -> Result<()> {
+        let file = HistoryFile::open(file.as_ref(), self.0.locks.identity(), &self.0.history)?;
+        *locked(&self.0.history_file) = Some(file);
+        Ok(())
     }
 
     /// Stops accepting claims, and notifies open streams. [`serve`](crate::serve) calls this when
@@ -119,6 +137,12 @@ impl Service {
         // Locks that are not released now become free when their leases expire.
         let _ = self.0.locks.clone().close().await;
         let _ = self.0.opened.clone().close().await;
+    }
+
+    /// Writes the history to its file, if it has one.
+    pub(crate) async fn close_history(&self) {
+        let file = locked(&self.0.history_file).take();
+        let _ = tokio::task::spawn_blocking(move || file.map(HistoryFile::close)).await;
     }
 
     pub(crate) fn locks(&self) -> &Client {

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use leasehold_server::{Access, Limits};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use support::{Server, id, logged};
+use support::{Server, hash, id, logged};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -17,37 +16,33 @@ const BOB: &str = "bob-token-77aa01d2";
 const GUEST: &str = "guest-token-51b0c4ee";
 const WORKER: &str = "worker-token-9d2e66f0";
 
-fn hex(token: &str) -> String {
-    Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Returns the identities. Alice and Bob share the prefix "shared:", and each has a prefix of its
 /// own. The guest may read locks. The worker may not.
 fn identities() -> Value {
     json!({"identities": [
         {
             "name": "alice",
-            "token_sha256": [hex(ALICE)],
+            "token_sha256": [hash(ALICE)],
             "prefixes": ["alice:", "shared:"],
             "rights": ["hold", "inspect"],
             "quota": {"claims": 2, "streams": 1},
         },
         {
             "name": "bob",
-            "token_sha256": [hex(BOB)],
+            "token_sha256": [hash(BOB)],
             "prefixes": ["bob:", "shared:"],
             "rights": ["hold", "inspect", "evict", "freeze"],
         },
         {
             "name": "guest",
-            "token_sha256": [hex(GUEST)],
+            "token_sha256": [hash(GUEST)],
             "prefixes": [""],
             "rights": ["inspect"],
             "quota": {"requests_per_second": 3},
         },
         {
             "name": "worker",
-            "token_sha256": [hex(WORKER)],
+            "token_sha256": [hash(WORKER)],
             "prefixes": [""],
             "rights": ["hold", "evict", "freeze"],
         },
@@ -97,7 +92,7 @@ async fn a_request_without_a_valid_token_is_rejected() {
         String::new(),
         bearer(""),
         bearer("wrong"),
-        bearer(&hex(ALICE)),
+        bearer(&hash(ALICE)),
         bearer(&ALICE[1..]),
         bearer(&"x".repeat(600)),
         format!("Authorization: Basic {ALICE}\r\n"),
@@ -236,6 +231,8 @@ async fn an_identity_is_confined_to_its_quotas() {
     // Claims that it already has, and other identities, are not affected.
     guarded.join(ALICE, 1, "alice:a").await.is(201);
     guarded.join(BOB, 3, "bob:c").await.is(201);
+    // The same claim ID on another lock is another claim.
+    guarded.join(ALICE, 1, "alice:e").await.is(429);
     let path = format!("/v1/claims/{}?name=alice:a", id(1));
     guarded.call(ALICE, "DELETE", &path, Value::Null).await.is(200);
 
@@ -386,7 +383,7 @@ async fn secrets_are_in_no_log_and_no_response() {
     }
     let log = logged::text();
     assert!(log.contains("/v1/claims/{id}"), "requests are not logged: {log}");
-    for secret in [&id(mine), ALICE, BOB, &hex(ALICE), "wrong-token-xyz", odd] {
+    for secret in [&id(mine), ALICE, BOB, &hash(ALICE), "wrong-token-xyz", odd] {
         assert!(!log.contains(secret), "the log has {secret}");
     }
 }
@@ -418,7 +415,7 @@ async fn an_invalid_token_file_changes_nothing_and_a_removed_token_ends_its_stre
     let mut stream = guarded.server.stream("POST", "/v1/locks/alice:a/hold", &bearer(ALICE)).await;
     stream.until("held").await;
     let mut twice = identities();
-    twice["identities"][1]["token_sha256"] = json!([hex(ALICE)]);
+    twice["identities"][1]["token_sha256"] = json!([hash(ALICE)]);
     let mut plain = identities();
     plain["identities"][0]["token_sha256"] = json!([ALICE]);
     let mut unknown = identities();
@@ -440,4 +437,39 @@ async fn an_invalid_token_file_changes_nothing_and_a_removed_token_ends_its_stre
     assert_eq!(failed["kind"], "denied");
     guarded.call(ALICE, "GET", "/v1/store", Value::Null).await.is(401);
     guarded.join(BOB, 1, "bob:a").await.is(201);
+}
+
+/// Schemathesis derives requests from the OpenAPI document, with valid, missing, wrong and extreme
+/// values. It fails if a response has an undescribed form or a status of 500 or more, if the server
+/// accepts a value that the document forbids, or if a request without a token succeeds.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "runs with ./test.sh --all"]
+async fn requests_derived_from_the_openapi_document_are_answered_as_described() {
+    const TOKEN: &str = "all-rights-token-2c81";
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("tokens.json");
+    let identity = json!({
+        "name": "all",
+        "token_sha256": [hash(TOKEN)],
+        "prefixes": [""],
+        "rights": ["hold", "inspect", "evict", "freeze"],
+    });
+    std::fs::write(&file, json!({"identities": [identity]}).to_string()).unwrap();
+    let access = Access::tokens(&file).unwrap();
+    let server = Server::start(support::memory(), access, Limits::default()).await;
+    let mut schemathesis =
+        tokio::process::Command::new(testbed::python().with_file_name("schemathesis"));
+    schemathesis
+        .arg("--config-file")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schemathesis.toml"))
+        .args(["run", &format!("http://127.0.0.1:{}/openapi.json", server.port)])
+        .args(["--header", &format!("Authorization: Bearer {TOKEN}"), "--no-color"])
+        // The same requests in each run.
+        .args(["--seed", "1", "--generation-deterministic", "--max-examples", "20"])
+        .current_dir(directory.path())
+        .kill_on_drop(true);
+    let done = schemathesis.output().await.unwrap();
+    let output = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{output}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(output.contains("Tested: 20"), "{output}");
 }

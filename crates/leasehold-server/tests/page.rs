@@ -4,12 +4,14 @@ mod support;
 #[path = "support/tab.rs"]
 mod tab;
 
+use std::path::Path;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use leasehold_server::{Access, Limits};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use support::{Server, id};
+use support::{Server, hash, id};
 use tab::Tab;
 use tempfile::TempDir;
 
@@ -26,19 +28,16 @@ struct Page {
 
 impl Page {
     async fn start() -> Self {
-        let hex = |token: &str| -> String {
-            Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect()
-        };
         let identities = json!({"identities": [
             {
                 "name": "operator",
-                "token_sha256": [hex(TOKEN)],
+                "token_sha256": [hash(TOKEN)],
                 "prefixes": [""],
                 "rights": ["hold", "inspect", "evict", "freeze"],
             },
             {
                 "name": "part",
-                "token_sha256": [hex(PART)],
+                "token_sha256": [hash(PART)],
                 "prefixes": ["app/"],
                 "rights": ["inspect"],
             },
@@ -244,6 +243,95 @@ async fn page_is_usable_by_keyboard_alone() {
         tab.press("j");
         tab.press("Enter");
         tab.until(&shows("#title", "bc"));
+    })
+    .await;
+}
+
+impl Page {
+    /// Adds a lock with a holder and waiters, a frozen lock, and a deadlock.
+    async fn fill(&self) {
+        self.join(1, "orders/42", "billing").await;
+        self.join(2, "orders/42", "shipping").await;
+        self.join(3, "orders/42", "returns").await;
+        self.join(1, "stock", "billing").await;
+        self.join(2, "mail", "shipping").await;
+        self.join(1, "mail", "billing").await;
+        let week = json!({"for_ms": 604_800_000, "reason": "migration"});
+        self.call("POST", "/v1/locks/reports/freeze", week).await.is(204);
+    }
+}
+
+/// Shows the filled page in each of its forms, and calls `look` with the name of the form.
+async fn look_at_each_form(look: impl Fn(&mut Tab, &str) + Clone + Send + 'static) {
+    let page = Page::start().await;
+    page.fill().await;
+    for (form, width, is_dark) in
+        [("1280", 1280, false), ("1280-dark", 1280, true), ("360", 360, false)]
+    {
+        let look = look.clone();
+        page.with(width, TOKEN, move |tab| {
+            if is_dark {
+                tab.dark();
+            }
+            look(tab, form);
+        })
+        .await;
+    }
+}
+
+/// Shows each part of the page, and calls `look` with its name.
+fn look_at_each_part(tab: &mut Tab, mut look: impl FnMut(&mut Tab, &str)) {
+    tab.until(&shows("#rows", "frozen: migration"));
+    look(tab, "locks");
+    tab.eval(&click("orders/42"));
+    tab.until(&shows("#queue", "returns (h pid 3)"));
+    tab.until(&shows("#deadlock", "h pid 2 holds mail and waits for orders/42"));
+    look(tab, "lock");
+    tab.eval(&click("Freeze"));
+    tab.until("document.querySelector('#confirm').open");
+    look(tab, "freeze");
+    tab.press("Escape");
+    tab.until("!document.querySelector('#confirm').open");
+}
+
+/// Axe checks contrasts, labels, roles and the order of headings, among others.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "runs with ./test.sh --all"]
+async fn axe_finds_no_accessibility_problems() {
+    look_at_each_form(|tab, form| {
+        look_at_each_part(tab, |tab, part| {
+            assert_eq!(tab.accessibility_problems(), json!([]), "{part}-{form}");
+        });
+        // Axe must report a problem that is there.
+        tab.eval("document.documentElement.removeAttribute('lang')");
+        assert_eq!(tab.accessibility_problems()[0]["id"], "html-has-lang");
+    })
+    .await;
+}
+
+/// With `UPDATE_PICTURES=1`, the test writes the pictures instead.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "runs with ./test.sh --all"]
+async fn page_looks_like_its_pictures() {
+    look_at_each_form(|tab, form| {
+        // Pictures do not depend on how long the test has been running.
+        tab.eval("window.duration = () => '42 s'; window.clock = () => '12:34:56 PM'");
+        tab.until(&shows("#rows", "42 s"));
+        let mut taken = Vec::new();
+        look_at_each_part(tab, |tab, part| taken.push((part.to_owned(), tab.picture())));
+        tab.go("about:blank");
+        for (part, picture) in &taken {
+            let name = format!("{part}-{form}.png");
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pictures").join(&name);
+            if std::env::var_os("UPDATE_PICTURES").is_some() {
+                std::fs::write(&file, STANDARD.decode(picture).unwrap()).unwrap();
+            }
+            let expected = STANDARD.encode(std::fs::read(&file).unwrap());
+            let different = tab.difference(picture, &expected);
+            assert!(different < 0.02, "{name}: {different} of the picture is different");
+        }
+        // The comparison must notice that a dialog is missing.
+        assert!(tab.difference(&taken[1].1, &taken[2].1) > 0.1);
     })
     .await;
 }

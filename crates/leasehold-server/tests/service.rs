@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use leasehold_server::{Access, Limits};
 use serde_json::{Value, json};
@@ -179,6 +180,10 @@ async fn a_hold_lasts_as_long_as_its_connection() {
         // The connection closes, for any reason.
         drop(first);
         assert!(second.until("held").await["token"].as_u64().unwrap() > token);
+        // Without a label, the claim names the client.
+        let shown = server.get("/v1/locks/a%2Fb").await.is(200).json();
+        let label = shown["lock"]["claims"][0]["label"].as_str().unwrap();
+        assert!(label.starts_with("anonymous at 127.0.0.1:"), "{label}");
     })
     .await;
 }
@@ -296,6 +301,11 @@ async fn a_frozen_lock_gives_its_reason_until_it_is_unfrozen() {
         server.post("/v1/locks/a/unfreeze", Value::Null).await.is(204);
         stream.until("held").await;
         server.post("/v1/locks/a/unfreeze", Value::Null).await.is(409);
+        // `null` is an empty body.
+        server.with("POST", "/v1/locks/c/evict", "", "null").await.is(200);
+        let odd = json!({"for_ms": 1000, "capacity": 3});
+        let odd = server.post("/v1/locks/b/freeze", odd).await.is(400).json();
+        assert_eq!(odd["detail"], "only a semaphore has a capacity");
         // The lock is held now, and freezing does not wait.
         server.post("/v1/locks/a/freeze", request).await.is(409);
     })
@@ -418,19 +428,48 @@ async fn the_store_is_described_with_what_clients_can_rely_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_count_requests_by_route_and_claims_by_identity() {
+async fn metrics_count_requests_and_claims_and_name_locks_only_on_request() {
     let server = Server::open("memory:").await;
-    server.post("/v1/claims", try_join(1, "secret-name")).await.is(201);
+    server.post("/v1/claims", try_join(1, "secret-\"name\"")).await.is(201);
+    server.post("/v1/claims", join(2, "secret-\"name\"")).await.is(202);
     server.call("BREW", "/v1/claims", Value::Null).await.is(405);
+    let contains = |text: &str, lines: &[&str]| {
+        for line in lines {
+            assert!(text.lines().any(|found| found == *line), "{line}: {text}");
+        }
+    };
+    const REQUESTS: &str =
+        r#"leasehold_server_requests_total{identity="anonymous",route="/v1/claims""#;
     let text = server.get("/metrics").await.is(200).text;
-    for line in [
-        r#"leasehold_server_requests_total{route="/v1/claims",method="POST",status="201"} 1"#,
-        r#"leasehold_server_requests_total{route="/v1/claims",method="other",status="405"} 1"#,
-        r#"leasehold_server_claims{identity="anonymous"} 1"#,
-    ] {
-        assert!(text.contains(line), "{line}: {text}");
-    }
-    assert!(!text.contains("secret-name"), "{text}");
+    contains(
+        &text,
+        &[
+            &format!(r#"{REQUESTS},method="POST",status="201"}} 1"#),
+            &format!(r#"{REQUESTS},method="other",status="405"}} 1"#),
+            r#"leasehold_server_claims{identity="anonymous",prefix="",state="held"} 1"#,
+            r#"leasehold_server_claims{identity="anonymous",prefix="",state="waiting"} 1"#,
+            r#"leasehold_server_grants_total{identity="anonymous",prefix=""} 1"#,
+            r#"leasehold_server_losses_total{identity="anonymous",prefix=""} 0"#,
+            "leasehold_server_draining 0",
+        ],
+    );
+    assert!(!text.contains("secret"), "{text}");
+    server.post("/v1/locks/secret-%22name%22/evict", json!({})).await.is(200);
+    let renewal = json!({"name": "secret-\"name\"", "lease_ms": 60000});
+    let renewed = server.call("PUT", &format!("/v1/claims/{}", id(1)), renewal).await;
+    assert_eq!(renewed.is(200).json()["status"], "lost");
+    let text = server.get("/metrics?locks=secret").await.is(200).text;
+    contains(
+        &text,
+        &[
+            r#"leasehold_server_claims{identity="anonymous",prefix="",state="held"} 0"#,
+            r#"leasehold_server_losses_total{identity="anonymous",prefix=""} 1"#,
+            r#"leasehold_server_lock_claims{lock="secret-\"name\"",state="held"} 1"#,
+            r#"leasehold_server_lock_claims{lock="secret-\"name\"",state="waiting"} 0"#,
+        ],
+    );
+    let text = server.get("/metrics?locks=other").await.is(200).text;
+    assert!(!text.contains("secret"), "{text}");
 }
 
 /// Returns the holds of a lock, the latest first, with label and end.
@@ -518,4 +557,36 @@ async fn the_history_has_the_current_holders_of_any_store() {
     assert_eq!(history(&server, "h").await, [hold("elsewhere", "gone")]);
     let answer = server.get("/v1/locks/h/history").await.json();
     assert_eq!(answer["watches_store"], false);
+}
+
+/// Waiters cost one heartbeat each, every two seconds. Streams of events cost nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_streams_cause_only_the_heartbeats_of_the_store() {
+    const WAITERS: u32 = 20;
+    let redis = Arc::new(tokio::task::spawn_blocking(testbed::Redis::start).await.unwrap());
+    let server = Server::open(&redis.url()).await;
+    server.post("/v1/claims", try_join(1, "a")).await.is(201);
+    let mut streams = Vec::new();
+    for _ in 0..WAITERS {
+        let mut waiting = server.stream("POST", "/v1/locks/a/hold", "").await;
+        waiting.until("waiting").await;
+        streams.push(waiting);
+        let mut events = server.stream("GET", "/v1/events?name=a", "").await;
+        events.until("ready").await;
+        streams.push(events);
+    }
+    // Each call of the store is a script.
+    let calls = async || {
+        let redis = redis.clone();
+        let all = tokio::task::spawn_blocking(move || redis.calls()).await.unwrap();
+        let scripts = all.into_iter().filter(|(name, _)| name.starts_with("eval"));
+        scripts.map(|(_, calls)| calls).sum::<u64>()
+    };
+    // The list for the history, and the queue positions that the waiters report, are over.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (before, started) = (calls().await, Instant::now());
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let sent = calls().await - before;
+    let beats = f64::from(WAITERS) * (started.elapsed().as_secs_f64() / 2.0 + 1.0);
+    assert!(sent > 0 && (sent as f64) < 2.0 * beats, "{sent} calls, and {beats} heartbeats");
 }

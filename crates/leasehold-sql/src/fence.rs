@@ -314,8 +314,9 @@ impl TokenColumn {
         match u64::try_from(seen).ok().and_then(FencingToken::new) {
             Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
             _ => {
-                let what = "the row was inserted or changed while it was being written";
-                Err(Error::new(ErrorKind::Conflict, what).with_hint("write it again"))
+                let what =
+                    "another transaction changed the row at the same time; nothing was written";
+                Err(Error::new(ErrorKind::Conflict, what).with_hint("retry the write"))
             }
         }
     }

@@ -567,20 +567,25 @@ impl Store for SqlStore {
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        // True if a join of this claim is still in progress although no caller waits for it.
-        let in_doubt = self.shared.joins.give_up(claim.id);
+        // A join of this claim may still be in progress although no caller waits for it.
+        let joins = self.shared.joins.give_up(claim.id);
         let hint = match self.shared.waiters.has(claim.id) {
             true => ReleaseHint::Waiting,
-            false if in_doubt => ReleaseHint::JoinInProgress,
+            false if joins.is_some() => ReleaseHint::JoinInProgress,
             false => ReleaseHint::OtherReply,
         };
         self.shared.waiters.dismiss(claim.id);
-        let left = self.leave_once(claim, keep, hint).await;
-        match left {
-            Ok(Answer::Left(left)) => Ok(left || in_doubt),
+        let left = match self.leave_once(claim, keep, hint).await {
+            Ok(Answer::Left(left)) => Ok(left),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
-        }
+            Err(error) => Err(error),
+        };
+        let left = match (left, joins) {
+            (left @ Ok(true), _) | (left, None) => left,
+            // The join may be executed after this `leave`, and removes its claim then.
+            (_, Some(joins)) => joins.removed().await.map(|()| true),
+        };
+        left.map_err(|error| error.with_lock(&claim.name).with_store(&self.info.url))
     }
 
     async fn convert(&self, claim: &Claim) -> Result<Converted> {

@@ -18,6 +18,9 @@ pub use pushes::pushes_agree;
 /// Time limit for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// URL parameter for a session so long that a test which counts requests sees no renewal of it.
+pub const LONG_SESSION: &str = "session_ms=3600000";
+
 /// Runs a case, including the start of its servers. A case that hangs fails.
 pub fn run(case: impl Future<Output = ()>) {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -43,6 +46,19 @@ pub async fn connect_with(builder: impl Fn() -> Builder, url: &str) -> Client {
             Err(e) => panic!("{e}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until this many clients wait for the lock.
+pub async fn until_waiting(locks: &Client, name: &str, count: usize) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let info = locks.inspect(name).await.unwrap();
+        if info.is_some_and(|info| info.waiters().count() == count) {
+            return;
+        }
+        assert!(Instant::now() < end, "there were never {count} waiters");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use leasehold::store::Guarantees;
 use leasehold::{Error, ErrorKind, Kind, Result};
 
+use super::clocks::Clocks;
 use super::history::Fault;
 use super::ledger;
 use super::reach::applicable;
@@ -77,6 +78,13 @@ pub struct Args {
     /// At most half of the processes have a fault at the same time, so faults can be less frequent.
     #[arg(long, value_name = "DUR", value_parser = fault_every)]
     fault_every: Option<Duration>,
+    /// Give each process a wall clock that is wrong by up to DUR
+    ///
+    /// No guarantee depends on the wall clocks of clients of networked stores. TLS and the signatures
+    /// of S3 do. This needs libfaketime, and is not for sqlite: and memory:, whose clients use the clock
+    /// of one machine.
+    #[arg(long, value_name = "DUR", value_parser = skew)]
+    clock_skew: Option<Duration>,
     /// Where to keep the fenced resource, which rejects stale tokens
     ///
     /// With process, the resource is in the memory of the test. With store, it is in the store, behind
@@ -107,8 +115,8 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["seconds", "clients", "locks", "kind", "fault", "fault_every", "fence",
-            "lease", "seed", "history", "command"]
+        conflicts_with_all = ["seconds", "clients", "locks", "kind", "fault", "fault_every",
+            "clock_skew", "fence", "lease", "seed", "history", "command"]
     )]
     pub(super) check: Option<PathBuf>,
     /// Program that disturbs the store's servers, run repeatedly
@@ -174,6 +182,15 @@ fn fault_every(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
+/// Parses the greatest error of a wall clock.
+fn skew(text: &str) -> std::result::Result<Duration, String> {
+    let skew = duration(text)?;
+    match (Duration::from_secs(1)..=Duration::from_secs(365 * 86_400)).contains(&skew) {
+        true => Ok(skew),
+        false => Err("must be between 1s and 365d".into()),
+    }
+}
+
 /// The validated arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -185,6 +202,8 @@ pub(super) struct Plan {
     pub(super) locks: u32,
     /// Time between faults, if the user gave one.
     fault_every: Option<Duration>,
+    /// How wrong the workers' wall clocks are at most.
+    clock_skew: Option<Duration>,
     pub(super) lease: Duration,
     pub(super) seed: u64,
     /// Program that is started as a worker, which is this program.
@@ -225,6 +244,7 @@ impl Plan {
             clients: args.clients,
             locks: args.locks,
             fault_every: args.fault_every,
+            clock_skew: args.clock_skew,
             lease: args.lease.unwrap_or_else(|| shortest_lease(&args.store)),
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
@@ -303,7 +323,8 @@ impl Plan {
             ("--seed", self.seed.to_string()),
         ];
         let every = self.fault_every.map(|every| ("--fault-every", shown(every)));
-        let words = options.into_iter().chain(every);
+        let skew = self.clock_skew.map(|skew| ("--clock-skew", shown(skew)));
+        let words = options.into_iter().chain(every).chain(skew);
         let words = words.flat_map(|(name, value)| [name.to_owned(), value]);
         let mut words: Vec<String> =
             ["leasehold", "stress"].map(Into::into).into_iter().chain(words).collect();
@@ -336,6 +357,21 @@ impl Plan {
     /// [`ErrorKind::Unsupported`] with the reason.
     pub(super) fn fence(&self) -> Result<()> {
         if self.fence_in_store { ledger::supported(&self.store) } else { Ok(()) }
+    }
+
+    /// Returns the workers' wrong clocks, if `--clock-skew` is given.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Unsupported`]: the store uses the clock of its clients' machine.
+    /// - [`ErrorKind::Config`]: libfaketime is not installed.
+    pub(super) fn clocks(&self) -> Result<Option<Clocks>> {
+        let Some(most) = self.clock_skew else { return Ok(None) };
+        if self.store.starts_with("sqlite:") || is_served(&self.store) {
+            let what = "--clock-skew is not supported: this store uses the clock of one machine";
+            let error = Error::new(ErrorKind::Unsupported, what);
+            return Err(error.with_hint("leave --clock-skew out, or test a store with a server"));
+        }
+        Clocks::new(most).map(Some)
     }
 
     /// Returns the faults to inject.
@@ -388,7 +424,7 @@ mod tests {
         for line in [
             "--store memory: --seed 7",
             "--store memory: --fault none --kind mutex,semaphore --lease 2500ms --seed 1",
-            "--store memory: --locks 40 --fault-every 1500us --seed 2",
+            "--store memory: --locks 40 --fault-every 1500us --clock-skew 90m --seed 2",
             "--store etcd://a --fence store --clients 9 --fault kill --seed 3 -- ./fail-over now",
         ] {
             let first = plan(line).unwrap();

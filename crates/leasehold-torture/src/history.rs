@@ -89,7 +89,7 @@ pub(super) enum What {
     /// The call returned an error of this kind, named as in
     /// [`ErrorKind::as_str`](leasehold::ErrorKind).
     Failed { kind: String, error: String },
-    /// The future is dropped before it was ready. The time was read before the drop.
+    /// The future was dropped before it was complete. The time was read before the drop.
     Abandoned,
 }
 

@@ -20,6 +20,7 @@ mod ambush;
 mod archive;
 mod args;
 mod checker;
+mod clocks;
 mod faults;
 mod history;
 mod judged;

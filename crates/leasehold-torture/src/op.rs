@@ -108,13 +108,21 @@ impl Op {
     pub(super) fn held_beyond_doubt(&self, history: &History) -> Option<(Time, Time)> {
         let (from, _) = self.acquired?;
         let held = self.held?;
-        // A loss by the guard's own clock happened at the promised time. Any other loss happened at
-        // an unknown time after the guard last reported "held".
-        let lost = self.lost.as_ref();
-        let lost = lost.map(|(at, expired, _)| if *expired { *at } else { held });
+        let lost = self.lost.as_ref().map(|(at, expired, _)| end_of_loss(*at, *expired, held));
         let died = history.deaths.get(&self.id.worker).copied();
         let ends = [Some(self.until), lost, self.releasing, died, Some(history.ended)];
         let to = ends.into_iter().flatten().min()?;
         (from < to).then_some((from, to))
     }
+}
+
+/// Returns when the hold ended at the earliest. A loss by the guard's own clock happened at the
+/// promised time. Any other loss happened at an unknown time after the guard last reported "held".
+///
+/// This is a function of its own that is not inlined, because rustc 1.95 with optimizations reads
+/// `expired` before it has checked that there was a loss. It uses the value to compute an address,
+/// and the program crashes.
+#[inline(never)]
+fn end_of_loss(at: Time, expired: bool, held: Time) -> Time {
+    if expired { at } else { held }
 }

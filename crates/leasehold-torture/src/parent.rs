@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::ambush::Ambush;
+use super::clocks::Clocks;
 use super::history::{
     History, LockSpec, OpId, Resource, Time, Trouble, WorkerId, Write, nanos, now,
 };
@@ -39,6 +40,7 @@ pub(super) struct Parent {
     pub(super) reach: Reach,
     /// Program that is started as a worker.
     pub(super) program: PathBuf,
+    pub(super) clocks: Option<Clocks>,
     pub(super) locks: Vec<LockSpec>,
     /// The name of this run's fenced resource in the store, if it is there.
     pub(super) ledger: Option<String>,
@@ -206,12 +208,11 @@ impl Parent {
     }
 
     pub(super) fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut child = Command::new(&self.program)
-            .arg(WORKER)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
+        let mut command = Command::new(&self.program);
+        command.arg(WORKER).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let clock =
+            self.clocks.as_ref().map(|clocks| clocks.set(&mut command, &mut self.state().rng));
+        let mut child = command.spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(std::io::Error::other("no pipes"));
         };
@@ -232,6 +233,7 @@ impl Parent {
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             ledger: self.ledger.clone(),
             seed,
+            clock,
         };
         state.send(id, &ToWorker::Setup(setup));
         drop(state);
@@ -249,10 +251,14 @@ impl Parent {
                 self.state().receive(id, message);
             }
         }
+        let pid = child.id();
         let how = match child.wait().await {
             Ok(status) => status.to_string(),
             Err(e) => e.to_string(),
         };
+        if let (Some(pid), true) = (pid, self.clocks.is_some()) {
+            Clocks::remove_files(pid);
+        }
         let mut state = self.state();
         let ended = state.workers.remove(&id);
         if let Some(lines) = self.reach.lines() {

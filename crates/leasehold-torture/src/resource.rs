@@ -70,7 +70,7 @@ impl Cell {
         true
     }
 
-    /// Returns the register and the set.
+    /// Returns the final contents of the register and the set.
     pub(super) fn end(&self) -> Final {
         let mut set = Vec::new();
         let mut version = self.current;

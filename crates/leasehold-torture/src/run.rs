@@ -116,6 +116,7 @@ pub(super) async fn run(plan: Plan) -> leasehold::Result<(Trial, History)> {
     // Unsupported options are refused before anything is created.
     plan.faults()?;
     plan.fence()?;
+    plan.clocks()?;
     let store = leasehold::connect(&plan.store).await?;
     run_on(store, plan).await
 }
@@ -156,6 +157,7 @@ pub(super) async fn run_on(store: Client, plan: Plan) -> leasehold::Result<(Tria
         runs_out: runs_out(&store, plan.lease),
         reach,
         program: plan.program.clone(),
+        clocks: plan.clocks()?,
         locks,
         ledger: ledger.as_ref().map(|(_, run)| run.clone()),
         state: Mutex::new(state),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::clocks::WallClock;
 use super::history::{Event, LockSpec, OpId, Time, WorkerId};
 use super::resource::Read;
 
@@ -22,6 +23,8 @@ pub(super) struct Setup {
     /// The name of the run, if its fenced resource is in the store itself.
     pub(super) ledger: Option<String>,
     pub(super) seed: u64,
+    /// The worker's wall clock, if it is a wrong one.
+    pub(super) clock: Option<WallClock>,
 }
 
 /// How a worker reaches the store.

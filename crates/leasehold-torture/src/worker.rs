@@ -23,6 +23,7 @@ use leasehold::{
 };
 use tokio::sync::{oneshot, watch};
 
+use super::clocks::WallClock;
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
 use super::ledger::{self, Entry, Ledger, Proof};
 use super::resource::Read;
@@ -145,6 +146,7 @@ impl Worker {
         let Some(ToWorker::Setup(setup)) = inbox.recv().await else {
             return Err("internal command: `leasehold stress` starts its workers itself".into());
         };
+        setup.clock.as_ref().map_or(Ok(()), WallClock::check)?;
         let locks = match &setup.store {
             Where::Url(url) => patiently(AWAY_AT_FIRST, || leasehold::connect(url)).await,
             Where::Served(socket) => {

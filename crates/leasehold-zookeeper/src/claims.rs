@@ -85,8 +85,8 @@ struct ClaimRecord {
     /// The version of the lock's node when a heartbeat last listed its queue: when the node was
     /// created, and how often its children had changed.
     listed: Option<(i64, i32)>,
-    /// When the waiter lease since the last heartbeat ends. A pushed grant counts as valid until
-    /// then.
+    /// When the waiter lease, counted from the last heartbeat, ends. A pushed grant counts as valid
+    /// until then.
     waits_until: Moment,
     signal: Option<Signal>,
     wake: Arc<Notify>,

@@ -213,8 +213,8 @@ fn shape(naming: Naming, head: &str) -> Option<Shape> {
     }
 }
 
-/// Returns the name with which a claim joins, up to the number. The name is the same each time the
-/// request is sent.
+/// Returns the name of the claim's node without the sequence number that ZooKeeper appends. Every
+/// retry of the request uses the same prefix.
 pub(super) fn prefix(naming: Naming, claim: &Claim) -> String {
     let marker = |curator: &str, kazoo: &str| match naming {
         Naming::Curator => format!("-{curator}"),

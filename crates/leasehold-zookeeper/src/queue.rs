@@ -30,8 +30,8 @@ pub(super) fn foreign_child(naming: Naming, lock: &str, child: String) -> Error 
             let other = if other == Naming::Kazoo { "kazoo" } else { "curator" };
             (
                 format!(
-                    "the node {lock} contains locks with naming={other} ({shown}), which do not \
-                     exclude clients with another naming"
+                    "the node {lock} contains claims in the format of naming={other} ({shown}); \
+                     clients that use different formats could hold the lock at the same time"
                 ),
                 format!("add naming={other} to the URL, or use another path"),
             )

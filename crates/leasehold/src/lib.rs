@@ -3,7 +3,7 @@
 //! leasehold provides mutexes, read-write locks, semaphores and leader election between threads,
 //! processes and machines. The locks are kept in a *store*: a local directory, PostgreSQL, MySQL,
 //! SQLite, Redis, etcd, ZooKeeper, NATS, memcached or a bucket of S3, Google Cloud Storage or
-//! Azure. There is no leasehold server to run.
+//! Azure. leasehold needs no server of its own.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -187,8 +187,8 @@ pub use leasehold_core::{
     IntoLockRequest, Kind, LockEvent, LockEventKind, LockEvents, LockOptions, LockRequest,
     LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, MultiGuard, Mutex,
     MutexGuard, Name, Observer, OncePer, Opener, Opening, Owner, Permit, ReadGuard, Registry,
-    Released, Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Watch,
-    WriteGuard, doctor, kit, mode, queue, sequencer, telemetry,
+    Released, Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token,
+    WaitChain, WaitsFor, Watch, WriteGuard, doctor, kit, mode, queue, sequencer, telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;

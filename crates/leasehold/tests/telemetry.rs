@@ -212,3 +212,54 @@ async fn metrics_and_events_report_the_lifecycle_of_a_lock() {
     let secret = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
     assert!(!log.split(|c: char| !c.is_ascii_alphanumeric()).any(secret), "{log}");
 }
+
+/// Acquires a lock of a store, if another test runs this in a child process, and logs everything to
+/// stdout.
+#[test]
+fn logs_what_a_client_does() {
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_LOGGED") else { return };
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .with_writer(std::io::stdout)
+        .init();
+    leasehold_test_support::run(async {
+        let locks = match leasehold::connect(&*url).await {
+            Ok(locks) => locks,
+            Err(error) => return println!("connect: {error:#} {error:?}"),
+        };
+        let guard = locks.mutex("logged").lock().await.unwrap();
+        let waited = locks.mutex("logged").lock_timeout(Duration::from_millis(100)).await;
+        println!("lock: {:#}", waited.unwrap_err());
+        guard.release().await.unwrap();
+    });
+}
+
+// S91, S94
+#[cfg(all(feature = "redis", feature = "postgres"))]
+#[test]
+fn logs_of_clients_and_drivers_contain_no_secrets() {
+    const PASSWORD: &str = "s3cretword";
+    let setup = testbed::Setup::new().fast().arg("--requirepass").arg(PASSWORD);
+    let redis = testbed::Redis::with(setup);
+    let postgres = testbed::Postgres::with(testbed::Setup::new().fast());
+    let url = postgres.database();
+    let database = url.rsplit('/').next().unwrap();
+    postgres.admin(database, &format!("ALTER ROLE lh PASSWORD '{PASSWORD}'"));
+    let of_postgres = postgres.url("lh", PASSWORD, database);
+    for (url, expected) in [
+        (format!("redis://:{PASSWORD}@127.0.0.1:{}/", redis.port()), "lock: "),
+        (format!("redis://:{PASSWORD}-wrong@127.0.0.1:{}/", redis.port()), "connect: "),
+        (of_postgres.clone(), "lock: "),
+        (of_postgres.replace(PASSWORD, &format!("{PASSWORD}-wrong")), "connect: "),
+    ] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "logs_what_a_client_does", "--nocapture"]);
+        let output = child.env("LEASEHOLD_TEST_LOGGED", &url).output().unwrap();
+        let log = String::from_utf8(output.stdout).unwrap();
+        assert!(log.contains(expected), "{url}: {log}");
+        assert!(!log.contains(PASSWORD), "{log}");
+        let secret = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+        assert!(!log.split(|c: char| !c.is_ascii_alphanumeric()).any(secret), "{log}");
+    }
+}

@@ -1,6 +1,5 @@
 //! Azurite, the official emulator of Azure Blob Storage: one server, with a container.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::command::run;
@@ -31,8 +30,7 @@ impl Azurite {
 
     fn try_start(port: u16) -> Result<Self, String> {
         let directory = reaper::directory("azurite");
-        let program = home().join("node_modules/azurite/dist/src/blob/main.js");
-        assert!(program.exists(), "no {}: run ./test.sh once", program.display());
+        let program = python::node_module("azurite/dist/src/blob/main.js");
         let (port_text, place) = (port.to_string(), directory.display().to_string());
         let script = program.display().to_string();
         let fixed = [
@@ -80,11 +78,4 @@ impl Azurite {
     pub fn restart(&self) {
         self.daemon.restart(&|| accepts(self.port));
     }
-}
-
-/// Returns the directory in which `test.sh` installs Node packages.
-fn home() -> PathBuf {
-    let environment = python();
-    let target = environment.ancestors().nth(3).expect("target/python/bin/python");
-    Path::new(target).join("node")
 }

@@ -37,7 +37,11 @@ impl Certificates {
             "/CN=localhost",
             "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n",
         );
-        let client = signed("client", "/CN=client", "extendedKeyUsage=clientAuth\n");
+        let client = signed(
+            "client",
+            "/CN=client",
+            "subjectAltName=DNS:client.example\nextendedKeyUsage=clientAuth\n",
+        );
         Self { authority, certificate, key, client }
     }
 
@@ -51,7 +55,7 @@ impl Certificates {
         (&self.certificate, &self.key)
     }
 
-    /// Returns a client's certificate and its key.
+    /// Returns a client's certificate, whose DNS name is `client.example`, and its key.
     pub fn client(&self) -> (&Path, &Path) {
         (&self.client.0, &self.client.1)
     }

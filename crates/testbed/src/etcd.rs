@@ -68,7 +68,7 @@ impl Etcd {
     }
 
     /// Starts three members that can be [cut](Self::cut) from each other. Only within
-    /// [`in_own_network`](crate::in_own_network), and only once there.
+    /// [`in_own_network`](crate::in_own_network), and one at a time there.
     pub fn separable(setup: &Setup) -> Self {
         Self::start_on(setup, 3, Some(Network::new()), None).unwrap_or_else(|why| panic!("{why}"))
     }
@@ -322,8 +322,8 @@ impl Etcd {
     }
 
     /// Ends all cuts and waits until every member is healthy.
-    pub fn mend(&self) {
-        self.network().mend();
+    pub fn heal(&self) {
+        self.network().heal();
         self.until_whole().unwrap_or_else(|why| panic!("{why}"));
     }
 

@@ -56,6 +56,7 @@ mod sentinel;
 mod template;
 #[cfg(feature = "texts")]
 mod texts;
+mod torn;
 mod version;
 mod wait;
 mod zookeeper;
@@ -68,7 +69,7 @@ pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use command::cargo;
 pub use daemon::Setup;
-pub use disk::Disk;
+pub use disk::{Disk, where_disks_are_possible};
 pub use etcd::Etcd;
 pub use google::FakeGcs;
 pub use lock_service::LockService;
@@ -83,7 +84,7 @@ pub use network::{
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
-pub use python::python;
+pub use python::{node_module, python};
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
 pub use seaweed::SeaweedFs;

@@ -146,7 +146,7 @@ impl NatsCluster {
     }
 
     /// Starts three members that can be [cut](Self::cut) from each other. Only within
-    /// [`in_own_network`](crate::in_own_network), and only once there.
+    /// [`in_own_network`](crate::in_own_network), and one at a time there.
     pub fn separable() -> Self {
         Self::start_in(false, || Some(Network::new()))
     }
@@ -300,8 +300,8 @@ impl NatsCluster {
     }
 
     /// Ends all cuts and waits until every member is healthy.
-    pub fn mend(&self) {
-        self.network().mend();
+    pub fn heal(&self) {
+        self.network().heal();
         self.until_whole().unwrap_or_else(|why| panic!("{why}"));
     }
 

@@ -176,7 +176,7 @@ impl Network {
     }
 
     /// Removes all cuts, which reconnects all members.
-    pub(crate) fn mend(&self) {
+    pub(crate) fn heal(&self) {
         nft(&format!("flush chain {TABLE} cuts"));
     }
 }

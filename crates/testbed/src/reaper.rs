@@ -109,10 +109,19 @@ pub(crate) fn place_servers_in(directory: Option<PathBuf>) {
 
 /// Creates a new directory for one server. It is deleted at the end of this process at the latest.
 pub(crate) fn directory(kind: &str) -> PathBuf {
+    let elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    new_directory(elsewhere.as_deref().unwrap_or(&place().directory), kind)
+}
+
+/// Creates a new directory that is not on a [`Disk`](crate::Disk), and exists until the end of this
+/// process.
+pub(crate) fn lasting_directory(kind: &str) -> PathBuf {
+    new_directory(&place().directory, kind)
+}
+
+fn new_directory(parent: &Path, kind: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let parent = elsewhere.unwrap_or_else(|| place().directory.clone());
     let directory = parent.join(format!("{kind}-{number}"));
     std::fs::create_dir(&directory).expect("a new directory in our own");
     directory

@@ -30,7 +30,7 @@ pub(crate) fn copy(
         Arc::clone(all.entry(key).or_default())
     };
     // Callers that need the same files wait here, and others do not.
-    let from = made.get_or_init(|| make(&reaper::directory("new")));
+    let from = made.get_or_init(|| make(&reaper::lasting_directory("new")));
     // The copy keeps owners and permissions, and sparse files stay sparse.
     run(Command::new("cp").arg("-a").arg("--").arg(from).arg(to));
 }

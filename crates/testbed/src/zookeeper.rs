@@ -256,7 +256,7 @@ impl ZooKeepers {
     }
 
     /// Starts three members that can be [cut](Self::cut) from each other, even in one direction
-    /// only. Only within [`in_own_network`](crate::in_own_network), and only once there.
+    /// only. Only within [`in_own_network`](crate::in_own_network), and one at a time there.
     pub fn separable(setup: &ZooKeeperSetup) -> Self {
         let all = Self::start_on(setup, Some(Network::new()));
         all.unwrap_or_else(|why| panic!("{why}"))
@@ -328,7 +328,7 @@ impl ZooKeepers {
     }
 
     /// Reconnects a member that was [cut off](Self::cut_off).
-    pub fn mend(&self, member: &ZooKeeper) {
+    pub fn heal(&self, member: &ZooKeeper) {
         for link in self.links_of(member) {
             link.thaw();
         }
@@ -342,7 +342,7 @@ impl ZooKeepers {
 
     /// Ends all [cuts](Self::cut) and waits until every member is ready.
     pub fn uncut(&self) {
-        self.network().mend();
+        self.network().heal();
         self.members.iter().for_each(ZooKeeper::until_ready);
     }
 

@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The database may start at the same time as this service.
     let patient = leasehold::builder().options(options).label("bank");
     let locks_url = std::env::var("LOCKS_URL").unwrap_or_else(|_| url.clone());
-    let locks = patient.connect_retry(Duration::from_secs(60)).connect(&locks_url).await?;
+    let locks = patient.connect_timeout(Duration::from_secs(60)).connect(&locks_url).await?;
     let pool = PgPool::connect(&url).await?;
     database::install(&pool).await?;
     bank::install(&pool, &locks).await?;

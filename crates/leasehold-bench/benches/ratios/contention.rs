@@ -307,6 +307,11 @@ fn kept_up(all: &[(u64, usize)]) -> f64 {
 /// Prints the results. The first `raws` subjects are the references for the others.
 pub(crate) fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     keep(Kind::HandOver, title, measured, |outcome| outcome.handover_p50);
+    show_only(title, measured, raws);
+}
+
+/// Prints the results, but does not keep them for the overview of all stores.
+pub(crate) fn show_only(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     let raws = &measured[..raws];
     let against: Vec<String> = raws.iter().map(|raw| format!("of {}", raw.name)).collect();
     let against = || against.iter().map(String::as_str);

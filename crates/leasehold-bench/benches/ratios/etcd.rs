@@ -26,7 +26,8 @@ use tonic_prost::ProstCodec;
 use crate::figures::Kind;
 use crate::kept;
 use crate::measure::{
-    Effort, Measured, Result, Subject, alternate, digits, duration, keep, percentile, rate, table,
+    Effort, Measured, Result, Subject, alternate, digits, duration, keep, now, percentile, rate,
+    table,
 };
 use crate::queued;
 
@@ -281,6 +282,20 @@ mod wire {
     }
 
     #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Lock {
+        #[prost(bytes = "vec", tag = "1")]
+        pub(super) name: Vec<u8>,
+        #[prost(int64, tag = "2")]
+        pub(super) lease: i64,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Locked {
+        #[prost(bytes = "vec", tag = "2")]
+        pub(super) key: Vec<u8>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
     pub(super) struct Number {
         #[prost(int64, tag = "1")]
         pub(super) number: i64,
@@ -420,5 +435,34 @@ impl Raw {
             writing.await??;
         }
         Ok(hops)
+    }
+}
+
+/// A connection to the lock service of etcd, with a lease.
+#[derive(Clone)]
+pub(crate) struct Locks {
+    raw: Raw,
+    lease: i64,
+}
+
+impl Locks {
+    pub(crate) fn open(server: &Etcd, runtime: &Runtime) -> Result<Self> {
+        let raw = Raw::connect(server, runtime.handle())?;
+        let lease = runtime.block_on(raw.grant())?;
+        Ok(Self { raw, lease })
+    }
+
+    /// Acquires the lock with this name, notes the time, and releases it.
+    pub(crate) async fn turn(&self, name: Vec<u8>) -> Result<u64> {
+        let lock = wire::Lock { name, lease: self.lease };
+        let locked: wire::Locked = self.raw.call("/v3lockpb.Lock/Lock", lock).await?;
+        let note = now();
+        let key = wire::Key { key: locked.key };
+        let _: wire::Nothing = self.raw.call("/v3lockpb.Lock/Unlock", key).await?;
+        Ok(note)
+    }
+
+    pub(crate) async fn pair(&self, name: Vec<u8>) -> Result<()> {
+        self.turn(name).await.map(drop)
     }
 }

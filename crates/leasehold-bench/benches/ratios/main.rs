@@ -41,6 +41,8 @@ mod redis;
 #[cfg(feature = "redlock")]
 mod redlock;
 mod scratch;
+#[cfg(feature = "etcd")]
+mod service;
 #[cfg(any(feature = "redis", feature = "redlock", feature = "postgres"))]
 mod spread;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
@@ -52,7 +54,7 @@ use std::path::{Path, PathBuf};
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 15] = [
     "pair",
     "contention",
     "kill",
@@ -67,6 +69,7 @@ const PARTS: [&str; 14] = [
     "crowd",
     "held",
     "bytes",
+    "service",
 ];
 
 /// The parts of SQL, which can be run separately.
@@ -79,6 +82,8 @@ fn main() -> Result<()> {
         ["contend", subject, me, of, dir] => {
             return contention::child(subject, me, of, Path::new(dir));
         }
+        #[cfg(feature = "etcd")]
+        ["serve"] => return service::child(),
         ["hold", subject, dir] => return kill::child(subject, Path::new(dir)),
         _ => {}
     }
@@ -189,6 +194,12 @@ fn run(part: &str, effort: Effort) -> Result<()> {
         "crowd" => crowds::waiting(effort)?,
         "held" => crowds::held(effort)?,
         "bytes" => bytes::all(effort)?,
+        #[cfg(feature = "etcd")]
+        "service" => {
+            service::pairs(effort)?;
+            service::hand_over(effort)?;
+            service::streams(effort)?;
+        }
         _ => {}
     }
     Ok(())

@@ -92,8 +92,8 @@ fn room(stats: &Stats, settings: &Stats) -> Option<Finding> {
                  locks"
             }
             false => {
-                "a full server drops what it cannot write, and clients then grant no lock for a \
-                 while"
+                "a full server rejects a write and discards the value that it would have replaced, \
+                 and clients then grant no lock for a while"
             }
         };
         let what = format!("{used} of the server's {most} bytes are used");

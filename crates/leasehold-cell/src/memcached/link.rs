@@ -238,8 +238,8 @@ async fn exchange(
     None
 }
 
-/// Reads the answers to these requests, or the refusal of one of them. The outer error means that
-/// the connection cannot be used any more.
+/// Reads the replies to these requests. The inner error means that the server rejected one of them;
+/// the outer error means that the connection is broken.
 async fn answers(
     read: &mut Read,
     number: u64,

@@ -189,8 +189,8 @@ const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
         "UNSAFE when the server's memory is full: memcached evicts the least recently used values, which can be held \
          locks. Two clients then hold, until the first one's next renewal. With -M memcached rejects writes and \
-         drops the old value. Clients then grant nothing until every forgotten hold has expired, but two may hold for a \
-         moment before that.",
+         discards the values that they would have replaced. Clients then grant nothing until every forgotten hold has \
+         expired, but two may hold for a moment before that.",
     ),
     Cow::Borrowed(
         "A restart or flush_all loses all locks. Clients detect this and grant nothing until every forgotten hold \

@@ -50,7 +50,7 @@ pub(super) struct Servers {
     members: Vec<Arc<Member>>,
 }
 
-/// One server, which may not have been reachable yet.
+/// One server, which this client may not have reached yet.
 #[derive(Debug)]
 struct Member {
     server: MemcachedUrl,
@@ -202,14 +202,14 @@ impl Store for Servers {
                 Ok(renewed) => theirs
                     .iter()
                     .zip(renewed)
-                    .for_each(|(&at, renewed)| answers[at] = Some(renewed)),
+                    .for_each(|(&at, renewal)| answers[at] = Some(renewal)),
                 Err(error) if theirs.len() == renewals.len() => return Err(error),
                 Err(error) => {
                     theirs.iter().for_each(|&at| answers[at] = Some(Renewal::unknown(&error)));
                 }
             }
         }
-        Ok(answers.into_iter().map(|renewed| renewed.unwrap_or(Renewal::Lost)).collect())
+        Ok(answers.into_iter().map(|renewal| renewal.unwrap_or(Renewal::Lost)).collect())
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {

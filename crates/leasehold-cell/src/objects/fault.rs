@@ -140,12 +140,12 @@ const STATUS: &[(Class, &[u16])] = &[
 
 /// Returns the class of an error by the code or status in its text, or `None` if the text is not
 /// that of a reply.
-pub(super) fn class(code_text: &str) -> Option<Class> {
+pub(super) fn class(error_text: &str) -> Option<Class> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let names = |code: &str| {
-        code_text.match_indices(code).any(|(at, _)| {
+        error_text.match_indices(code).any(|(at, _)| {
             let (before, after) =
-                (&code_text.as_bytes()[..at], &code_text.as_bytes()[at + code.len()..]);
+                (&error_text.as_bytes()[..at], &error_text.as_bytes()[at + code.len()..]);
             !before.last().is_some_and(|byte| is_word(*byte))
                 && !after.first().is_some_and(|byte| is_word(*byte))
         })
@@ -154,7 +154,7 @@ pub(super) fn class(code_text: &str) -> Option<Class> {
     if let Some((class, _)) = by_code {
         return Some(*class);
     }
-    let (_, rest) = code_text.split_once("status code: ")?;
+    let (_, rest) = error_text.split_once("status code: ")?;
     let status: u16 = rest.get(..3)?.parse().ok()?;
     let by_status = STATUS.iter().find(|(_, all)| all.contains(&status));
     Some(by_status.map_or(Class::Passing, |(class, _)| *class))

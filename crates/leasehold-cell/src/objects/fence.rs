@@ -107,8 +107,8 @@ impl Guarded for Object<'_> {
     }
 }
 
-/// Writes an object, unless a higher token has written it. Two round trips, and two more for each
-/// concurrent change.
+/// Writes an object, unless a holder with a higher token has written it. Two round trips, and two
+/// more for each concurrent change.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.

@@ -9,9 +9,12 @@
 //! environment), the bucket, the proxy, and whether the bucket has versioning. Some stores treat
 //! conditions differently with versioning. A mark is valid for a week.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use leasehold_core::kit::wall_micros;
 use leasehold_core::{ClaimId, ErrorKind, Result};
+use tokio::time::timeout;
 
 use super::fault;
 use super::link::{Link, is_versioned};
@@ -20,9 +23,9 @@ use crate::cells::{Answer, Request, Version};
 use crate::lasting::Lasting;
 
 /// The pause after a race in which some requests must be retried later.
-const LATER: std::time::Duration = std::time::Duration::from_millis(1_200);
+const LATER: Duration = Duration::from_millis(1_200);
 /// Number of races that `doctor` runs.
-const ROUNDS: u32 = 3;
+pub(super) const ROUNDS: u32 = 3;
 /// Number of requests in a race.
 const RIVALS: usize = 4;
 
@@ -149,18 +152,26 @@ async fn winner(
     winner.ok_or_else(|| unknown.unwrap_or_else(none))
 }
 
-/// Returns what `doctor` reports about the race.
-pub(super) async fn finding(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
-    let mut raced = race(cells, url).await;
-    for _ in 1..ROUNDS {
-        if raced.is_ok() {
-            raced = race(cells, url).await;
+/// Returns what `doctor` reports about the races, each of which takes at most `limit`. A race
+/// without a reply in time proves nothing. If no race was decided, that is an error.
+pub(super) async fn finding(
+    cells: &Lasting<Link>,
+    url: &ObjectsUrl,
+    limit: Duration,
+) -> Result<Option<String>> {
+    let (mut is_decided, mut undecided) = (false, None);
+    for _ in 0..ROUNDS {
+        let raced = timeout(limit, race(cells, url)).await;
+        match raced.unwrap_or_else(|_| Err(fault::unreachable(url, "no reply in time"))) {
+            Ok(_) => is_decided = true,
+            Err(error) if error.kind() == ErrorKind::Config => return Ok(Some(error.reason())),
+            Err(error) if error.kind() == ErrorKind::Unreachable => undecided = Some(error),
+            Err(error) => return Err(error),
         }
     }
-    match raced {
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == ErrorKind::Config => Ok(Some(error.reason())),
-        Err(error) => Err(error),
+    match undecided {
+        Some(error) if !is_decided => Err(error),
+        _ => Ok(None),
     }
 }
 

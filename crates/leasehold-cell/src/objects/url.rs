@@ -276,7 +276,8 @@ fn folder(path: &str) -> Result<String> {
         return refused(
             invalid_name("folder", folder),
             format!(
-                "use at most {LONGEST} letters, digits, -, _, . and =, with single slashes between"
+                "use at most {LONGEST} letters, digits, -, _, . and =, in parts separated by single \
+                 slashes"
             ),
         );
     }

@@ -111,7 +111,7 @@ fn isolated_member_grants_nothing_and_its_holder_notices_the_loss() {
                     assert!(next.is_held(), "{next:?}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                cluster.mend();
+                cluster.heal();
                 release(next).await;
                 release(parted.mutex(&*name).lock_timeout(PATIENCE).await.unwrap()).await;
             }

@@ -1,30 +1,27 @@
 //! A cut of the power of all members of NATS.
 #![cfg(feature = "nats")]
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold_test_support::power::{
-    OnDisk, acquire, grants_survive_a_power_cut, is_refused, with_disk,
-};
+use leasehold_test_support::power::{acquire, grants_survive_a_power_cut, is_refused, with_disk};
 use leasehold_test_support::*;
-use testbed::{Disk, NatsCluster};
+use testbed::NatsCluster;
 
-fn servers(cluster: NatsCluster) -> OnDisk {
-    let cluster = Arc::new(cluster);
-    let (down, up) = (cluster.clone(), cluster.clone());
-    OnDisk {
-        url: cluster.url() + "/?session_ms=60000",
-        kill: Box::new(move || (0..3).for_each(|member| down.kill(member))),
-        start: Box::new(move || up.restart_all()),
-    }
+fn url(cluster: &NatsCluster) -> String {
+    cluster.url() + "/?session_ms=60000"
+}
+
+fn kill(cluster: &NatsCluster) {
+    (0..3).for_each(|member| cluster.kill(member));
 }
 
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn grants_survive_a_power_cut_if_nats_syncs_always() {
-    with_disk("power::grants_survive_a_power_cut_if_nats_syncs_always", |disk: Disk| async {
-        grants_survive_a_power_cut(disk, servers(NatsCluster::durable())).await;
+    with_disk("power::grants_survive_a_power_cut_if_nats_syncs_always", |disk| async move {
+        let cluster = NatsCluster::durable();
+        let (kill, restart) = (|| kill(&cluster), || cluster.restart_all());
+        grants_survive_a_power_cut(&disk, &url(&cluster), kill, restart).await;
     });
 }
 
@@ -36,15 +33,18 @@ fn grants_survive_a_power_cut_if_nats_syncs_always() {
 #[ignore = "runs with ./test.sh --all"]
 fn default_nats_loses_grants_in_a_power_cut_but_tokens_increase() {
     let name = "power::default_nats_loses_grants_in_a_power_cut_but_tokens_increase";
-    with_disk(name, |disk: Disk| async move {
-        let servers = servers(NatsCluster::start());
-        let (ours, other) = (connect(&servers.url).await, connect(&servers.url).await);
+    with_disk(name, |disk| async move {
+        let cluster = NatsCluster::start();
+        let (ours, other) = (connect(&url(&cluster)).await, connect(&url(&cluster)).await);
         // Two minutes pass, so the bucket itself is not lost.
         disk.sync();
         let guard = acquire(&ours, "lost").await;
         assert!(is_refused(&other, "lost").await);
         let began = Instant::now();
-        servers.lose_power(&disk);
+        tokio::task::block_in_place(|| {
+            disk.cycle_power(|| kill(&cluster));
+            cluster.restart_all();
+        });
         let next = acquire(&other, "lost").await;
         assert!(began.elapsed() < Duration::from_secs(50), "the lease may have expired");
         assert!(next.token() > guard.token(), "token {} after {}", next.token(), guard.token());

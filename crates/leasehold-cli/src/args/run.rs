@@ -85,10 +85,10 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) reenter: bool,
     /// Report events on stderr
-    #[arg(short, long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
+    #[arg(short, long, help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
     /// Report events on stderr as JSON, one object per line
-    #[arg(long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
     /// Name of the lock, then the command and its arguments
     ///
@@ -254,7 +254,7 @@ Limitations:
   - descendants that outlive a command which exits on its own (daemons), or that were started with
     LEASEHOLD_RUN=detached
   - a daemon with an empty environment, if leasehold itself was killed
-  - a process that becomes another user (sudo, setuid): leasehold warns, renews the lock while the
+  - a process that switches to another user (sudo, setuid): leasehold warns, renews the lock while the
     process runs, and exits with 74
   - work that the command started on other machines
   If the machine is suspended until the lease expires, the command is stopped only when it resumes.
@@ -289,6 +289,19 @@ pub(crate) struct ElectArgs {
     /// Needs a store that records crashed holders: SQLite, PostgreSQL, MySQL, Redis or etcd.
     #[arg(long, value_name = "DUR", value_parser = duration, help_heading = heading::LEASE)]
     pub(crate) lock_delay: Option<Duration>,
+    /// End each term after DUR, so that another candidate leads
+    #[arg(long, value_name = "DUR", value_parser = duration, help_heading = heading::LEASE)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Time between SIGTERM and SIGKILL when the lock is lost
+    ///
+    /// At most three eighths of --lease.
+    #[arg(long, value_name = "DUR", value_parser = duration, help_heading = heading::COMMAND)]
+    pub(crate) kill_after: Option<Duration>,
+    /// Start PROGRAM if the command is stopped because of its lock
+    ///
+    /// LEASEHOLD_REASON gives the reason. leasehold does not wait for PROGRAM.
+    #[arg(long, value_name = "PROGRAM", help_heading = heading::COMMAND)]
+    pub(crate) on_lost: Option<OsString>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Text shown for this candidate, by `show` and to waiters
@@ -339,6 +352,7 @@ impl ElectArgs {
     pub(crate) fn term(self) -> RunArgs {
         let take = TakeArgs {
             lease: self.lease,
+            max_hold: self.max_hold,
             lock_delay: self.lock_delay,
             label: self.label,
             ..TakeArgs::of(self.store)
@@ -349,8 +363,8 @@ impl ElectArgs {
             any: false,
             reenter: false,
             once_per: None,
-            kill_after: None,
-            on_lost: None,
+            kill_after: self.kill_after,
+            on_lost: self.on_lost,
             no_inherit: false,
             verbose: self.verbose,
             json: self.json,

@@ -28,7 +28,7 @@ fn the_command_line_is_well_formed() {
 #[test]
 fn conflicting_options_are_rejected() {
     let parse = |options: &str| parse(&format!("run {options} x -- true"));
-    for good in ["", "--max 3", "--max 3 --permits 2", "--shared"] {
+    for good in ["", "--max 3", "--max 3 --permits 2", "--shared", "-q -v", "-q --json"] {
         assert!(parse(good).is_ok(), "{good:?}");
     }
     for bad in [
@@ -40,7 +40,6 @@ fn conflicting_options_are_rejected() {
         "--once-per 1h --try",
         "--once-per 1h --wait 1s",
         "--once-per 1h --min-hold 1m",
-        "-q -v",
     ] {
         assert!(parse(bad).is_err(), "{bad:?}");
     }
@@ -172,6 +171,10 @@ fn mistyped_words_have_a_suggestion() {
     for line in ["run --shraed x true", "run x --shraed true"] {
         assert!(message(line).contains("'--shared'"), "{}", message(line));
     }
+    // As with `flock`, which has no subcommands.
+    let forgotten = message("backup ./backup.sh");
+    assert!(forgotten.contains("tip: to run a command under a lock: leasehold run"), "{forgotten}");
+    assert!(!message("shwo x").contains("under a lock"));
     assert!(message("run --leese 3s x true").contains("'--lease'"));
     for (line, meant) in [
         ("run x --tyr -- true", "'--try'"),

@@ -1,6 +1,7 @@
 //! The lines that `leasehold hold` prints for its caller.
 //!
-//! A separate thread writes them, so a caller that does not read blocks nothing.
+//! A separate thread writes them, so a caller that does not read stdout cannot delay the
+//! acquisition or the release.
 
 use std::io::{Write, stdout};
 use std::sync::mpsc;

@@ -180,7 +180,7 @@ impl State {
         let Some(victim) = self.evicting.take() else { return };
         let what = format!("token {} of {}", victim.token, clean(&victim.name));
         self.status_line = Some(match ended {
-            Ok(0) => format!("nothing was evicted: {what} had already ended"),
+            Ok(0) => format!("nothing was evicted: the hold with {what} had already ended"),
             Ok(_) => format!("evicted {what}"),
             Err(why) => format!("{what}: {}", clean(&why)),
         });
@@ -464,7 +464,7 @@ mod tests {
 
     #[test]
     fn the_longest_hold_or_the_oldest_wait_is_first() {
-        let free = lock("free", vec![claim(ClaimState::Departed, 3, 99, "")]);
+        let free = lock("free", vec![claim(ClaimState::Cooldown, 3, 99, "")]);
         let mut state = state(vec![busy("a", 1, 5), busy("b", 9, 2), free, busy("c", 5, 9)]);
         assert_eq!(names(&state), ["b", "c", "a", "free"]);
         press(&mut state, "s");
@@ -571,7 +571,7 @@ mod tests {
         state.evicted(Ok(0));
         assert_eq!(
             state.status_line.as_deref(),
-            Some("nothing was evicted: token 1 of a had already ended")
+            Some("nothing was evicted: the hold with token 1 of a had already ended")
         );
         assert_eq!(press(&mut state, "ey"), [Action::Evict(victim(2))]);
         state.evicted(Ok(1));
@@ -585,7 +585,7 @@ mod tests {
 
     #[test]
     fn freeze_can_be_evicted_and_waiter_cannot() {
-        let closed = claim(ClaimState::Departed, 5, 9, "frozen: moved");
+        let closed = claim(ClaimState::Cooldown, 5, 9, "frozen: moved");
         let mut foreign = claim(ClaimState::Holding, 1, 9, "");
         foreign.token = None;
         let waits = claim(ClaimState::Waiting, 6, 9, "");

@@ -204,7 +204,7 @@ fn claims(lock: &LockInfo) -> Rows {
     let of = |claim_state| match claim_state {
         ClaimState::Holding => Color::Green,
         ClaimState::Waiting => Color::Yellow,
-        ClaimState::Departed => Color::Magenta,
+        ClaimState::Cooldown => Color::Magenta,
     };
     lock.claims.iter().map(|claim| (row(lock, claim), Some(of(claim.state)))).collect()
 }
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn table_shows_holders_waiters_and_durations() {
-        let closed = claim(ClaimState::Departed, 1, 5, "frozen: moved");
+        let closed = claim(ClaimState::Cooldown, 1, 5, "frozen: moved");
         let mut state = state(vec![lock("deploy", vec![closed]), busy("x y", "nightly")]);
         assert_eq!(
             seen(&state, (100, 6)),

@@ -98,6 +98,24 @@ fn leader_rejoins_the_queue_when_its_command_exits() {
     assert_eq!(place.claims("leader"), 0);
 }
 
+#[test]
+fn max_hold_ends_a_term() {
+    let place = Place::new();
+    let script = format!("echo x >> '{}'; exec sleep 1000", place.path("terms").display());
+    let text = format!("echo \"$LEASEHOLD_REASON\" >> '{}'", place.path("lost").display());
+    let program = &place.script("on-lost", &text);
+    let words = ["elect", "--max-hold", "1s", "--kill-after", "100ms", "--on-lost", program];
+    let words = [&words[..], &["leader", "--", "sh", "-c", &script]].concat();
+    let mut leader = Running::start(place.leasehold(words));
+    eventually("there were three terms", || place.read("terms").lines().count() >= 3);
+    eventually("the program was started", || place.read("lost").contains("max-hold"));
+    leader.signal(Signal::SIGTERM);
+    assert_eq!(leader.code(), 143);
+    // The pauses do not grow.
+    let stderr = leader.errors();
+    assert!(stderr.contains("queue in 1s") && !stderr.contains("queue in 2s"), "{stderr}");
+}
+
 /// In its first term the candidate has begun to catch the signals in order to forward them to its
 /// command.
 #[test]

@@ -393,6 +393,22 @@ fn verbose_names_the_store_and_a_pipe_sees_no_waiting_line() {
 }
 
 #[test]
+fn why_reports_the_holder() {
+    let place = Place::new();
+    let holder = place.hold_with(&["--label", "evil\x1b[2J"], "x y", "echo ready; sleep 1000");
+    let text = String::from_utf8(place.output(&["why", "x y"]).stdout).unwrap();
+    let pid = format!("pid {}", holder.child.id());
+    assert!(text.contains("x y") && text.contains(&pid) && !text.contains('\x1b'), "{text:?}");
+    let free = place.output(&["why", "free"]);
+    assert!(free.status.success() && free.stdout.is_empty(), "{free:?}");
+    assert!(String::from_utf8_lossy(&free.stderr).contains("\"free\" is not in use"), "{free:?}");
+    let json = place.output(&["why", "--json", "x y"]).stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["chain"][0]["claims"][0]["pid"], holder.child.id());
+    assert_eq!(json["deadlock"], serde_json::json!([]));
+}
+
+#[test]
 fn show_and_ls_report_holders_and_waiters() {
     let place = Place::new();
     let holder = place.hold_with(&["--label", "evil\x1b[2J"], "x y", "echo ready; sleep 1000");

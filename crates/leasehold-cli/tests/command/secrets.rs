@@ -39,7 +39,7 @@ fn invalid_url_file_is_named_in_the_error() {
     for (text, expected) in [
         (None, "No such file"),
         (Some(""), "the file is empty"),
-        (Some("a:\nb:"), "the file has more than one line"),
+        (Some("a:\nb:"), "the file contains a line break"),
     ] {
         let file = place.path("url");
         let _ = std::fs::remove_file(&file);
@@ -83,4 +83,35 @@ fn password_from_a_file_appears_in_no_command_line() {
     assert!(!found(&file));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(found(&file));
+}
+
+// S91
+#[cfg(feature = "redis")]
+#[test]
+fn claim_id_appears_in_no_command_line_and_no_environment() {
+    let place = Place::new();
+    let server = testbed::Redis::with(testbed::Setup::new().fast());
+    let url = server.url();
+    let words = ["run", "--store", &url, "job", "--", "sh", "-c", "echo ready; read end"];
+    let mut command = place.leasehold(words);
+    command.stdin(std::process::Stdio::piped());
+    let mut run = crate::common::Running::start(command);
+    run.wait_for("ready");
+    let value = server.command(&["GET", "job"]);
+    let id = value.get(..32).unwrap();
+    assert!(id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{value}");
+    let mut read = 0;
+    for process in std::fs::read_dir("/proc").unwrap() {
+        for file in ["cmdline", "environ"] {
+            // Some processes end meanwhile.
+            let Ok(text) = std::fs::read(process.as_ref().unwrap().path().join(file)) else {
+                continue;
+            };
+            read += 1;
+            assert!(!String::from_utf8_lossy(&text).contains(id), "{process:?} {file}");
+        }
+    }
+    assert!(read > 2, "{read} files were read");
+    drop(run.child.stdin.take());
+    assert_eq!(run.code(), 1, "the command ends with its input");
 }

@@ -192,6 +192,7 @@ fn frozen_lock_is_unavailable_and_reports_the_reason(store: &str) {
         let (closed, _, errors) =
             code_and_output(&output(&place, store, &[&words[..], kind].concat()));
         assert_eq!(closed, Some(0), "{errors}");
+        assert!(errors.contains(" is frozen for 1h 0m\n"), "{errors}");
         let run = [&["run", "--try"][..], kind, &[&name, "--", "true"]].concat();
         let (tried, _, errors) = code_and_output(&output(&place, store, &run));
         assert_eq!(tried, Some(75), "{errors}");

@@ -297,7 +297,7 @@ fn waiter_on_a_terminal_sees_the_holder() {
     let mut session = Session::bash(&place);
     session.enter("leasehold run x -- sh -c 'echo ru\"\"ns'");
     let pid = holder.child.id();
-    session.expect("waiting for \"x\" (place 1 in the queue): held by ");
+    session.expect("waiting for \"x\" (position 1 in the queue): held by ");
     session.expect(&format!(" pid {pid} (nightly) for "));
     drop(holder);
     // The line is removed before the command begins.
@@ -306,7 +306,7 @@ fn waiter_on_a_terminal_sees_the_holder() {
 
     let holder = place.hold("x", "echo ready; sleep 1000");
     session.enter("T=$(leasehold acquire x); echo t''oken=$T");
-    session.expect("waiting for \"x\" (place 1 in the queue): held by ");
+    session.expect("waiting for \"x\" (position 1 in the queue): held by ");
     drop(holder);
     session.expect("token=1");
 }

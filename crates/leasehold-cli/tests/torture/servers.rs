@@ -18,7 +18,7 @@
 use crate::common::*;
 use leasehold_campaign::{Asked, Breakable, breakable};
 use serde_json::Value;
-use testbed::{Disk, Setup, ZooKeeperSetup};
+use testbed::{Disk, Setup, ZooKeeperSetup, where_disks_are_possible};
 
 /// Runs with the fence in the store. Each kind of worker fault occurs, the unfenced resource is
 /// corrupted, and the fenced one is not. With `--long` it takes a minute.
@@ -156,6 +156,35 @@ fn nats_keeps_its_guarantees_under_pauses_kills_and_cuts() {
     promises(&store, testbed::sized(90, 15), "pause,kill,cut", 30);
 }
 
+/// Runs with wall clocks that are up to an hour wrong. The workers check that theirs are.
+fn with_wrong_clocks(store: &str, seconds: u32) {
+    let seconds = testbed::sized(60, seconds).to_string();
+    let words = ["--store", store, "--seconds", &seconds, "--clock-skew", "1h"];
+    let shows = |report: &Value| report["grants"].as_u64() >= Some(20);
+    let report = enough(&words, shows, unbroken);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn wrong_clocks_of_clients_of_redis_break_no_guarantee() {
+    with_wrong_clocks(&testbed::redis().url(), 10);
+}
+
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn wrong_clocks_of_clients_of_postgres_break_no_guarantee() {
+    with_wrong_clocks(&testbed::postgres().database(), 12);
+}
+
+#[test]
+fn wrong_clocks_are_refused_for_sqlite() {
+    let output = torture(&["--store", "sqlite:/tmp/x", "--clock-skew", "1h"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("--clock-skew is not supported"), "{message}");
+}
+
 /// Runs while the servers are disturbed whenever the command given to the run requests it, at least
 /// once for each kind of disturbance. With `--long` it takes a minute.
 fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &str) -> Value {
@@ -217,9 +246,9 @@ fn redlock_keeps_its_guarantees_when_two_of_five_nodes_fail() {
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn postgres_keeps_its_guarantees_when_killed() {
-    // There are no pauses, because they last long if a row is locked when they begin. And each
-    // client has a process of its own in the server. If that process gets no processor time, the
-    // test cannot see that, so it needs a longer lease.
+    // The test does not pause the server, because a pause lasts long if a row is locked when it
+    // begins. Each client has a process of its own in the server. If that process gets no processor
+    // time, the test cannot see that, so it needs a longer lease.
     let servers = breakable::postgres(Setup::new(), None);
     let report = disturbed(servers, 20, &["--lease", "1s"], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
@@ -229,7 +258,8 @@ fn postgres_keeps_its_guarantees_when_killed() {
 #[test]
 #[ignore = "runs with ./test.sh --all"]
 fn mariadb_keeps_its_guarantees_when_killed() {
-    // There are no pauses, and the lease is longer, for the same reasons as with PostgreSQL.
+    // The test does not pause the server, for the same reason. Each client has a thread of its own
+    // in the server, so the lease is longer, too.
     let servers = breakable::mariadb(Setup::new(), None);
     let report = disturbed(servers, 20, &["--lease", "1s"], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
@@ -298,12 +328,9 @@ fn outages(test: &str, servers: fn(Option<Disk>) -> Breakable, arguments: &[&str
     if testbed::sized(false, true) {
         return;
     }
-    testbed::in_own_network(test, || match Disk::new() {
-        Some(disk) => {
-            let report = disturbed(servers(Some(disk)), 30, arguments, "pause,kill");
-            assert!(claimed(&report, "token-order"), "{report}");
-        }
-        None => eprintln!("{test}: not run: there is no loop device here"),
+    where_disks_are_possible(test, || {
+        let report = disturbed(servers(Some(Disk::new())), 30, arguments, "pause,kill");
+        assert!(claimed(&report, "token-order"), "{report}");
     });
 }
 

@@ -463,8 +463,8 @@ impl Lease {
     /// the other.
     fn publish_change(&self, change: impl FnOnce(&mut State) -> bool) {
         fence(Ordering::SeqCst);
-        if let Some(callback) = self.state_sender.get() {
-            callback.send_if_modified(change);
+        if let Some(sender) = self.state_sender.get() {
+            sender.send_if_modified(change);
         }
     }
 }

@@ -349,8 +349,8 @@ impl Renewer {
         self.schedule(&kept, now.plus(pause), now);
     }
 
-    /// Stops keeping this wait or hold. If the claim's wait has become a hold in the meantime, the
-    /// hold is kept.
+    /// Stops renewing this wait or hold. If the claim's wait has become a hold in the meantime, the
+    /// hold is still renewed.
     fn drop_kept(&self, kept: &Tracked) {
         self.lock().take_same(kept);
     }

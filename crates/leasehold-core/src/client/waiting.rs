@@ -25,7 +25,7 @@ pub(crate) struct Waiting {
 
 #[derive(Debug)]
 struct WaitingState {
-    /// When the last request was sent that was answered with "waiting".
+    /// When the client sent the last request that got the reply "waiting".
     last_answer: Moment,
     place: Place,
     outcome: Option<Outcome>,

@@ -200,12 +200,14 @@ impl LockHandle {
         if !self.options.lock_delay.is_zero() && !promises.lock_delay {
             let what =
                 "this store does not support lock_delay: it keeps no record of a crashed holder";
-            return unsupported(what.into(), "remove lock_delay, or use another store");
+            let hint = "remove lock_delay, or use sqlite:, postgres:, mysql:, redis: or etcd:";
+            return unsupported(what.into(), hint);
         }
         if !self.options.min_hold.is_zero() && !promises.min_hold {
             let what =
                 "this store does not support min_hold: it cannot keep a released lock unavailable";
-            return unsupported(what.into(), "remove min_hold, or use another store");
+            let hint = "remove min_hold, or use file:, sqlite:, postgres:, mysql:, redis: or etcd:";
+            return unsupported(what.into(), hint);
         }
         if self.capacity == 0 || (self.kind == Kind::Semaphore && self.capacity > MAX_PERMITS) {
             return refused(format!(
@@ -415,16 +417,15 @@ impl Attempt<'_> {
                 *self.last_reply = now;
             }
             if now >= self.give_up {
+                let error = match error {
+                    // The store has answered, and the lock may be free.
+                    Some(full) if full.kind() == ErrorKind::Full => return Err(full),
+                    error => error,
+                };
+                let late = Box::pin(self.out_of_time(*self.last_reply)).await;
                 return Err(match error {
-                    // The store answered. The lock may be free, but the store has no room.
-                    Some(error) if error.kind() == ErrorKind::Full => error,
-                    error => {
-                        let late = Box::pin(self.out_of_time(*self.last_reply)).await;
-                        match error {
-                            Some(error) => late.with_source(error.reason()),
-                            None => late,
-                        }
-                    }
+                    Some(error) => late.with_source(error.reason()),
+                    None => late,
                 });
             }
             let silent = now.since(*self.last_reply);

@@ -29,6 +29,7 @@ use crate::lock::guard::{ConvertError, mode};
 use crate::lock::hold::Released;
 use crate::lock::once_per::OncePer;
 use crate::lock::several::first_lost;
+use crate::lock::wait_chain::WaitChain;
 use crate::types::answer::{ClaimInfo, Evict, LockInfo};
 use crate::types::claim::Kind;
 use crate::types::doctor::Finding;
@@ -189,6 +190,22 @@ impl Client {
     /// The same as [`crate::Client::list`].
     pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         block_on(self.0.background(), self.0.list(prefix))
+    }
+
+    /// Explains why a lock is not available; see [`crate::Client::wait_chain`].
+    ///
+    /// ```
+    /// # use leasehold::blocking;
+    /// let locks = blocking::connect("memory:blocking-wait-chain")?;
+    /// let _guard = locks.mutex("order:42").lock()?;
+    /// assert!(locks.wait_chain("order:42")?.deadlock.is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The same as [`crate::Client::wait_chain`].
+    pub fn wait_chain(&self, name: impl AsRef<str>) -> Result<WaitChain> {
+        block_on(self.0.background(), self.0.wait_chain(name))
     }
 
     /// Evicts holders of a lock, and returns how many holds ended; see [`crate::Client::evict`].

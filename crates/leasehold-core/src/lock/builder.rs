@@ -159,12 +159,12 @@ impl Builder {
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
-    /// let patient = leasehold::builder().connect_retry(Duration::from_secs(60));
+    /// let patient = leasehold::builder().connect_timeout(Duration::from_secs(60));
     /// let locks = patient.connect("memory:").await?; // or redis://host, which may not be up yet
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     #[must_use]
-    pub fn connect_retry(mut self, patience: Duration) -> Self {
+    pub fn connect_timeout(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
@@ -254,7 +254,7 @@ impl Builder {
     /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// - The errors of `open`, which is called again if a [retry](Self::connect_retry) may help.
+    /// - The errors of `open`, which is called again if a [retry](Self::connect_timeout) may help.
     /// - All others as for [`connect`](Self::connect).
     pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Client> {
         let background = Background::start()?;
@@ -451,7 +451,7 @@ mod tests {
         };
         let connect = async |patience, url| {
             TRIES.store(0, Ordering::SeqCst);
-            let builder = Builder::new(registry()).connect_retry(patience);
+            let builder = Builder::new(registry()).connect_timeout(patience);
             let connected = builder.connect(url).await.map_err(|e| e.kind());
             (connected.map(drop), TRIES.load(Ordering::SeqCst))
         };

@@ -13,6 +13,7 @@ use super::rwlock::RwLock;
 use super::semaphore::Semaphore;
 use super::several::{MultiGuard, acquire_all};
 use super::wait::Wait;
+use super::wait_chain::WaitChain;
 use crate::client::background::Background;
 use crate::client::core::Core;
 use crate::store::{Guarantees, Store};
@@ -131,7 +132,7 @@ impl Client {
         LockEvents::of(&self.core, name.as_ref())
     }
 
-    /// Watches all queues whose names begin with `prefix`; see [`watch`](Self::watch).
+    /// Watches all locks whose names begin with `prefix`; see [`watch`](Self::watch).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -324,6 +325,32 @@ impl Client {
     /// [`Denied`](ErrorKind::Denied).
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         list(&self.core, prefix).await
+    }
+
+    /// Explains why a lock is not available: the locks for which its holders wait, and a deadlock.
+    /// For operators.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").lock().await?;
+    /// let chain = locks.wait_chain("order:42").await?;
+    /// assert_eq!(chain.locks[0].name.as_str(), "order:42");
+    /// assert!(chain.deadlock.is_empty());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// Reads all locks, like [`list`](Self::list) with an empty prefix.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future changes nothing.
+    ///
+    /// # Errors
+    /// - [`InvalidName`](ErrorKind::InvalidName): the name is not valid.
+    /// - Any error of [`list`](Self::list).
+    pub async fn wait_chain(&self, name: impl AsRef<str>) -> Result<WaitChain> {
+        let name = Name::new(name)?;
+        Ok(WaitChain::of(&self.list("").await?, &name))
     }
 
     /// Evicts holders of a lock, and returns how many holds ended. For operators.

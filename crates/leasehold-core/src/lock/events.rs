@@ -42,7 +42,7 @@ pub enum LockEventKind {
     Holds,
     /// The holder is gone, and the lock is in a cooldown.
     #[cfg_attr(feature = "serde", serde(rename = "cooldown"))]
-    Departed,
+    Cooldown,
     /// The claim has ended, because it was released, lost or given up.
     Ended,
 }
@@ -58,7 +58,7 @@ impl LockEventKind {
         match self {
             Self::Waits => ClaimState::Waiting.as_str(),
             Self::Holds => ClaimState::Holding.as_str(),
-            Self::Departed => ClaimState::Departed.as_str(),
+            Self::Cooldown => ClaimState::Cooldown.as_str(),
             Self::Ended => "ended",
         }
     }
@@ -69,7 +69,7 @@ impl From<ClaimState> for LockEventKind {
         match claim_state {
             ClaimState::Waiting => Self::Waits,
             ClaimState::Holding => Self::Holds,
-            ClaimState::Departed => Self::Departed,
+            ClaimState::Cooldown => Self::Cooldown,
         }
     }
 }
@@ -304,17 +304,17 @@ mod tests {
 
     #[test]
     fn end_of_a_hold_is_reported_before_the_next_hold() {
-        use ClaimState::{Departed, Holding, Waiting};
+        use ClaimState::{Cooldown, Holding, Waiting};
         let before = by_key(vec![
             lock("a", vec![claim(Holding, Some(3))]),
             lock("b", vec![claim(Holding, Some(1)), claim(Waiting, Some(2))]),
         ]);
         let now = by_key(vec![
-            lock("a", vec![claim(Departed, Some(3))]),
+            lock("a", vec![claim(Cooldown, Some(3))]),
             lock("b", vec![claim(Holding, Some(2))]),
         ]);
         let b = |token, became| ("b".to_owned(), Some(token), became);
-        let departed = ("a".to_owned(), Some(3), LockEventKind::Departed);
+        let departed = ("a".to_owned(), Some(3), LockEventKind::Cooldown);
         assert_eq!(
             reported(&before, &now),
             [b(1, LockEventKind::Ended), departed, b(2, LockEventKind::Holds)]

@@ -450,10 +450,10 @@ impl OwnedClaim {
         let (core, lease) = (&self.core, &self.lease);
         let leaving = pin!(leave(core, lease, &mut self.done));
         let released = core.background.with_runtime(leaving).await;
-        let describe = |e: Error| {
+        let with_context = |e: Error| {
             e.with_operation("release").with_lock(&lease.claim.name).with_store(core.store.url())
         };
-        released.map_err(describe)
+        released.map_err(with_context)
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) async fn once_per(lock: &LockHandle, period: Duration) -> Result<Once
         Err(error) => return Err(error),
     }
     let claims = lock.read().await?.map_or_else(Vec::new, |lock| lock.claims);
-    let kept = claims.iter().find(|claim| claim.state == ClaimState::Departed);
+    let kept = claims.iter().find(|claim| claim.state == ClaimState::Cooldown);
     Ok(match (kept, claims.first()) {
         (Some(kept), _) => OncePer::Done { next: kept.remaining.unwrap_or_default() },
         (None, Some(first)) => OncePer::Running(Box::new(first.clone())),

@@ -135,7 +135,7 @@ impl Addresses {
                 else => break,
             }
         }
-        let ended = || io::Error::other("no attempt to connect was completed").into();
+        let ended = || io::Error::other("no connection attempt completed").into();
         Err(first_error.unwrap_or_else(ended))
     }
 }

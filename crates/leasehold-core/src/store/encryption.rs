@@ -34,7 +34,7 @@ mod built {
     /// The encryption of a store's connections.
     pub struct Encryption {
         tls: Tls,
-        /// A connector with the contents that the files had when the store was opened.
+        /// A TLS connector built from the certificate files as they were when the store was opened.
         connector: TlsConnector,
     }
 

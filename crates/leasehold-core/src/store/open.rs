@@ -22,13 +22,13 @@ pub(crate) async fn open(
     runtime: &Handle,
 ) -> Result<Arc<dyn Store>> {
     let shown = redacted(url);
-    let describe = |e: Error| e.with_operation("connect").with_store(&shown);
-    let url = for_opening(url).map_err(describe)?;
-    let (url, offset) = token_offset(&url).map_err(describe)?;
+    let with_context = |e: Error| e.with_operation("connect").with_store(&shown);
+    let url = for_opening(url).map_err(with_context)?;
+    let (url, offset) = token_offset(&url).map_err(with_context)?;
     let plain = redacted(&url);
     let opened = registry.open(&url, runtime).await;
     let store = opened.map_err(|e| e.with_operation("connect").with_store(&plain))?;
-    with_token_offset(store, offset).map_err(describe)
+    with_token_offset(store, offset).map_err(with_context)
 }
 
 /// Separates the parameter `token_offset` from the others. Returns the URL without it, and its

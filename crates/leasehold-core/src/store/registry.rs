@@ -129,7 +129,7 @@ impl Registry {
 
     pub(crate) async fn open(&self, url: &str, runtime: &Handle) -> Result<Arc<dyn Store>> {
         let Some((scheme, _)) = url.split_once(':') else {
-            let what = format!("invalid store URL {:?}: missing the scheme", redacted(url));
+            let what = format!("invalid store URL {:?}: missing scheme", redacted(url));
             let hint = match url.starts_with('/') {
                 true => format!("for a directory on this machine: file:{}", url.escape_debug()),
                 false => self.suggestion(url),
@@ -222,13 +222,13 @@ mod tests {
             (
                 "memory",
                 ErrorKind::Config,
-                "invalid store URL \"memory\": missing the scheme",
+                "invalid store URL \"memory\": missing scheme",
                 "did you mean \"memory:\"? (this build supports memory:)",
             ),
             (
                 "/var/locks",
                 ErrorKind::Config,
-                "invalid store URL \"/var/locks\": missing the scheme",
+                "invalid store URL \"/var/locks\": missing scheme",
                 "for a directory on this machine: file:/var/locks",
             ),
             (

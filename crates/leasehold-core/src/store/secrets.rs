@@ -247,7 +247,7 @@ fn read(named_by: &str, path: &Path) -> Result<String> {
     match text {
         "" => Err(refused("the file is empty", "write the secret into the file")),
         text if text.contains(char::is_control) => Err(refused(
-            "the file has more than one line",
+            "the file contains a line break or another control character",
             "write the secret into it as one line, and nothing else",
         )),
         text => Ok(text.to_owned()),
@@ -465,7 +465,7 @@ mod tests {
         };
         refused(b"", "is empty");
         refused(b"\n", "is empty");
-        refused(b"sekret\nsekret\n", "more than one line");
+        refused(b"sekret\nsekret\n", "a line break");
         refused(b"sekret\xff", "not UTF-8");
         refused("sekret".repeat(20_000).as_bytes(), "too long");
         let message = shown(&with_passwords("redis://h?password_file=/no/file").unwrap_err());

@@ -60,7 +60,10 @@ impl TokenOffset {
     fn up(&self, token: Token) -> Result<Token> {
         token.get().checked_add(self.offset).and_then(Token::new).ok_or_else(|| {
             let offset = self.offset;
-            let what = format!("token {token} of the store is too large for token_offset {offset}");
+            let what = format!(
+                "the store's token {token} plus token_offset {offset} exceeds the maximum token \
+                 (2^63-1)"
+            );
             Error::new(ErrorKind::Full, what).with_hint("use a smaller token_offset")
         })
     }

@@ -203,7 +203,8 @@ pub enum ClaimState {
     /// The claim waits in the queue.
     Waiting,
     /// The holder is gone, but the lock is in a cooldown (`lock_delay` or `min_hold`).
-    Departed,
+    #[cfg_attr(feature = "serde", serde(rename = "departed"))]
+    Cooldown,
 }
 
 impl ClaimState {
@@ -216,7 +217,7 @@ impl ClaimState {
         match self {
             Self::Holding => "held",
             Self::Waiting => "waiting",
-            Self::Departed => "cooldown",
+            Self::Cooldown => "cooldown",
         }
     }
 }
@@ -273,7 +274,7 @@ impl ClaimInfo {
     pub fn frozen(&self) -> Option<&str> {
         let rest = self.holder.label.strip_prefix(FROZEN)?;
         let reason = if rest.is_empty() { Some("") } else { rest.strip_prefix(": ") };
-        reason.filter(|_| self.state == ClaimState::Departed)
+        reason.filter(|_| self.state == ClaimState::Cooldown)
     }
 }
 

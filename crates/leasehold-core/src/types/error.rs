@@ -464,8 +464,8 @@ impl Error {
         error.0.lost = Some(reason);
         match reason {
             LostReason::Expired | LostReason::Gone => error.with_hint(
-                "another client may have held the lock since: check the work done since then, or check \
-                 tokens at the resource",
+                "another client may have held the lock since its loss: check the work done after it, or \
+                 check tokens at the resource",
             ),
             LostReason::MaxHold => error.with_hint("raise max_hold, or split the work"),
             LostReason::Forked => error.with_hint("connect and acquire the lock in the child"),

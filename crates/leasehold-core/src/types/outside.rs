@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use super::error::{Error, ErrorKind, Result};
 use super::name::{MAX_NAME_BYTES, Name};
+#[cfg(feature = "serde")]
+use super::sequencer::Sequencer;
 use super::token::{FencingToken, Token};
 
 impl Name {
@@ -83,6 +85,27 @@ impl FromStr for FencingToken {
     }
 }
 
+/// Implements `Deserialize` by the checks of `TryFrom`. The error becomes a part of another message,
+/// so it has no hint and no kind in brackets.
+#[cfg(feature = "serde")]
+macro_rules! deserialize {
+    ($type:ty, $from:ty) => {
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let value = <$from>::deserialize(d)?;
+                Self::try_from(value).map_err(|error| serde::de::Error::custom(error.reason()))
+            }
+        }
+    };
+}
+
+#[cfg(feature = "serde")]
+deserialize!(Name, String);
+#[cfg(feature = "serde")]
+deserialize!(Token, u64);
+#[cfg(feature = "serde")]
+deserialize!(Sequencer, String);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +135,22 @@ mod tests {
         assert_eq!(Token::new(u64::MAX), None);
         assert_eq!(Token::new(Token::MAX).unwrap().get(), i64::MAX as u64);
         assert!("-1".parse::<Token>().is_err());
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn deserialization_error_names_the_cause_without_kind_and_hint() {
+        fn error<T: serde::de::DeserializeOwned>(json: &str) -> String {
+            let error = serde_json::from_str::<T>(json).err().unwrap().to_string();
+            error.split(" at line").next().unwrap().to_owned()
+        }
+        assert_eq!(error::<Token>("0"), "invalid fencing token 0: expected 1 to 2^63-1");
+        assert_eq!(error::<Name>(r#""""#), r#"invalid lock name "": it is empty"#);
+        let version = "invalid sequencer: it does not begin with lh1:";
+        assert_eq!(error::<Sequencer>(r#""lh2:""#), version);
+        let sequencer = r#""lh1:mutex:7:store:a""#;
+        let read: Sequencer = serde_json::from_str(sequencer).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), sequencer);
     }
 
     proptest::proptest! {

@@ -61,8 +61,8 @@ const MAX_TEXT_BYTES: usize = 3 * (MAX_NAME_BYTES + MAX_IDENTITY_BYTES) + 64;
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(into = "String"))]
 pub struct Sequencer {
     name: Name,
     side: Side,

@@ -160,7 +160,7 @@ fn min_hold_survives_a_repeated_release() {
         let again = other.join(&kept, Mode::Wait).await.unwrap();
         assert!(matches!(again, Joined::Waiting(p) if p.ahead == 1), "{again:?}");
         let info = other.read(&kept.name).await.unwrap().unwrap();
-        assert_eq!(info.claims[0].state, ClaimState::Departed);
+        assert_eq!(info.claims[0].state, ClaimState::Cooldown);
         assert!(other.leave(&kept, None).await.unwrap());
         // A lock with nothing but a cooldown is listed as in use.
         let listed = other.list("kept").await.unwrap();
@@ -204,7 +204,7 @@ fn lock_delay_cannot_be_shortened_by_late_requests() {
         assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
         until("the lock is in its lock_delay", async || {
             let info = other.inspect("f82").await.unwrap().unwrap();
-            info.claims[0].state == ClaimState::Departed
+            info.claims[0].state == ClaimState::Cooldown
         })
         .await;
         let error = other.mutex("f82").try_lock().await.unwrap_err();

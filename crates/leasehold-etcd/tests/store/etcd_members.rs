@@ -159,7 +159,7 @@ fn holder_on_an_isolated_member_loses_before_the_next_grant() {
                             .await;
                         // The member comes back with a later term, so there is one more election. After
                         // that, the client works as before.
-                        cluster.mend();
+                        cluster.heal();
                         release(held.0.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
                     }
                 }

@@ -675,7 +675,7 @@ fn lock_is_available_again_after_its_cooldown() {
     runtime.block_on(async {
         assert_eq!(try_lock(&store, &claim("cron")).await, None);
         let info = store.read(&first.name).await.unwrap().unwrap();
-        assert_eq!(info.claims[0].state, ClaimState::Departed);
+        assert_eq!(info.claims[0].state, ClaimState::Cooldown);
         let next = claim("cron");
         let Joined::Waiting(place) = store.join(&next, Mode::Wait).await.unwrap() else {
             panic!("free too early")

@@ -63,7 +63,7 @@ fn foreign(status: StatusCode) -> Error {
 /// Returns the error for an answer that cannot be parsed.
 pub(super) fn invalid(why: &serde_json::Error) -> Error {
     // The parser's text may quote the answer.
-    let what = format!("the server's answer is invalid in line {}", why.line());
+    let what = format!("invalid response from the server at line {}", why.line());
     Error::new(ErrorKind::Corrupt, what)
         .with_hint("check that the URL is that of `leasehold serve`, of the same version or newer")
 }

@@ -135,9 +135,9 @@ impl Replicas {
         let connector = |server| Connector::new(server, encryption.clone(), runtime.clone());
         let authorities: Vec<String> = url.servers.iter().map(|s| s.authority()).collect();
         let connectors: Vec<Connector> = url.servers.into_iter().map(connector).collect();
-        let rng = ClaimId::random()?;
+        let random = ClaimId::random()?;
         // The clients of one URL are spread over the replicas.
-        let at = usize::try_from(rng.as_u128() % connectors.len().max(1) as u128).unwrap_or(0);
+        let at = usize::try_from(random.as_u128() % connectors.len().max(1) as u128).unwrap_or(0);
         let Some(first) = connectors.get(at) else {
             return Err(Error::new(ErrorKind::Config, "the URL names no server"));
         };
@@ -434,7 +434,7 @@ async fn whole(
 ) -> Result<Reply, Lapse> {
     let (parts, body) = response.await.map_err(lapse)?.into_parts();
     let body = Limited::new(body, LONGEST).collect().await.map_err(|why| Lapse {
-        error: unreachable("the connection was lost before the end of an answer", &*why),
+        error: unreachable("the connection was lost before the response was complete", &*why),
         unsent: false,
     })?;
     Ok(Reply { status: parts.status, body: body.to_bytes(), repeated: false })

@@ -449,7 +449,7 @@ fn described(name: &Name, parts: &[Value]) -> Result<LockInfo> {
         let claim_state = match text(cells.first())? {
             "h" => ClaimState::Holding,
             "w" => ClaimState::Waiting,
-            _ => ClaimState::Departed,
+            _ => ClaimState::Cooldown,
         };
         let token = u64::try_from(int(cells.get(1))?).ok().and_then(Token::new);
         let weight = u32::try_from(int(cells.get(2))?).unwrap_or(u32::MAX);

@@ -137,7 +137,8 @@ fn no_vote(what: &str, trouble: &Trouble) -> Finding {
             Finding::broken("node", what, why, hint)
         }
         false if matches!(trouble, Trouble::Young(_)) => {
-            Finding::weak("node", what, why, "wait until then")
+            let fix = "no action needed: the server votes again after that time";
+            Finding::weak("node", what, why, fix)
         }
         false => Finding::weak("node", what, why, restart),
     }

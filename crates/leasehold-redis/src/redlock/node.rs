@@ -72,7 +72,7 @@ pub(super) struct Run {
     pub(super) settings: Settings,
 }
 
-/// This client's history with one run of a server.
+/// What this client knows about a server since the server's last start.
 #[derive(Debug)]
 struct Lived {
     /// Time from which the server votes, in nanoseconds of the client's clock.
@@ -221,7 +221,7 @@ impl Trouble {
                 "run `REPLICAOF NO ONE` on the replicas, or use \
                  redis+sentinel://host1,host2,host3/mymaster",
             ),
-            Self::Over => problem(Unreachable, "was not asked in time", ""),
+            Self::Over => problem(Unreachable, "was not contacted before the attempt ended", ""),
             Self::Failed(error) => match fault::refusal(error) {
                 Some(Refusal::NoPermission) => problem(
                     Denied,

@@ -60,19 +60,6 @@ pub(crate) async fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until this many clients wait.
-pub(crate) async fn until_waiting(locks: &Client, name: &str, count: usize) {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let info = locks.inspect(name).await.unwrap();
-        if info.is_some_and(|info| info.waiters().count() == count) {
-            return;
-        }
-        assert!(Instant::now() < end, "there were never {count} waiters");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Waits until the claim is notified of its grant. That happens by a message, or by a poll after a
 /// reconnect, because messages before it were lost.
 pub(crate) async fn wait_for_grant(locks: &Client, claim: &Claim) {

@@ -90,7 +90,7 @@ fn full_server_keeps_held_locks_and_waiters() {
         }
         for name in ["closed", "closed too"] {
             let info = locks.inspect(name).await.unwrap().expect("closed");
-            assert_eq!(info.claims[0].state, ClaimState::Departed, "{name}");
+            assert_eq!(info.claims[0].state, ClaimState::Cooldown, "{name}");
         }
     });
 }
@@ -204,6 +204,23 @@ fn crashed_holder_can_be_evicted_after_the_clock_was_set_back() {
         let next = locks.mutex("dead").try_lock().await.unwrap();
         assert!(next.grant() > token);
         release(next).await;
+    });
+}
+
+// S21
+#[test]
+fn crashed_holder_expires_at_the_documented_limit_after_the_clock_was_set_back() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().movable_clock());
+        let locks = connect(&server.url()).await;
+        let lease = Duration::from_secs(60);
+        let dead = leased("dead", lease);
+        let joined = locks.store().join(&dead, Mode::Try).await.unwrap();
+        assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        server.shift_clock(-3_600);
+        // The lease and the time by which the clock was set back pass.
+        server.shift_clock(1 + 60);
+        release(locks.mutex("dead").try_lock().await.unwrap()).await;
     });
 }
 

@@ -54,18 +54,31 @@ fn deleted_main_key_is_noticed_within_a_heartbeat() {
     run(async {
         let server = fast();
         let (holder, waiting) = (connect(&server.url()).await, connect(&server.url()).await);
-        let guard = holder.mutex("deleted").lock().await.unwrap();
-        let waiter = tokio::spawn(async move { waiting.mutex("deleted").lock().await });
-        until_waiting(&holder, "deleted", 1).await;
-        let begun = Instant::now();
-        server.command(&["DEL", "deleted"]);
-        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
-        // The lock is handed over before the lease of 15 s expires.
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-        assert!(next.token() > guard.token());
-        // The holder finds out at its next renewal.
-        assert_eq!(guard.lost().await, LostReason::Gone);
-        release(next).await;
+        // The key is deleted, or expires.
+        for end in [&["DEL", "deleted"][..], &["PEXPIRE", "deleted", "1"]] {
+            // Only a heartbeat of a waiter notices the end in time.
+            let mutex = holder.mutex("deleted").lease(PATIENCE * 2);
+            let guard = mutex.lock().await.unwrap();
+            let mut waiters = Vec::new();
+            for n in 1..=2 {
+                let mutex = waiting.mutex("deleted");
+                waiters.push(tokio::spawn(async move { mutex.lock().await }));
+                until_waiting(&holder, "deleted", n).await;
+            }
+            let begun = Instant::now();
+            server.command(end);
+            let mut last = guard.token();
+            for waiter in waiters {
+                let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+                assert!(next.token() > last, "{end:?}");
+                last = next.token();
+                release(next).await;
+            }
+            // A heartbeat is sent every two seconds.
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+            let error = guard.renew().await.unwrap_err();
+            assert_eq!(error.lost_reason(), Some(LostReason::Gone));
+        }
     });
 }
 

@@ -9,6 +9,7 @@ use leasehold::Client;
 use leasehold::store::MemoryStore;
 use leasehold_server::{Access, Limits, Listener, Service, serve};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -201,6 +202,11 @@ impl Lines {
             }
         }
     }
+}
+
+/// Returns the hash of a token, as the file of the identities has it.
+pub(crate) fn hash(token: &str) -> String {
+    Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns a claim ID with this number.

@@ -73,6 +73,58 @@ impl Tab {
         self.call("Page.navigate", json!({"url": url}));
     }
 
+    /// Sets the user's preference for dark pages.
+    pub(crate) fn dark(&mut self) {
+        let dark = json!({"name": "prefers-color-scheme", "value": "dark"});
+        self.call("Emulation.setEmulatedMedia", json!({"features": [dark]}));
+    }
+
+    /// Returns a picture of the window: a PNG file in base64.
+    pub(crate) fn picture(&mut self) -> String {
+        let picture = self.call("Page.captureScreenshot", json!({"format": "png"}));
+        picture["data"].as_str().unwrap().to_owned()
+    }
+
+    /// Returns which share of two pictures is visibly different. Each is first divided into squares
+    /// of 16 pixels, so that other digits and another version of a font make no difference.
+    ///
+    /// The tab must show an empty page, because the policy of the real page forbids pictures.
+    pub(crate) fn difference(&mut self, one: &str, other: &str) -> f64 {
+        let script = format!(
+            "(async () => {{
+                const squares = async (base64) => {{
+                    const image = new Image();
+                    image.src = 'data:image/png;base64,' + base64;
+                    await image.decode();
+                    const canvas = document.createElement('canvas');
+                    [canvas.width, canvas.height] = [image.width / 16, image.height / 16];
+                    const context = canvas.getContext('2d');
+                    context.imageSmoothingQuality = 'high';
+                    context.drawImage(image, 0, 0, canvas.width, canvas.height);
+                    return context.getImageData(0, 0, canvas.width, canvas.height).data;
+                }};
+                const [one, other] = [await squares({one:?}), await squares({other:?})];
+                if (one.length !== other.length) return 1;
+                const differs = (n) => Math.abs(one[n] - other[n]) > 24;
+                let different = 0;
+                for (let n = 0; n < one.length; n += 4)
+                    different += differs(n) || differs(n + 1) || differs(n + 2);
+                return different / (one.length / 4);
+            }})()"
+        );
+        self.eval(&script).as_f64().unwrap()
+    }
+
+    /// Returns the problems that axe finds, with their elements.
+    pub(crate) fn accessibility_problems(&mut self) -> Value {
+        let axe = std::fs::read_to_string(testbed::node_module("axe-core/axe.min.js")).unwrap();
+        self.eval(&format!("{axe}; 0"));
+        self.eval(
+            "axe.run().then((found) => found.violations.map((problem) => \
+             ({id: problem.id, help: problem.help, nodes: problem.nodes.map((n) => n.html)})))",
+        )
+    }
+
     /// Returns the value of a JavaScript expression.
     pub(crate) fn eval(&mut self, script: &str) -> Value {
         let params = json!({"expression": script, "awaitPromise": true, "returnByValue": true});

@@ -78,8 +78,11 @@ const FULL: Known = Some((Full, "the database's disk is full", "free disk space"
 const GONE: Known =
     Some((Unreachable, "the database closed the connection", "run the transaction again"));
 
-const UNAVAILABLE: Known =
-    Some((Unreachable, "the database cannot serve this now", "run the transaction again"));
+const UNAVAILABLE: Known = Some((
+    Unreachable,
+    "the database cannot process the request at the moment",
+    "run the transaction again",
+));
 
 pub(crate) const REJECTED: Described = (
     Config,

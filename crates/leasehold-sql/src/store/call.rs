@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 
 use super::fault::{self, Failure, given_up, no_answer};
+use super::in_flight_joins::LastJoin;
 use super::in_flight_leaves::FirstLeave;
 use super::limits::{LIMIT, SLOW, TRIES};
 use super::pool::{Pool, Pooled};
@@ -155,15 +156,28 @@ impl Shared {
             cancelled
         };
         let done = self.call(Call::Join(claim.clone(), mode), &record_sent).await;
-        let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
-        if ended.given_up && sent.into_inner() {
-            // If this call fails, the claim's lease expires on its own.
-            let _ = self.call(Call::Leave(claim, None, ReleaseHint::Waiting), &|| false).await;
-        }
+        let waits = matches!(done, Ok(Answer::Joined(Joined::Waiting(_))));
+        let ended = self.joins.end(id, waits, sent.into_inner());
         if ended.given_up || ended.idle {
             self.waiters.dismiss(id);
         }
+        if let Some(last) = ended.last {
+            self.leave_given_up(claim, last).await;
+        }
         if ended.given_up { Err(given_up()) } else { done }
+    }
+
+    /// Removes a claim that was given up during its last join. The `leave` that gave it up may have
+    /// found nothing, and waits for this one.
+    pub(super) async fn leave_given_up(&self, claim: Claim, last: LastJoin) {
+        let is_removed = match last.may_exist {
+            true => {
+                let leave = Call::Leave(claim, None, ReleaseHint::Waiting);
+                self.call(leave, &|| false).await.is_ok()
+            }
+            false => true,
+        };
+        last.removed(is_removed);
     }
 
     /// Runs a `leave` as a full call, and passes its result to callers that have repeated the

@@ -304,7 +304,9 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
     if replicas > 0 && is("synchronous_standby_names", "") {
         found.push(Finding::weak(
             "asynchronous-replica",
-            format!("the server has {replicas} replicas and waits for none of them"),
+            format!(
+                "the server does not wait for any of its {replicas} replicas to confirm a commit"
+            ),
             "a fail-over loses the grants that the replica has not received: two clients can hold \
              the same lock, but tokens still rise",
             "`ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'`, or check tokens at the \
@@ -494,7 +496,10 @@ fn replicated(settings: &Settings) -> Vec<Finding> {
     if replicas.is_some_and(|n| n > 0) && !waited && !galera {
         found.push(Finding::weak(
             "asynchronous-replica",
-            format!("the server has {} replicas and waits for none of them", replicas.unwrap_or(0)),
+            format!(
+                "the server does not wait for any of its {} replicas to confirm a commit",
+                replicas.unwrap_or(0)
+            ),
             "a fail-over loses the grants that the replica has not received: two clients can hold \
              the same lock, but tokens still rise",
             "enable semi-synchronous replication (rpl_semi_sync_source_enabled, or \

@@ -30,13 +30,12 @@ impl Shared {
             Some(_turn) => self.once(&Call::Take(claim.clone())).await,
             None => None,
         };
-        if self.joins.end(claim.id, false).given_up {
-            // If the leave is lost, the claim ends when its lease expires.
-            let id = claim.id;
-            if taken.is_some() {
-                let _ = self.call(Call::Leave(claim, None, ReleaseHint::Waiting), &|| false).await;
+        let ended = self.joins.end(claim.id, false, taken.is_some());
+        if ended.given_up {
+            self.waiters.dismiss(claim.id);
+            if let Some(last) = ended.last {
+                self.leave_given_up(claim, last).await;
             }
-            self.waiters.dismiss(id);
             return Some(Err(given_up()));
         }
         match taken? {

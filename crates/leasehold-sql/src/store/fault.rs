@@ -229,8 +229,8 @@ const UNKNOWN_LOGIN: &str = "unknown authentication plugin";
 fn unknown_login(says: &str) -> Error {
     let plugin: String = says.rsplit(": ").next().unwrap_or_default().chars().take(60).collect();
     let what = format!(
-        "the database user logs in by {plugin:?}, which is not supported: use a user with caching_sha2_password, \
-         mysql_native_password or unix_socket"
+        "the database user authenticates with {plugin:?}, which is not supported: use a user with \
+         caching_sha2_password, mysql_native_password or unix_socket"
     );
     Error::new(ErrorKind::Config, what)
 }
@@ -257,7 +257,7 @@ impl Failure {
                 Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }
             Self::Broken(error @ sqlx::Error::Database(_)) if class_of(&error) != Class::Gone => {
-                let what = "the database cannot serve this now";
+                let what = "the database cannot process the request at the moment";
                 let hint = "check the database's log if this persists";
                 Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }

@@ -126,8 +126,8 @@ impl Shared {
     }
 }
 
-/// Returns the next notification. A FIFO that cannot be read any more is removed. Without a FIFO,
-/// never returns.
+/// Returns the next notifications. Sets `fifo` to `None` if reading fails. Without a FIFO, never
+/// completes.
 async fn next_notifications(fifo: &mut Option<NotifyFifo>) -> Notifications {
     if let Some(created) = fifo {
         if let Ok(found) = created.next().await {

@@ -57,8 +57,9 @@ const EVICTED: &str = "evicted";
 const DIGITS: usize = 16;
 /// The maximum length of a file name.
 const LONGEST_NAME: usize = 255;
-/// The number of bytes read at once, and the maximum length of a line.
+/// The number of bytes read at once.
 const PAGE: usize = 4096;
+/// The maximum length of a line, in bytes.
 const LONGEST_LINE: usize = 128;
 /// The age up to which a FIFO's client may still be about to open the FIFO.
 const YOUNG: Duration = Duration::from_secs(60);
@@ -66,8 +67,8 @@ const YOUNG: Duration = Duration::from_secs(60);
 /// The FIFOs of all clients of one database file.
 #[derive(Debug)]
 pub(super) struct NotifyFifos {
-    /// The path of the database file itself, not of a symbolic link to it. All clients then find
-    /// the same FIFOs, as SQLite finds the log.
+    /// The path of the database file itself, not of a symbolic link to it. This way all clients
+    /// find the same FIFOs. SQLite locates its log the same way.
     database: PathBuf,
     /// The age up to which a FIFO's client may still be about to open the FIFO.
     young: Duration,

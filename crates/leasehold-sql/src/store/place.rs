@@ -238,8 +238,8 @@ fn chosen(
             let first = with.iter().find(|(_, schema)| schema.usable);
             if !elsewhere.is_empty() {
                 return refused(format!(
-                    "leasehold's tables are in the schema {} but this user's search_path does not lead there: add {} \
-                     to the URL, or schema= with another name for separate locks",
+                    "leasehold's tables are in the schema {}, but not in this user's search_path: \
+                     add {} to the URL, or schema= with another name for separate locks",
                     elsewhere.join(" and in "),
                     hint(&elsewhere)
                 ));

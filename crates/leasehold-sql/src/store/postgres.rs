@@ -217,7 +217,8 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Replaces BEGIN, because each transaction must set what our own sessions have set once.
+    /// Returns `sql`, or `self.begin` in place of a BEGIN. On a pooled connection each transaction
+    /// must set the session parameters again; our own sessions set them only once.
     fn words<'a>(&'a self, sql: &'a str) -> &'a str {
         if sql.starts_with("BEGIN") { &self.begin } else { sql }
     }
@@ -751,8 +752,9 @@ struct NotifiedPolls {
     is_due: bool,
     not_before: Option<Instant>,
     doubt: Duration,
-    /// The grants that the last poll found, and the notifications that caused the next poll.
+    /// The grants that the last poll found.
     found: Vec<(ClaimId, Token)>,
+    /// The grants named by notifications since then, newest first.
     named: Vec<(ClaimId, Token)>,
 }
 
@@ -813,7 +815,7 @@ pub(super) fn message(id: ClaimId, token: Token) -> String {
 /// the durable changes are not in this transaction. It contains nothing that must be durable, so it
 /// is not flushed. Channels that are not a client's name are left out, because they are written
 /// into SQL.
-pub(super) fn telling(notifications: &[(&str, String)]) -> Option<String> {
+pub(super) fn notify_statement(notifications: &[(&str, String)]) -> Option<String> {
     let plain = |channel: &str| {
         channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
     };
@@ -836,7 +838,7 @@ mod tests {
     // F37
     #[test]
     fn notification_follows_the_commit_and_is_never_sql() {
-        let statement = |channel| telling(&[(channel, "a 7".to_owned())]);
+        let statement = |channel| notify_statement(&[(channel, "a 7".to_owned())]);
         assert_eq!(
             statement("leasehold_hears_1f").as_deref(),
             Some(
@@ -845,7 +847,7 @@ mod tests {
             )
         );
         assert_eq!(statement("leasehold_hears_'); DROP TABLE x; --"), None);
-        let two = telling(&[("a", "x".to_owned()), ("b", "y".to_owned())]).unwrap();
+        let two = notify_statement(&[("a", "x".to_owned()), ("b", "y".to_owned())]).unwrap();
         assert!(two.ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
     }
 

@@ -366,7 +366,7 @@ fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write
     let mut args = vec![state_number(e.state).into(), time(e.since), end];
     args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
     match e.state {
-        ClaimState::Departed => {
+        ClaimState::Cooldown => {
             args.push(time(old.expires.unwrap_or(0)));
             (&sql.turn_claim, args)
         }

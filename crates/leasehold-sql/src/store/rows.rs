@@ -31,7 +31,7 @@ pub(super) fn nobody(token: u64) -> Vec<Arg> {
 /// host, pid and label.
 pub(super) fn common(e: &Entry) -> Vec<Arg> {
     // For a departed claim, `expires` includes the delay. The fast path adds the two.
-    let delay = if e.state == ClaimState::Departed { 0 } else { e.lock_delay };
+    let delay = if e.state == ClaimState::Cooldown { 0 } else { e.lock_delay };
     vec![
         int(e.token.get()),
         i64::from(e.weight).into(),
@@ -77,7 +77,7 @@ pub(super) fn state_number(state: ClaimState) -> i64 {
     match state {
         ClaimState::Waiting => 0,
         ClaimState::Holding => 1,
-        ClaimState::Departed => 2,
+        ClaimState::Cooldown => 2,
     }
 }
 
@@ -153,7 +153,7 @@ impl Cells {
             state: match self.count::<i64>()? {
                 0 => ClaimState::Waiting,
                 1 => ClaimState::Holding,
-                2 => ClaimState::Departed,
+                2 => ClaimState::Cooldown,
                 _ => return Err(corrupt("a claim's state")),
             },
             since: self.count()?,

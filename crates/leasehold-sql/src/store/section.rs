@@ -123,7 +123,7 @@ impl Shared {
                         (session.as_str(), super::postgres::message(*id, *token))
                     })
                     .collect();
-                super::postgres::telling(&notification).into_iter().collect()
+                super::postgres::notify_statement(&notification).into_iter().collect()
             }
             #[cfg(feature = "mysql")]
             Dialect::MySql => {

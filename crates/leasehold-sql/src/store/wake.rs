@@ -220,7 +220,8 @@ impl<'a> BlockedQuery<'a> {
     }
 }
 
-/// Returns the name of the lock that cannot be acquired while its `lock_connection` is connected.
+/// Returns the name of the server-side lock (`GET_LOCK`) that this client's `lock_connection` holds
+/// while it is connected. On MariaDB, the client sleeps by waiting for it.
 fn kept(shared: &Shared) -> String {
     format!("{}_kept", shared.session)
 }

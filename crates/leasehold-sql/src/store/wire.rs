@@ -64,7 +64,7 @@ pub(super) enum Step<'a> {
     Raw(Cow<'a, str>),
     /// A statement whose rows are read.
     Rows(&'a Statement, Vec<Arg>),
-    /// A statement that changes exactly one row. If it changes another number of rows, it fails
+    /// A statement that changes exactly one row. If it changes a different number of rows, it fails
     /// with a conflict (see [`Failure`](super::fault::Failure)).
     One(&'a Statement, Vec<Arg>),
 }

@@ -21,6 +21,7 @@ on_all![
     late_claim_does_not_overtake_a_waiter,
     try_does_not_take_a_lock_that_is_being_handed_over,
     concurrent_first_acquisitions_of_new_names_are_exclusive,
+    concurrent_first_joins_of_a_new_name_have_distinct_places,
 ];
 
 without_mysql![token_order_matches_commit_order];
@@ -189,6 +190,36 @@ async fn concurrent_first_acquisitions_of_new_names_are_exclusive<S: Server>() {
     }
 }
 
+// S50
+/// No join loses its place because another one has created the lock's row, or because of a
+/// deadlock.
+async fn concurrent_first_joins_of_a_new_name_have_distinct_places<S: Server>() {
+    const JOINS: usize = 32;
+    let url = S::shared().database();
+    let stores = [two(&url).await, two(&url).await].concat();
+    let mut joining = tokio::task::JoinSet::new();
+    for n in 0..JOINS {
+        let (store, claim) = (stores[n % stores.len()].clone(), claim("new", LONG, LONG));
+        joining.spawn(async move { place(store.join(&claim, Mode::Wait).await.unwrap()) });
+    }
+    let mut places = joining.join_all().await;
+    places.sort_unstable();
+    let ahead: Vec<usize> = places.iter().map(|(_, ahead)| *ahead).collect();
+    assert_eq!(ahead, (0..JOINS).collect::<Vec<_>>(), "{places:?}");
+    let queue = claim_states(stores[0].read(&Name::new("new").unwrap()).await.unwrap());
+    let holds = queue.iter().filter(|(state, _)| *state == ClaimState::Holding).count();
+    assert_eq!((queue.len(), holds), (JOINS, 1), "{queue:?}");
+}
+
+/// Returns the token, and how many claims are ahead.
+fn place(joined: Joined) -> (Token, usize) {
+    match joined {
+        Joined::Holding { token, .. } => (token, 0),
+        Joined::Waiting(place) => (place.token.unwrap(), place.ahead),
+        busy => panic!("a waiter got {busy:?}"),
+    }
+}
+
 // S45
 /// Many joins wait for the lock's row at the same time. Each returns how many had committed before
 /// it. A greater token must mean a later commit.
@@ -205,13 +236,7 @@ async fn token_order_matches_commit_order<S: Server>() {
     let mut joining = tokio::task::JoinSet::new();
     for n in 0..JOINS {
         let (store, claim) = (stores[n % stores.len()].clone(), claim("blocked", LONG, LONG));
-        joining.spawn(async move {
-            match store.join(&claim, Mode::Wait).await.unwrap() {
-                Joined::Holding { token, .. } => (token, 0),
-                Joined::Waiting(place) => (place.token.unwrap(), place.ahead),
-                busy => panic!("a waiter got {busy:?}"),
-            }
-        });
+        joining.spawn(async move { place(store.join(&claim, Mode::Wait).await.unwrap()) });
     }
     until("all joins wait for the row", async || server.blocked() >= JOINS).await;
     drop(blocker);

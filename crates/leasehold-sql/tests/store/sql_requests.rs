@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
-use leasehold::Client;
 use leasehold::store::sql::SqlStore;
 use leasehold::store::{Evict, Joined, Mode, Store};
+use leasehold::{Client, Name};
 use testbed::{Proxy, Setup};
 use tokio::runtime::Handle;
 
@@ -23,6 +23,7 @@ without_mysql![
     a_statement_that_the_server_cuts_short_is_tried_again,
     eviction_is_never_executed_twice,
     late_join_is_undone_after_its_caller_gave_up,
+    release_waits_for_a_join_in_progress,
     release_beside_a_hanging_join_is_not_a_loss,
     client_does_not_poll_for_waiters_that_gave_up,
 ];
@@ -180,15 +181,29 @@ async fn late_join_is_undone_after_its_caller_gave_up<S: Server>() {
     // The name is known, so one statement acquires the lock.
     release(reader.mutex("late").lock().await.unwrap()).await;
     joins_and_hangs(&proxy, &store, &late).await;
-    let left = store.leave(&late, None).await.unwrap();
+    let left = leaves_while_thawed(&proxy, &store, &late).await;
     assert!(left, "a release while the join is in doubt must not report a loss");
-    proxy.thaw();
     // It is unknown whether the join has any effect, but in the end nothing remains.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let left = async || reader.inspect("late").await.unwrap().is_none();
     tokio::time::timeout(Duration::from_secs(10), until("nothing is left", left))
         .await
         .expect("a lock without a holder remains locked for a lease");
+}
+
+/// Removes a claim whose join hangs. The join continues a moment after the request to remove it.
+async fn leaves_while_thawed(
+    proxy: &Proxy,
+    store: &std::sync::Arc<SqlStore>,
+    claim: &leasehold::Claim,
+) -> bool {
+    let leaving = tokio::spawn({
+        let (store, claim) = (store.clone(), claim.clone());
+        async move { store.leave(&claim, None).await }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.thaw();
+    leaving.await.unwrap().unwrap()
 }
 
 // P9
@@ -210,8 +225,7 @@ async fn release_beside_a_hanging_join_is_not_a_loss<S: Server>() {
     // The first join will do this after its answer. Here it is the faster one.
     let taken = reader.evict("twice", Evict::Holders).await.unwrap();
     assert_eq!(taken, 1);
-    assert!(store.leave(&twice, None).await.unwrap(), "the release reports a loss");
-    proxy.thaw();
+    assert!(leaves_while_thawed(&proxy, &store, &twice).await, "the release reports a loss");
     let left = async || reader.inspect("twice").await.unwrap().is_none();
     until("nothing is left", left).await;
 }
@@ -415,6 +429,37 @@ async fn until_claims(locks: &Client, name: &str, count: usize) {
         assert!(Instant::now() < end, "{claims} claims instead of {count}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+// S04
+/// A dropped acquisition is still being executed when its release finds nothing. The release
+/// returns only after the claim was removed, so that a client that ends afterwards leaves nothing.
+async fn release_waits_for_a_join_in_progress<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let [store, other] = two(&url).await;
+    let first = claim("blocked", LONG, LONG);
+    holding(&store.join(&first, Mode::Try).await.unwrap());
+    assert!(store.leave(&first, None).await.unwrap());
+    let blocker = server.hold(&url, BLOCK).await;
+    let dropped = claim("blocked", LONG, LONG);
+    let joining = tokio::spawn({
+        let (store, dropped) = (store.clone(), dropped.clone());
+        async move { store.join(&dropped, Mode::Wait).await }
+    });
+    until("the join waits for the row", async || server.blocked() >= 1).await;
+    joining.abort();
+    assert!(joining.await.unwrap_err().is_cancelled());
+    let leaving = tokio::spawn({
+        let (store, dropped) = (store.clone(), dropped.clone());
+        async move { store.leave(&dropped, None).await }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!leaving.is_finished(), "the join may still be executed");
+    drop(blocker);
+    leaving.await.unwrap().unwrap();
+    let left = other.read(&Name::new("blocked").unwrap()).await.unwrap();
+    assert!(left.is_none(), "{left:?}");
 }
 
 // S46

@@ -87,6 +87,12 @@ impl Counts for testbed::MariaDb {
         // Neither heartbeats nor the first statements of a new connection.
         let others = "argument NOT LIKE '%WHERE session = %' AND argument NOT LIKE '%JSON_TABLE%' \
                       AND argument NOT LIKE '%ON c.name = l.name%' AND argument NOT LIKE 'SET %'";
+        // Shown if the test fails.
+        let frequent = format!(
+            "{} AND {others} GROUP BY 1 ORDER BY count(*) DESC LIMIT 5",
+            SENT.replace("SELECT count(*)", "SELECT left(argument, 120), count(*)",)
+        );
+        println!("{}", testbed::MariaDb::admin(self, &frequent));
         (count(others), None)
     }
 

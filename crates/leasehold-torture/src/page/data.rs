@@ -158,7 +158,7 @@ fn bands(history: &History, clock: &Clock) -> Vec<Band> {
     history.troubles.iter().map(band).collect()
 }
 
-/// What is known about writes in addition to their answers.
+/// What the history and the checker know about writes, beyond the workers' replies.
 struct Writes {
     taken: HashMap<(OpId, Resource), Option<Time>>,
     lost: HashSet<OpId>,

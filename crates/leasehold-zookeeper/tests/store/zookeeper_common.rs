@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::store::{Joined, Mode, Store};
 use leasehold::{Claim, Client, ErrorKind, Hold, Kind, LostReason, Name, State};
-pub(crate) use leasehold_test_support::{PATIENCE, connect};
+pub(crate) use leasehold_test_support::{PATIENCE, connect, until_waiting};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -75,13 +75,6 @@ pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
         assert!(Instant::now() < end, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-}
-
-pub(crate) async fn until_waiting(locks: &Client, name: &str, count: usize) {
-    until("the expected number of waiters in the queue", async || {
-        locks.inspect(name).await.unwrap().is_some_and(|info| info.waiters().count() == count)
-    })
-    .await;
 }
 
 pub(crate) fn claim(name: &str) -> Claim {

@@ -28,7 +28,7 @@ fn holder_on_a_paused_or_isolated_follower_loses_in_time() {
         // This member still answers its clients, for five seconds (syncLimit).
         let held = connect_to(followers[1], "?session=4s").await;
         lost_before_the_next_holds(&held, &other, "cut-off", || all.cut_off(followers[1])).await;
-        all.mend(followers[1]);
+        all.heal(followers[1]);
     });
 }
 

@@ -361,7 +361,7 @@ impl Mutant {
         let at = StoreTime { now: self.now(), stamp: self.stamp() };
         let queue = &mut lock.queue;
         queue.settle(at.now);
-        let departed = queue.entries().any(|e| e.state == ClaimState::Departed);
+        let departed = queue.entries().any(|e| e.state == ClaimState::Cooldown);
         if self.is(Wrong::DelayClosesAll) && departed {
             let capacity = queue.capacity();
             edit(queue, |entries| entries[0]["weight"] = capacity.into());
@@ -507,7 +507,7 @@ impl Mutant {
             Some(Wrong::PermitsAreNotKept) if claim.kind == Kind::Semaphore => keep = None,
             Some(Wrong::ReadersAreNotKept) if is_reader(claim) => keep = None,
             Some(Wrong::SecondLeaveOpens | Wrong::LateLeaveOpens)
-                if claim_state == Some(ClaimState::Departed) =>
+                if claim_state == Some(ClaimState::Cooldown) =>
             {
                 queue.retain(now, |e| e.id != claim.id);
                 return true;
@@ -548,7 +548,7 @@ impl Mutant {
             Evict::Token(token) => claim_state(token) == Some(ClaimState::Waiting),
             Evict::Holders => false,
         };
-        let departed = queue.entries().any(|e| e.state == ClaimState::Departed);
+        let departed = queue.entries().any(|e| e.state == ClaimState::Cooldown);
         match (self.wrong, which) {
             (Some(Wrong::WaitersAreNotEvicted), _) if waits => 0,
             (Some(Wrong::HolderIsEvictedInstead), _) if waits => {

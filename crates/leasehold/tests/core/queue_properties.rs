@@ -668,7 +668,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
             .map(|i| {
                 let claim_state = match (i.granted, i.departed) {
                     (true, false) => ClaimState::Holding,
-                    (true, true) => ClaimState::Departed,
+                    (true, true) => ClaimState::Cooldown,
                     (false, _) => ClaimState::Waiting,
                 };
                 (i.id, i.token, i.weight, claim_state, i.ends)

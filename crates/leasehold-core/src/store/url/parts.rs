@@ -91,8 +91,8 @@ impl UrlParts {
                     false => "invalid host in the store URL".to_owned(),
                 };
                 let hint = format!(
-                    "use {form}; separate several hosts (host, host:port or [IPv6]:port) by commas, and put \
-                     user:password@ before the first"
+                    "use {form}; separate multiple hosts (host, host:port or [IPv6]:port) with \
+                     commas, and put user:password@ only before the first"
                 );
                 Error::new(ErrorKind::Config, what).with_hint(hint)
             })
