@@ -321,7 +321,7 @@ pub fn nats(disk: Option<Disk>) -> Breakable {
 /// minute to recover.
 pub fn objects() -> Breakable {
     let server = testbed::SeaweedFs::start();
-    let url = server.url("torture") + "&session_ms=2000&poll_ms=50";
+    let url = server.url("torture") + "&session_ms=6000&poll_ms=50";
     Breakable::new(url, 1, move |_| {
         pause(|| server.stop(), || server.cont());
         server.kill();

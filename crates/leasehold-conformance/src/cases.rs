@@ -927,6 +927,28 @@ pub async fn acquire_dropped_at_any_await_leaves_no_claim(subject: &Subject) {
     }
 }
 
+// S04
+/// The join takes effect after the release that followed it.
+pub async fn dropped_acquire_is_released_although_its_join_arrives_late(subject: &Subject) {
+    let name = subject.name("s04b");
+    let other = subject.client().await;
+    let (locks, faults) = subject.faulty().await;
+    // The client of a local store cannot have a late join, because it calls the store directly.
+    if locks.store().info().is_local {
+        return;
+    }
+    faults.next(Op::Join, 1, Fault::DelayRequest(Duration::from_millis(500)));
+    let lock = locks.mutex(&name).lease(LONG);
+    {
+        let mut taking = pin!(lock.lock());
+        assert!(poll_once(&mut taking).await.is_pending());
+    }
+    // The first release, and the one after 100 ms.
+    eventually("two releases", async || faults.count(Op::Leave) >= 2).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    is_released(&other, &name).await;
+}
+
 // S05
 pub async fn delayed_acquire_blocks_the_lock_for_at_most_a_lease(subject: &Subject) {
     if !subject.claims_leases() {

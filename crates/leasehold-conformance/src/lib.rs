@@ -220,6 +220,7 @@ list_cases![
     evicted_hold_is_reported_lost_and_not_reacquired,
     release_reports_an_unnoticed_loss,
     acquire_dropped_at_any_await_leaves_no_claim,
+    dropped_acquire_is_released_although_its_join_arrives_late,
     delayed_acquire_blocks_the_lock_for_at_most_a_lease,
     acquire_with_a_lost_reply_is_granted_once,
     release_with_a_lost_reply_takes_effect_once,

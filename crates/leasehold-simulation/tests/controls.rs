@@ -96,7 +96,7 @@ const ALL: &[Broken] = &[
     broken(
         "a dropped wait stays in the queue",
         "lock/acquire.rs",
-        "            self.core().leave_in_background(&self.claim, Moment::from_nanos(0));\n",
+        "            self.core().leave_given_up(&self.claim, self.is_reply_missing);\n",
         "",
     ),
     broken(

@@ -19,6 +19,10 @@ use crate::types::token::Token;
 use crate::util::clock::{Clock, Moment};
 use crate::util::world::process_id;
 
+/// When a release is repeated because a join whose reply is missing may have arrived after it.
+const LATE_JOINS: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
+
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
@@ -129,19 +133,46 @@ impl Core {
     /// starts but does not complete, the background thread starts it again. Releasing twice has no
     /// further effect.
     pub(crate) fn leave_in_background(&self, claim: &Claim, keep_until: Moment) {
+        self.leave_repeatedly(claim, keep_until, &[]);
+    }
+
+    /// Like [`leave_in_background`](Self::leave_in_background), for a claim that its caller has
+    /// given up.
+    ///
+    /// A join whose reply is missing may take effect after the release: the two requests may use
+    /// different connections, and a proxy may repeat the join. The release is therefore repeated,
+    /// as long as the client exists. Otherwise the lock would stay held, by nobody, until the lease
+    /// of the claim expires.
+    pub(crate) fn leave_given_up(&self, claim: &Claim, is_reply_missing: bool) {
+        let pauses: &[Duration] = if is_reply_missing { &LATE_JOINS } else { &[] };
+        self.leave_repeatedly(claim, Moment::from_nanos(0), pauses);
+    }
+
+    /// Releases a claim in the background, and again after each of these pauses.
+    fn leave_repeatedly(&self, claim: &Claim, keep_until: Moment, pauses: &'static [Duration]) {
         if self.store.info().is_local {
             let mut leave = self.store.leave(claim, self.keep(keep_until));
             if let Some(Ok(_)) = self.background.at_once(leave.as_mut()) {
                 return;
             }
         }
-        let (store, clock) = (self.store.clone(), self.clock.clone());
-        let pending = self.pending_releases.begin(claim);
-        let leave = leave_with_retry(store, clock, claim.clone(), keep_until);
+        let (store, clock, claim) = (self.store.clone(), self.clock.clone(), claim.clone());
+        let pending = self.pending_releases.begin(&claim);
+        let leave =
+            move || leave_with_retry(store.clone(), clock.clone(), claim.clone(), keep_until);
+        let first = leave();
         self.background.spawn_cleanup(async move {
-            leave.await;
+            first.await;
             drop(pending);
         });
+        if !pauses.is_empty() {
+            self.background.spawn(async move {
+                for pause in pauses {
+                    tokio::time::sleep(*pause).await;
+                    leave().await;
+                }
+            });
+        }
     }
 
     /// Like [`leave_in_background`](Self::leave_in_background), for a hold.

@@ -291,9 +291,18 @@ pub(crate) async fn acquire_once(
         let claim = handle.claim(name, weight, began)?;
         let taken = {
             let last_reply = &mut last_reply;
-            let armed = false;
-            let mut attempt =
-                Attempt { handle, claim, wait, started, began, give_up, last_reply, armed };
+            let (armed, is_reply_missing) = (false, false);
+            let mut attempt = Attempt {
+                handle,
+                claim,
+                wait,
+                started,
+                began,
+                give_up,
+                last_reply,
+                armed,
+                is_reply_missing,
+            };
             attempt.run().await?
         };
         if let Some(guard) = taken {
@@ -328,6 +337,8 @@ struct Attempt<'a> {
     /// this time.
     last_reply: &'a mut Moment,
     armed: bool,
+    /// Whether the last join has no reply yet.
+    is_reply_missing: bool,
 }
 
 impl Drop for Attempt<'_> {
@@ -336,7 +347,7 @@ impl Drop for Attempt<'_> {
         // the parent may have held it at the fork.
         if self.armed && self.core().holder_is_us() {
             self.core().renewer.forget(self.claim.id);
-            self.core().leave_in_background(&self.claim, Moment::from_nanos(0));
+            self.core().leave_given_up(&self.claim, self.is_reply_missing);
         }
     }
 }
@@ -389,7 +400,7 @@ impl Attempt<'_> {
         let first_sent = self.began;
         let mut sent = first_sent;
         let mut pause = Duration::from_millis(10);
-        self.armed = true;
+        (self.armed, self.is_reply_missing) = (true, true);
         let mut only = true;
         loop {
             let limit = || {
@@ -401,6 +412,7 @@ impl Attempt<'_> {
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
                     *self.last_reply = self.now();
+                    self.is_reply_missing = false;
                     return self.joined(sent, joined, only);
                 }
                 Some(Err(error)) if !error.is_transient() => {
