@@ -16,7 +16,7 @@ use crate::reaper;
 use crate::version::Version;
 
 /// Time limit for a server to start or end. It is only reached if something is wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A test's requirements for its server.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@ use leasehold_test_support::*;
 use testbed::NatsCluster;
 
 fn url(cluster: &NatsCluster) -> String {
-    cluster.url() + "/?session_ms=60000"
+    cluster.url() + "/?session_ms=180000"
 }
 
 fn kill(cluster: &NatsCluster) {
