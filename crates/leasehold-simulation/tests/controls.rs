@@ -96,7 +96,7 @@ const ALL: &[Broken] = &[
     broken(
         "a dropped wait stays in the queue",
         "lock/acquire.rs",
-        "            self.core().leave_given_up(&self.claim, self.is_reply_missing);\n",
+        "            self.core().leave_given_up(&self.claim, self.may_join_late);\n",
         "",
     ),
     broken(

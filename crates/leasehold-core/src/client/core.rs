@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::background::Background;
 use super::ids::Ids;
-use super::leave::leave_with_retry;
+use super::leave::{leave_late_joins, leave_with_retry};
 use super::pending_releases::{PATIENCE, PendingReleases};
 use super::renewer::Renewer;
 use crate::store::Store;
@@ -17,11 +17,7 @@ use crate::types::name::Name;
 use crate::types::options::LockOptions;
 use crate::types::token::Token;
 use crate::util::clock::{Clock, Moment};
-use crate::util::world::process_id;
-
-/// When a release is repeated because a join whose reply is missing may have arrived after it.
-const LATE_JOINS: [Duration; 3] =
-    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
+use crate::util::world::{self, process_id};
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -40,7 +36,7 @@ pub(crate) struct Core {
     /// The time by which the leases of all holds that are being released in the background have
     /// expired, as a [`Moment`].
     released_by: AtomicU64,
-    closed: AtomicBool,
+    closed: Arc<AtomicBool>,
 }
 
 impl Core {
@@ -58,7 +54,7 @@ impl Core {
         background.spawn(renewer.clone().run());
         let holder = Arc::new(Holder::this_process(&options.label));
         let (seen, released_by) = (AtomicU64::new(0), AtomicU64::new(0));
-        let closed = AtomicBool::new(false);
+        let closed = Arc::new(AtomicBool::new(false));
         let (ids, pending_releases) = (Ids::default(), Arc::default());
         Self {
             store,
@@ -133,46 +129,35 @@ impl Core {
     /// starts but does not complete, the background thread starts it again. Releasing twice has no
     /// further effect.
     pub(crate) fn leave_in_background(&self, claim: &Claim, keep_until: Moment) {
-        self.leave_repeatedly(claim, keep_until, &[]);
+        self.leave(claim, keep_until, false);
     }
 
     /// Like [`leave_in_background`](Self::leave_in_background), for a claim that its caller has
-    /// given up.
-    ///
-    /// A join whose reply is missing may take effect after the release: the two requests may use
-    /// different connections, and a proxy may repeat the join. The release is therefore repeated,
-    /// as long as the client exists. Otherwise the lock would stay held, by nobody, until the lease
-    /// of the claim expires.
-    pub(crate) fn leave_given_up(&self, claim: &Claim, is_reply_missing: bool) {
-        let pauses: &[Duration] = if is_reply_missing { &LATE_JOINS } else { &[] };
-        self.leave_repeatedly(claim, Moment::from_nanos(0), pauses);
+    /// given up. `may_join_late`: a request to join has no reply, so it may take effect after the
+    /// release. The release is then repeated.
+    pub(crate) fn leave_given_up(&self, claim: &Claim, may_join_late: bool) {
+        self.leave(claim, Moment::from_nanos(0), may_join_late);
     }
 
-    /// Releases a claim in the background, and again after each of these pauses.
-    fn leave_repeatedly(&self, claim: &Claim, keep_until: Moment, pauses: &'static [Duration]) {
-        if self.store.info().is_local {
+    fn leave(&self, claim: &Claim, keep_until: Moment, may_join_late: bool) {
+        let is_local = self.store.info().is_local;
+        if is_local {
             let mut leave = self.store.leave(claim, self.keep(keep_until));
             if let Some(Ok(_)) = self.background.at_once(leave.as_mut()) {
                 return;
             }
         }
         let (store, clock, claim) = (self.store.clone(), self.clock.clone(), claim.clone());
+        let closed = self.closed.clone();
         let pending = self.pending_releases.begin(&claim);
-        let leave =
-            move || leave_with_retry(store.clone(), clock.clone(), claim.clone(), keep_until);
-        let first = leave();
         self.background.spawn_cleanup(async move {
-            first.await;
+            leave_with_retry(store.clone(), clock.clone(), claim.clone(), keep_until).await;
             drop(pending);
+            // A local store has no late requests, because its client calls it directly.
+            if may_join_late && !is_local {
+                world::spawn(leave_late_joins(store, clock, claim, closed));
+            }
         });
-        if !pauses.is_empty() {
-            self.background.spawn(async move {
-                for pause in pauses {
-                    tokio::time::sleep(*pause).await;
-                    leave().await;
-                }
-            });
-        }
     }
 
     /// Like [`leave_in_background`](Self::leave_in_background), for a hold.

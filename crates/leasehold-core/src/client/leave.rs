@@ -1,6 +1,7 @@
 //! Releases a claim when no caller waits for the result.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{spans, telemetry};
@@ -38,6 +39,32 @@ pub(crate) async fn leave_with_retry(
     });
 }
 
+/// Pauses before the repetitions of a release whose claim may join late.
+const LATE_JOINS: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
+
+/// Repeats the release of a claim that may have joined after its release. Each repetition is one
+/// attempt. They end when the client is closed.
+///
+/// A request to join may arrive after the release: the two may use different connections, and a
+/// proxy may delay the request or send it twice. Without the repetitions, the lock would be held by
+/// nobody until the claim's lease expires.
+pub(crate) async fn leave_late_joins(
+    store: Arc<dyn Store>,
+    clock: Clock,
+    claim: Claim,
+    closed: Arc<AtomicBool>,
+) {
+    for pause in LATE_JOINS {
+        tokio::time::sleep(pause).await;
+        if closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let only_once = Moment::from_nanos(0);
+        leave_until(only_once, &*store, &clock, &claim, Moment::from_nanos(0)).await;
+    }
+}
+
 /// Tries to release the claim until `give_up`, and returns whether the store has released it. A
 /// permanent error ends the attempts.
 async fn leave_until(
@@ -62,7 +89,7 @@ async fn leave_until(
         };
         let Some(error) = error else { return true };
         telemetry::leave_failed(claim, &error);
-        if !error.is_transient() || clock.now() > give_up {
+        if !error.is_transient() || clock.now() >= give_up {
             return false;
         }
         tokio::time::sleep(pause).await;

@@ -11,8 +11,9 @@
 //!   client only renews it, and a renewal never joins.
 //! - *The future is dropped, or the call gives up*: [`Attempt`] exists before the first byte is
 //!   sent. Dropping it sends a `leave` in the background, which is retried for as long as the claim
-//!   could exist. A delayed `join` may arrive even after that `leave`. No client renews the claim
-//!   that such a `join` creates, so that claim expires within a lease.
+//!   could exist. A delayed `join` may arrive even after that `leave`. So if a `join` has no reply,
+//!   the `leave` is repeated for some seconds. No client renews the claim that an even later `join`
+//!   creates, so that claim expires within a lease.
 //! - *The process crashes*: its queue position expires with the waiter lease, and its grant expires
 //!   with the lease.
 //! - *A notification is lost*: the renewer's heartbeat polls every third of the waiter lease.
@@ -291,7 +292,7 @@ pub(crate) async fn acquire_once(
         let claim = handle.claim(name, weight, began)?;
         let taken = {
             let last_reply = &mut last_reply;
-            let (armed, is_reply_missing) = (false, false);
+            let (armed, may_join_late) = (false, false);
             let mut attempt = Attempt {
                 handle,
                 claim,
@@ -301,7 +302,7 @@ pub(crate) async fn acquire_once(
                 give_up,
                 last_reply,
                 armed,
-                is_reply_missing,
+                may_join_late,
             };
             attempt.run().await?
         };
@@ -337,8 +338,8 @@ struct Attempt<'a> {
     /// this time.
     last_reply: &'a mut Moment,
     armed: bool,
-    /// Whether the last join has no reply yet.
-    is_reply_missing: bool,
+    /// Whether a request to join has no reply, so it may take effect later.
+    may_join_late: bool,
 }
 
 impl Drop for Attempt<'_> {
@@ -347,7 +348,7 @@ impl Drop for Attempt<'_> {
         // the parent may have held it at the fork.
         if self.armed && self.core().holder_is_us() {
             self.core().renewer.forget(self.claim.id);
-            self.core().leave_given_up(&self.claim, self.is_reply_missing);
+            self.core().leave_given_up(&self.claim, self.may_join_late);
         }
     }
 }
@@ -400,7 +401,7 @@ impl Attempt<'_> {
         let first_sent = self.began;
         let mut sent = first_sent;
         let mut pause = Duration::from_millis(10);
-        (self.armed, self.is_reply_missing) = (true, true);
+        (self.armed, self.may_join_late) = (true, true);
         let mut only = true;
         loop {
             let limit = || {
@@ -412,7 +413,7 @@ impl Attempt<'_> {
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
                     *self.last_reply = self.now();
-                    self.is_reply_missing = false;
+                    self.may_join_late = !only;
                     return self.joined(sent, joined, only);
                 }
                 Some(Err(error)) if !error.is_transient() => {
