@@ -41,10 +41,11 @@ impl Asked {
         ["--", "sh", "-c", SCRIPT, file, &master].map(String::from).to_vec()
     }
 
-    /// Disturbs the servers whenever the command runs, until `run` has ended.
+    /// Disturbs the servers whenever the command runs, until `run` has ended, and returns its
+    /// result.
     ///
     /// # Panics
-    /// If `run` or the servers panic.
+    /// If `run` panics, or the servers cannot be disturbed.
     pub fn serve<T: Send>(&self, servers: &mut Breakable, run: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let run = scope.spawn(run);

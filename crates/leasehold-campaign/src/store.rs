@@ -11,7 +11,7 @@ use crate::faults::Faults;
 
 /// A store on which torture is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is its name")]
+#[allow(missing_docs, reason = "the names suffice")]
 pub enum Store {
     Memory,
     File,
@@ -290,7 +290,7 @@ impl Store {
     }
 
     /// Returns the clients' faults while servers are disturbed. SQL stores get no pauses, because a
-    /// pause that begins while a row is locked takes long to recover from.
+    /// pause that begins while a row is locked takes a long time to recover from.
     pub(crate) fn beside_servers(self) -> &'static str {
         match self {
             Self::Postgres | Self::MariaDb | Self::MySql => "kill",

@@ -132,7 +132,8 @@ pub struct System {
     /// Maximum number of claims in a queue. Each read returns the whole queue, so the traffic grows
     /// with the square of its length. In a longer queue, renewals would be late.
     pub crowd: usize,
-    /// How much too early a cell may expire, because of the resolution of the system's clock.
+    /// The maximum time by which a cell may expire too early, because of the resolution of the
+    /// system's clock.
     pub grain: Duration,
     /// An answer that took longer than this does not prove that a session is alive, because a
     /// system that was paused may use an old time when it resumes.

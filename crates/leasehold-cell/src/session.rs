@@ -282,8 +282,8 @@ impl Sessions {
         self.close_if(|| true).await;
     }
 
-    /// Like [`close`](Self::close), but only if `is_so` returns true. Until it returns, no call can
-    /// get the session.
+    /// Like [`close`](Self::close), but only if `is_so` returns true. While `is_so` runs, no call
+    /// can get the session.
     pub(crate) async fn close_if(&self, is_so: impl FnOnce() -> bool) {
         let taken = {
             let mut current = locked(&self.current);

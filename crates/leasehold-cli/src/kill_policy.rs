@@ -45,8 +45,8 @@ pub(crate) enum Danger {
     Kill,
 }
 
-/// Returns how much of a lease must be left for CMD to stay alive. It is a little more than the
-/// watchdog's tenth, so that the watchdog acts only if leasehold does not.
+/// Returns the time before the end of a lease at which leasehold kills CMD. The watchdog kills CMD
+/// a little later, with a tenth of the lease left, so it acts only if leasehold does not.
 pub(crate) fn kill_margin(lease: Duration) -> Duration {
     lease / 8
 }

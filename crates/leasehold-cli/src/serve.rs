@@ -42,7 +42,7 @@ pub(crate) fn main(args: &ServeArgs, verbose: bool) -> ExitCode {
     }
 }
 
-/// Starts the log. It has one line per request with `-v`, and only problems without it.
+/// Starts logging to stderr: with `-v`, one line per request; otherwise, only warnings and errors.
 fn log(json: bool, verbose: bool) {
     let level = if verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr);

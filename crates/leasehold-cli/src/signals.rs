@@ -66,8 +66,8 @@ impl Signals {
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
     }
 
-    /// Waits for the next signal. Call this only while no child that this process started runs: all
-    /// children that end meanwhile are reaped as orphans.
+    /// Waits for the next signal. Call this only while no child that this process started is
+    /// running, because all children that end in the meantime are reaped as orphans.
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub(crate) async fn next_while_idle(&mut self) -> i32 {

@@ -122,7 +122,8 @@ fn all_ignore_old_leaders(
     }
 }
 
-/// Returns whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
+/// Returns whether members of this version of etcd no longer revoke leases after they have lost
+/// leadership (<https://github.com/etcd-io/etcd/pull/17425>).
 pub(super) fn ignores_old_leaders(version: &str) -> bool {
     let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
     let mut next = || parts.next().flatten();

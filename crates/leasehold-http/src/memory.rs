@@ -44,8 +44,8 @@ impl InMemory {
     /// Creates an instance that contains no tokens.
     ///
     /// ```
-    /// let marks = leasehold::fence::http::InMemory::new();
-    /// # let _ = marks;
+    /// let tokens = leasehold::fence::http::InMemory::new();
+    /// # let _ = tokens;
     /// ```
     pub fn new() -> Self {
         Self::default()

@@ -406,8 +406,8 @@ fn guarantees(url: &RedlockUrl) -> Guarantees {
          unnoticed within a lease, because the key was deleted or the wall clock set forward. If the holder got \
          only a bare majority, one such server is enough to grant the lock twice."
             .into(),
-        "A server with a replica has no vote. Each host name must lead to one server, the same for all \
-         clients."
+        "A server with a replica has no vote. Each host name must resolve to one server, the same \
+         for all clients."
             .into(),
         "If more than half of the servers lose their data at the same time, tokens increase unless the \
          clocks are behind the last lost token."

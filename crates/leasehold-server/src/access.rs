@@ -508,7 +508,7 @@ impl Caller {
         self.identity.usage.count_request(&self.identity.quota)
     }
 
-    /// Counts a stream for as long as the result exists. Fails if it exceeds the quota.
+    /// Counts a stream until the result is dropped. Fails if the stream exceeds the quota.
     pub(crate) fn open_stream(&self) -> Result<Streaming, Failure> {
         self.identity.usage.open_stream(&self.identity.quota)
     }

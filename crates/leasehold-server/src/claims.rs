@@ -267,7 +267,7 @@ pub(crate) async fn renew_many(
     operation_id = "wait",
     summary = "Wait for a grant",
     params(ClaimPath, WaitQuery, ClaimBody),
-    responses((status = 200, description = "The state, once the claim is not waiting any more or the time is over", body = ClaimResponse)),
+    responses((status = 200, description = "The state, once the claim no longer waits or the time limit is reached", body = ClaimResponse)),
 )]
 pub(crate) async fn wait(
     State(service): State<Service>,

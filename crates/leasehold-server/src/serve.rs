@@ -1,4 +1,4 @@
-//! Serves connections within limits, and shuts down.
+//! Serves connections within limits, and drains them at shutdown.
 
 use std::io;
 use std::net::SocketAddr;

@@ -106,7 +106,7 @@ pub(super) fn replay(entries: &[(usize, Entry)]) -> Result<Cell> {
 
 /// Returns the error for a proof of another store's kind.
 fn foreign(_: &Proof) -> Error {
-    Error::new(ErrorKind::Config, "this proof is for another store")
+    Error::new(ErrorKind::Config, "this proof of a hold is for another kind of store")
 }
 
 /// Returns the error for a store that did not execute a request.

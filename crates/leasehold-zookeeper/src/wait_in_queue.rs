@@ -236,8 +236,9 @@ impl Shared {
         Ok(events)
     }
 
-    /// Watches a child of another client that this user may not read. Every user may check whether
-    /// a node exists. But if the node does not exist, that leaves a watch behind.
+    /// Watches a child of another client that this user may not read. Before ZooKeeper 3.9, every
+    /// user may check whether a node exists. If the node does not exist, this check leaves a watch
+    /// behind.
     async fn watch_closed(&self, session: &Session, path: &str) -> Result<Option<OneshotWatcher>> {
         match session.read(|c| c.check_and_watch_stat(path)).await {
             Ok((stat, watcher)) => Ok(stat.map(|_| watcher)),

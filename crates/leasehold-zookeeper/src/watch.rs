@@ -74,7 +74,7 @@ impl Watches {
         self.own
     }
 
-    /// Returns the remaining watches, to be kept.
+    /// Returns all watches, so that the caller can keep them.
     pub(super) fn take(self) -> (Option<Event>, Vec<(Blocker, Event)>) {
         (self.own, self.others)
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The reaper's script. It waits for the end of its input, which comes when the last descriptor of
-/// the test process is closed. Then it kills every process that works below the directory, and
-/// deletes the directory. It ignores signals that a terminal sends to all processes (Ctrl-C).
+/// the test process is closed. Then it kills every process whose working directory is in the
+/// test process's directory, and deletes that directory. It ignores signals that a terminal sends
+/// to all processes (Ctrl-C).
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 while read -r _; do :; done

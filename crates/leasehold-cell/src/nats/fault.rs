@@ -95,8 +95,8 @@ pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
         _ if message.contains("received fatal alert") => (
             ErrorKind::Denied,
             format!("NATS at {servers} rejected the client's certificate, or requires one"),
-            "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
-             trusts",
+            "add cert=FILE&key=FILE to the URL: PEM files of a client certificate, signed by an \
+             authority that the server trusts, and its key",
         ),
         ConnectErrorKind::Tls => certificates(servers),
         _ if message.contains("invalid peer certificate") => certificates(servers),

@@ -10,7 +10,7 @@ const PORT: u16 = 8484;
 /// Examples of valid URLs, for error messages.
 const FORM: &str = "http://host1,host2/, https://host/?token_file=/a/file or http+unix:///a/socket";
 /// The supported parameters, for error messages.
-const KNOWN: &str = "prefix and token_file, with https: ca, cert and key";
+const KNOWN: &str = "prefix and token_file; with https: ca, cert and key";
 /// The words of error messages about TLS.
 const TLS: TlsWords = TlsWords {
     scheme: "https:",

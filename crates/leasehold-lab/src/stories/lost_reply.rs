@@ -40,7 +40,7 @@ async fn play() -> Result<Played> {
     Ok(Played { naive, ours: ours(&redis).await? })
 }
 
-/// Waits until a reply was lost, and then closes the connection.
+/// Waits until the proxy has dropped a reply, and then closes the connection.
 async fn lose(proxy: &Proxy) -> Result<()> {
     for _ in 0..12_000 {
         if proxy.has_dropped() {

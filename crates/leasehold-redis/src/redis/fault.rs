@@ -166,8 +166,9 @@ pub(crate) fn explain(error: &RedisError) -> Error {
         None if is_gone(error) && shown(error).contains("CertificateRequired") => (
             ErrorKind::Denied,
             "the Redis server requires a client certificate",
-            "add cert=FILE&key=FILE to the URL: PEM files signed by an authority that the server \
-             trusts, or set `tls-auth-clients no` in redis.conf",
+            "add cert=FILE&key=FILE to the URL: PEM files of a client certificate, signed by an \
+             authority that the server trusts, and its key. Or set `tls-auth-clients no` in \
+             redis.conf",
         ),
         None if is_gone(error) => (
             ErrorKind::Unreachable,

@@ -261,13 +261,13 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     }
     if let Some(replicas) = url.replicas {
         let then = match replicas.short {
-            Shortfall::Refuse => "or the lock is released again",
-            Shortfall::Accept => "or the lock is held anyway",
+            Shortfall::Refuse => "otherwise the lock is released again",
+            Shortfall::Accept => "otherwise the lock is granted anyway",
         };
         notes.push(
             format!(
-                "{} replicas confirm each grant within {:?}, {then}. A fail-over may promote another \
-                 replica.",
+                "{} of the replicas must confirm each grant within {:?}; {then}. A fail-over may \
+                 promote another replica.",
                 replicas.count, replicas.within
             )
             .into(),

@@ -16,11 +16,11 @@ pub enum Value {
     Text(String),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// Text for a value of another database type; made by [`Value::typed`].
+    /// A value of any other database type, as text; made by [`Value::typed`].
     Typed(Typed),
 }
 
-/// Text for a value of another database type; see [`Value::typed`].
+/// A value of any other database type, as text; see [`Value::typed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Typed {
     pub(super) of: String,

@@ -203,7 +203,8 @@ fn both_checkers_agree_on_random_histories() {
     assert!(clean >= 20, "only {clean} histories were clean");
 }
 
-/// A history of a few operations. Their events are in order, at random times which often coincide.
+/// Returns a history of a few operations. The events of each operation are in order, at random
+/// times that often coincide.
 fn random(rng: &mut Rng) -> (Terms, History) {
     let kinds = [(Kind::Mutex, 1), (Kind::RwLock, 4), (Kind::Semaphore, 3)];
     let lock = |(kind, capacity)| LockSpec { name: format!("{kind}"), kind, capacity };

@@ -280,7 +280,7 @@ mod current {
         code
     }
 
-    /// Returns the statement for `sqlx`. It consists of leasehold's own text and checked
+    /// Marks the statement as safe for `sqlx`. It consists only of leasehold's own text and checked
     /// identifiers.
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     fn text(sql: &str) -> sqlx::AssertSqlSafe<String> {
