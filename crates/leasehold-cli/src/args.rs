@@ -20,7 +20,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use leasehold::Token;
-use leasehold::kit::{did_you_mean, parse_duration as duration};
+use leasehold::store::kit::{did_you_mean, parse_duration as duration};
 
 use run::NamesAndCommand;
 pub(crate) use run::{ElectArgs, RunArgs};
@@ -178,8 +178,8 @@ fn matched(words: &[OsString]) -> Result<Args, clap::Error> {
     Args::from_arg_matches(&matches)
 }
 
-/// Splits NAME and CMD. Options between the two are leasehold's: then everything is parsed again
-/// without NAME.
+/// Splits NAME and CMD. Options between them belong to leasehold, so in that case everything is
+/// parsed again without NAME.
 fn split<T: NamesAndCommand>(
     mut args: T,
     mut words: Vec<OsString>,
@@ -791,7 +791,7 @@ pub(crate) struct FollowArgs {
     pub(crate) prefix: String,
 }
 
-/// An interval that a server can bear.
+/// Parses a polling interval. Intervals below 10 ms would overload the store.
 fn pause(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         pause if pause < Duration::from_millis(10) => Err("must be at least 10ms".to_owned()),

@@ -8,8 +8,8 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use leasehold::doctor::{Finding, Severity};
-use leasehold::kit::public_secrets;
 use leasehold::store::Guarantees;
+use leasehold::store::kit::public_secrets;
 use leasehold::{Error, ErrorKind};
 use serde::Serialize;
 

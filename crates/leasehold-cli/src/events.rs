@@ -11,7 +11,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::kit::locked;
+use leasehold::store::kit::locked;
 use serde::Serialize;
 
 use crate::signals;

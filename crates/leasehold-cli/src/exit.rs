@@ -60,6 +60,13 @@ impl Failure {
         Self { hint: Some(hint.into()), ..self }
     }
 
+    /// Replaces the option that the failure names by the one with which the user set the value.
+    pub(crate) fn naming(self, option: &str, given: &str) -> Self {
+        let message = self.message.replace(option, given);
+        let hint = self.hint.map(|hint| hint.replace(option, given));
+        Self { message, hint, ..self }
+    }
+
     /// Prints the cause and the hint to stderr, and returns the code. Prints nothing if the failure
     /// is silent, unless `-v` was given.
     pub(crate) fn report(&self) -> ExitCode {

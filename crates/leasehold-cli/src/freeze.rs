@@ -33,7 +33,7 @@ pub(crate) fn freeze(args: FreezeArgs) -> ExitCode {
     match done {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(number)) => ExitCode::from(signals::die_of(number)),
-        Err(failure) => failure.report(),
+        Err(failure) => failure.naming("--min-hold", "--for").report(),
     }
 }
 
@@ -48,6 +48,11 @@ async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Optio
         number = signals.next_ending() => return Ok(Some(number)),
     };
     events::note_store(locks.url());
+    if !locks.guarantees().min_hold {
+        let what = format!("the locks of {} cannot be frozen", locks.url());
+        let hint = "use file:, sqlite:, postgres:, mysql:, redis: or etcd:";
+        return Err(Failure::new(exit::USAGE, what).hint(hint));
+    }
     let was_reported = AtomicBool::new(false);
     let on_waiting = Arc::new(move |name: &str, place: Place| {
         if place.ahead > 0 && !was_reported.swap(true, Ordering::Relaxed) {

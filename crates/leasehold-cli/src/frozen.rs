@@ -1,6 +1,6 @@
 //! The label of the claim that freezes a lock. It contains the reason.
 
-use leasehold::kit::frozen_label;
+use leasehold::store::kit::frozen_label;
 use leasehold::store::{ClaimInfo, LockInfo};
 
 use crate::exit::{Failure, USAGE};

@@ -4,7 +4,7 @@
 //! Names, labels and hosts come from other users. Control characters in them never reach the
 //! terminal.
 
-use std::io::{Write, stdout};
+use std::io::{IsTerminal, Write, stdout};
 use std::process::ExitCode;
 
 use leasehold::store::{ClaimInfo, ClaimState, LockInfo};
@@ -45,6 +45,9 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
             (Some(info), false) => details(info, locks.url()),
             (None, false) => {
                 let name = clean(&args.name);
+                if std::io::stderr().is_terminal() {
+                    note("hint: `leasehold ls` lists the locks that are in use");
+                }
                 format!("lock   {name} (free)\nstore  {}\n", clean(locks.url()))
             }
         };

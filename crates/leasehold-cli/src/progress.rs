@@ -1,7 +1,7 @@
 //! The line on the terminal during a wait: the holder, how long it has held the lock, and the queue
 //! position.
 
-use leasehold::kit::{LISTED_HOLDERS, locked};
+use leasehold::store::kit::{LISTED_HOLDERS, locked};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -101,7 +101,12 @@ pub(crate) async fn run(
         return Err(reenter::exec(args, &above, events));
     }
     let waited = tokio::select! {
-        held = wait(&locks, args, started, events) => held.map_err(Err),
+        held = wait(&locks, args, started, events) => held.map_err(|failure| {
+            Err(match args.once_per {
+                Some(_) => failure.naming("--min-hold", "--once-per"),
+                None => failure,
+            })
+        }),
         number = signals.next_ending() => Err(Ok(CommandEnd::Signal(number))),
     };
     let held = match waited {

@@ -29,7 +29,7 @@ fn printed(url: &str, args: &SchemaArgs) -> leasehold::Result<String> {
 
     use crate::args::Tables;
     // This also rejects URLs of other stores.
-    let locks = leasehold::store::sql::schema(&leasehold::kit::with_passwords(url)?)?;
+    let locks = leasehold::store::sql::schema(&leasehold::store::kit::with_passwords(url)?)?;
     let dialect = match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
         "sqlite" => Dialect::Sqlite,
         "mysql" | "mariadb" => Dialect::Mysql,

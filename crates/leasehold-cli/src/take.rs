@@ -28,22 +28,37 @@ fn check_shared(url: &str) -> Result<(), Failure> {
         .hint("use file: (this machine), or a store with a server, such as postgres:"))
 }
 
-/// Fails if the file or directory that the URL names does not exist, because reading must not
-/// create a store. (The user's own store, `file:`, may be created.)
-fn check_there(url: &str) -> Result<(), Failure> {
-    let Some((scheme @ ("file" | "sqlite"), rest)) = url.split_once(':') else { return Ok(()) };
+/// The hint for a command that takes no lock and finds no store.
+const NO_STORE: &str = "check the store's URL; `leasehold run` creates a store when it takes the \
+                        first lock";
+
+/// Fails if the directory of a `file:` URL is not a store, because a command that takes no lock
+/// must not create one. (The user's own store, `file:`, may be created.)
+fn check_directory(url: &str) -> Result<(), Failure> {
+    let Some(("file", rest)) = url.split_once(':') else { return Ok(()) };
     let path = rest.strip_prefix("//").unwrap_or(rest);
     let path = path.strip_prefix("localhost").unwrap_or(path);
     let path = path.split(['?', '#']).next().unwrap_or_default();
     // The store rejects an invalid path.
-    let Some(path) = leasehold::kit::decoded_bytes(path) else { return Ok(()) };
+    let Some(path) = leasehold::store::kit::decoded_bytes(path) else { return Ok(()) };
     let path = PathBuf::from(OsString::from_vec(path));
-    if !path.is_absolute() || !matches!(path.try_exists(), Ok(false)) {
+    // A directory that cannot be read is reported by the store.
+    let lacks = |part| matches!(path.join(part).try_exists(), Ok(false));
+    if !path.is_absolute() || !["locks", "clients", "tokens"].into_iter().all(lacks) {
         return Ok(());
     }
-    let what = format!("there is no store at {scheme}:{}", path.display());
-    let hint = "check the path; `leasehold run` creates a store when it takes the first lock";
-    Err(Failure::new(UNAVAILABLE, what).hint(hint))
+    let what = format!("no store found at file:{}", path.display());
+    Err(Failure::new(UNAVAILABLE, what).hint(NO_STORE))
+}
+
+/// Returns the failure of a command that connects to an existing store.
+fn not_connected(error: Error) -> Failure {
+    let is_missing =
+        error.kind() == ErrorKind::Config && error.reason().starts_with("no store found");
+    match is_missing {
+        true => Failure { code: UNAVAILABLE, ..Failure::from(error) }.hint(NO_STORE),
+        false => error.into(),
+    }
 }
 
 /// Connects to the store, does this work, and closes the connection.
@@ -52,8 +67,8 @@ pub(crate) async fn with_store<T>(
     work: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     check_shared(store.url())?;
-    check_there(store.url())?;
-    let locks = store.connect().await?;
+    check_directory(store.url())?;
+    let locks = store.connect_to_existing().await.map_err(not_connected)?;
     events::note_store(locks.url());
     let done = work(&locks).await;
     // Nothing is held, so a failure to close has no effect.

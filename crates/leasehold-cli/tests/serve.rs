@@ -300,6 +300,50 @@ fn history_in_a_file_survives_a_restart() {
     assert!(after.contains("\"label\":\"nightly\"") && has_ended(), "{after}");
 }
 
+/// The disk of the history fills up, and the server is killed when there is space again.
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn history_is_complete_after_a_full_disk_and_a_crash() {
+    testbed::in_own_network("history_is_complete_after_a_full_disk_and_a_crash", || {
+        let place = Place::new();
+        let mount = "mkdir small && mount -t tmpfs -o size=256k none small";
+        assert!(shell(&place, mount).status.success());
+        let file = place.path("small/history.jsonl");
+        let words = ["--history", file.to_str().unwrap()];
+        let curl = "curl -s --unix-socket leasehold.sock";
+        let hold = |name: &str| {
+            let url = format!("http://localhost/v1/locks/{name}/hold");
+            text(&shell(&place, &format!("{curl} -N -X POST {url} | head -n 1")))
+        };
+        let is_in_file = |name: &str| {
+            let name = format!("\"lock\":\"{name}\"");
+            std::fs::read_to_string(&file).is_ok_and(|content| content.contains(&name))
+        };
+        let server = Server::start(&place, &words);
+        hold("before");
+        common::eventually("the hold is in the file", || is_in_file("before"));
+        shell(&place, "head -c 1M /dev/zero > small/filler");
+        // The last page of the file has space for about 20 holds.
+        let url = "http://localhost/v1/locks/full$n/hold";
+        let script =
+            format!("for n in $(seq 0 59); do {curl} -N -X POST {url} | head -n 1 & done; wait");
+        let held = text(&shell(&place, &script));
+        let count = held.matches("\"event\":\"held\"").count();
+        assert_eq!(count, 60, "the server does not grant all locks: {held}");
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!is_in_file("full59"), "the disk is not full");
+        shell(&place, "rm small/filler");
+        common::eventually("the history is complete", || is_in_file("full59"));
+        assert_eq!(server.end(Signal::SIGKILL), None);
+        let _server = Server::start(&place, &words);
+        for name in ["before", "full0", "full30", "full59"] {
+            let url = format!("http://localhost/v1/locks/{name}/history");
+            let history = text(&shell(&place, &format!("{curl} {url}")));
+            assert!(history.contains("\"token\":"), "{name}: {history}");
+        }
+    });
+}
+
 /// Starts curl, which holds the lock `x` with a stream, and waits until the lock is held.
 fn hold(address: &str, more: &[&str]) -> Running {
     let url = format!("{address}/v1/locks/x/hold?grace=0s");

@@ -56,7 +56,7 @@ use crate::types::token::Token;
 /// Returns how many claims at the front of the queue are granted. All kinds of lock use this rule.
 ///
 /// ```
-/// use leasehold::queue::granted;
+/// use leasehold::store::queue::granted;
 /// assert_eq!(granted([1, 1, 1], 1), 1); // a mutex
 /// assert_eq!(granted([1, 1, 9, 1], 9), 2); // two readers; the writer waits, and so do all claims after it
 /// assert_eq!(granted([2, 2, 1], 3), 1); // a semaphore: no claim overtakes another

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use leasehold::kit::did_you_mean;
+use leasehold::store::kit::did_you_mean;
 
 use crate::stories::{ALL, named};
 use crate::story::Story;
@@ -10,8 +10,8 @@ use crate::story::Story;
 const HELP: &str = "\
 Without a story, this command lists the stories. It plays each story twice, step by step: with the
 common recipe, which is broken on purpose, and with leasehold. The stories use the servers that are
-installed on this machine. Each server listens on a free port of 127.0.0.1, keeps its data in a
-temporary directory, and is stopped and deleted at the end.
+installed on this machine. Each server listens on a free port of 127.0.0.1 and keeps its data in a
+temporary directory. At the end, the servers are stopped and their data is deleted.
 
 Exit status:
   0   every story ended as described

@@ -52,9 +52,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold::queue::{Queue, StoreTime};
-use leasehold::store::{ClaimState, Evict, Joined, Mode, Place, Renewal};
-use leasehold::{Claim, ClaimId, Kind, Name};
+use leasehold::store::queue::{Queue, StoreTime};
+use leasehold::store::{Claim, ClaimId, ClaimState, Evict, Joined, Mode, Place, Renewal};
+use leasehold::{Kind, Name};
 use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 

@@ -84,7 +84,7 @@ async fn a_claim_is_acquired_renewed_handed_over_and_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_claims_are_renewed_at_once_with_a_result_for_each() {
+async fn batch_renewal_returns_a_result_for_each_claim() {
     over_every_store(async |server| {
         server.post("/v1/claims", try_join(1, "a")).await.is(201);
         server.post("/v1/claims", join(2, "a")).await.is(202);
@@ -287,7 +287,7 @@ async fn changes_of_queues_are_reported_after_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_lock_gives_its_reason_until_it_is_unfrozen() {
+async fn a_frozen_lock_shows_its_reason_until_it_is_unfrozen() {
     over_every_store(async |server| {
         let request = json!({"for_ms": 3_600_000, "reason": "maintenance"});
         server.post("/v1/locks/a/freeze", request.clone()).await.is(204);

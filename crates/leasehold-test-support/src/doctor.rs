@@ -72,15 +72,3 @@ pub async fn until_troubles(url: &str, expected: &[Trouble]) {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }
-
-/// Waits until the condition holds.
-///
-/// # Panics
-/// If that takes longer than a minute.
-pub async fn until(mut so: impl AsyncFnMut() -> bool) {
-    let start = std::time::Instant::now();
-    while !so().await {
-        assert!(start.elapsed().as_secs() < 60, "the condition never became true");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-}

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::store::{Evict, Joined, Mode, Signal};
-use leasehold::{Builder, Claim, Client, Error, ErrorKind, Hold, Kind, MutexGuard, Name};
+use leasehold::store::{Claim, Evict, Joined, Mode, Signal};
+use leasehold::{Builder, Client, Error, ErrorKind, Hold, Kind, MutexGuard, Name};
 use tokio::task::JoinHandle;
 
 pub use pushes::pushes_agree;
@@ -46,6 +46,18 @@ pub async fn connect_with(builder: impl Fn() -> Builder, url: &str) -> Client {
             Err(e) => panic!("{e}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until the condition is true.
+///
+/// # Panics
+/// If that takes longer than [`PATIENCE`]. The message contains `what`.
+pub async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_true().await {
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::queue::{Queue, StoreTime};
-use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, Client, Kind, Name, Token};
+use leasehold::store::queue::{Queue, StoreTime};
+use leasehold::store::{Claim, Evict, Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{Client, Kind, Name, Token};
 use testbed::SeededRng;
 
 /// Time limit for a notification. It is shorter than all leases, so that an expired lease cannot be
@@ -114,8 +114,10 @@ impl Case {
     fn holds(&self, one: usize) -> bool {
         let id = self.all[one].claim.id;
         let weights = self.queue.entries().map(|e| (e.id, e.weight)).collect::<Vec<_>>();
-        let granted =
-            leasehold::queue::granted(weights.iter().map(|(_, w)| *w), self.queue.capacity());
+        let granted = leasehold::store::queue::granted(
+            weights.iter().map(|(_, w)| *w),
+            self.queue.capacity(),
+        );
         weights[..granted].iter().any(|(granted, _)| *granted == id)
     }
 

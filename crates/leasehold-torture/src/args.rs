@@ -15,7 +15,7 @@ use super::ledger;
 use super::reach::applicable;
 use super::relay::shortest_lease;
 use super::served::is_served;
-use leasehold::kit::{default_store, parse_duration as duration, store_url, with_passwords};
+use leasehold::store::kit::{default_store, parse_duration as duration, store_url, with_passwords};
 
 /// Break clients and servers and verify the guarantees
 ///

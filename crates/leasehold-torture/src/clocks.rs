@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::kit::wall_micros;
+use leasehold::store::kit::wall_micros;
 use leasehold::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;

@@ -1,6 +1,6 @@
 //! The state of each worker's connection to the store, which a cut changes.
 
-use leasehold::kit::locked;
+use leasehold::store::kit::locked;
 use std::collections::HashMap;
 use std::sync::Mutex;
 

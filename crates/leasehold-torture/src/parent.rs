@@ -1,7 +1,7 @@
 //! The parent: keeps the resources and the history, starts the workers, and lets faults be injected
 //! into them.
 
-use leasehold::kit::locked;
+use leasehold::store::kit::locked;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -6,7 +6,7 @@
 //! call and whenever the connection is gone. Calls in flight then fail with
 //! [`Unreachable`](ErrorKind::Unreachable), and their outcome is unknown, as on any network.
 
-use leasehold::kit::locked;
+use leasehold::store::kit::locked;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Claim, ClaimId, Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal,
+    Store, StoreInfo,
 };
-use leasehold::{Claim, ClaimId, Error, ErrorKind, Name, Result};
+use leasehold::{Error, ErrorKind, Name, Result};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;

@@ -26,7 +26,7 @@ pub(super) fn explain(fault: Fault, path: &str) -> Error {
         ),
         Fault::NoNode => (
             ErrorKind::Config,
-            format!("the node {path} does not exist"),
+            format!("no store found: the node {path} does not exist"),
             "create it, or add create=yes to the URL",
         ),
         Fault::NoChildrenForEphemerals => (

@@ -133,7 +133,7 @@
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! To write a store of your own, implement [`store::Store`] with the help of [`kit`], and check it
+//! To write a store of your own, implement [`store::Store`] with the help of [`store::kit`], and check it
 //! with the suite `conformance`. `examples/own-store` is an example, and `examples/own-cell` is one
 //! for a service that only has compare-and-set. `testing` is a store for tests of your program.
 //!
@@ -182,13 +182,13 @@ pub use leasehold_conformance::conformance_suite;
 pub use leasehold_core::testing;
 #[doc(inline)]
 pub use leasehold_core::{
-    Builder, Claim, ClaimId, Client, Clock, ConvertError, DEFAULT_LEASE, DEFAULT_WAITER_LEASE,
-    Deadline, Election, Error, ErrorKind, FencingToken, Guard, Hold, Holder, HolderInfo,
-    IntoLockRequest, Kind, LockEvent, LockEventKind, LockEvents, LockOptions, LockRequest,
-    LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, MultiGuard, Mutex,
-    MutexGuard, Name, Observer, OncePer, Opener, Opening, Owner, Permit, ReadGuard, Registry,
-    Released, Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token,
-    WaitChain, WaitsFor, Watch, WriteGuard, doctor, kit, mode, queue, sequencer, telemetry,
+    Builder, Client, Clock, ConvertError, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Election,
+    Error, ErrorKind, FencingToken, Guard, Hold, Holder, HolderInfo, IntoLockRequest, Kind,
+    LockEvent, LockEventKind, LockEvents, LockOptions, LockRequest, LostReason, MAX_LEASE,
+    MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, MultiGuard, Mutex, MutexGuard, Name, Observer, OncePer,
+    Owner, Permit, ReadGuard, Released, Result, RwLock, Semaphore, Sequencer, StaleToken,
+    StaleVersion, State, Token, WaitChain, WaitsFor, Watch, WriteGuard, doctor, mode, sequencer,
+    telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
@@ -246,7 +246,7 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Client> {
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// # if matches!(leasehold::kit::store_of_environment(), Ok(None)) {
+/// # if matches!(leasehold::store::kit::store_of_environment(), Ok(None)) {
 /// let error = leasehold::from_env().await.unwrap_err(); // there is no default store
 /// assert!(error.to_string().contains("LEASEHOLD_STORE"));
 /// # }}) ;
@@ -272,7 +272,8 @@ fn of_the_environment() -> Result<(Builder, String)> {
         Err(_) => Err(refused(&format!("{name} is not valid UTF-8"))),
     };
     let namespace = variable("LEASEHOLD_NAMESPACE")?;
-    let Some(url) = kit::store_of_environment().map_err(|error| error.with_operation("connect"))?
+    let Some(url) =
+        store::kit::store_of_environment().map_err(|error| error.with_operation("connect"))?
     else {
         let hint = "set it to the URL of a store, such as file: or redis://host";
         return Err(refused("LEASEHOLD_STORE is not set").with_hint(hint));
@@ -328,7 +329,7 @@ pub mod blocking {
     /// [`leasehold::from_env`](crate::from_env).
     ///
     /// ```
-    /// # if matches!(leasehold::kit::store_of_environment(), Ok(None)) {
+    /// # if matches!(leasehold::store::kit::store_of_environment(), Ok(None)) {
     /// assert!(leasehold::blocking::from_env().is_err()); // there is no default store
     /// # }
     /// ```
@@ -348,7 +349,7 @@ pub mod store {
     //! A store implements only what depends on its own atomicity and clock. Everything that is the
     //! same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
     //! implemented once, in the client. [`Store`] states the contract of each method. The suite
-    //! `conformance` checks it, and [`kit`](crate::kit) has the building blocks.
+    //! `conformance` checks it, and [`kit`] has the building blocks.
 
     #[cfg(any(
         feature = "memcached",
@@ -361,6 +362,8 @@ pub mod store {
     pub use leasehold_cell as cell;
     #[doc(inline)]
     pub use leasehold_core::store::*;
+    #[doc(inline)]
+    pub use leasehold_core::{Claim, ClaimId, Moment, Opener, Opening, Registry, kit, queue};
     #[cfg(feature = "etcd")]
     #[doc(inline)]
     pub use leasehold_etcd as etcd;

@@ -1,6 +1,6 @@
 //! The stores of this build, by the schemes of their URLs.
 
-use crate::Registry;
+use leasehold_core::Registry;
 
 /// The name of a store, which is the name of its feature unless another one is given.
 #[allow(unused_macros, reason = "used for the stores that are compiled in")]

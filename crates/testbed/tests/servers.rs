@@ -44,7 +44,7 @@ fn memcached_forgets_all_when_killed() {
 const STREAM: &str = r#"{"name":"S","subjects":["s"],"storage":"file","num_replicas":N}"#;
 
 #[test]
-fn nats_keeps_what_it_acknowledged_when_killed() {
+fn killed_nats_keeps_acknowledged_messages() {
     let server = Nats::start();
     assert!(server.ask("$JS.API.STREAM.CREATE.S", &STREAM.replace('N', "1")).contains("created"));
     assert_eq!(server.ask("s", "7"), r#"{"stream":"S","seq":1}"#);

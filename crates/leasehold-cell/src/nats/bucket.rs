@@ -73,10 +73,13 @@ pub(super) async fn make(
     if !url.create {
         let bucket = &url.bucket;
         let hint = format!(
-            "run `nats kv add {bucket} --replicas={copies} --marker-ttl=1m`, or remove create=no \
-             from the URL"
+            "run `nats kv add {bucket} --replicas={copies} --marker-ttl=1m`; a client creates the \
+             bucket itself, unless the URL contains create=no"
         );
-        let error = Error::new(ErrorKind::Config, format!("the bucket {bucket:?} does not exist"));
+        let error = Error::new(
+            ErrorKind::Config,
+            format!("no store found: the bucket {bucket:?} does not exist"),
+        );
         return Err(Missing::Failed(error.with_hint(hint)));
     }
     match context.create_stream(wanted(&url.bucket, copies)).await {

@@ -166,7 +166,7 @@ fn changed_password_is_reread_for_the_next_connection() {
         let locks = connect(&format!("{url}&password_file={}", file.path().display())).await;
         std::fs::write(users.path(), "lh:new\n").unwrap();
         server.restart();
-        doctor::until(async || match locks.inspect("changed").await {
+        until("the old password is refused", async || match locks.inspect("changed").await {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
                 error.to_string().contains("accepted before")
@@ -175,7 +175,7 @@ fn changed_password_is_reread_for_the_next_connection() {
         })
         .await;
         std::fs::write(file.path(), "new").unwrap();
-        doctor::until(async || locks.inspect("changed").await.is_ok()).await;
+        until("the new password is used", async || locks.inspect("changed").await.is_ok()).await;
     });
 }
 
@@ -197,8 +197,8 @@ fn thirty_two_clients_of_memcached_all_make_progress() {
 /// Joins are refused if one connection cannot carry that many claims, and no hold is lost.
 #[test]
 fn joins_beyond_the_claim_limit_are_refused_without_losing_holds() {
-    use leasehold::store::{Joined, Mode, Renew, Renewal, Store};
-    use leasehold::{Claim, Kind, Name};
+    use leasehold::store::{Claim, Joined, Mode, Renew, Renewal, Store};
+    use leasehold::{Kind, Name};
     const MOST: usize = 500;
     run(async {
         let server = &Memcached::start();

@@ -1,19 +1,7 @@
 //! Common parts of the tests for NATS.
 
-use std::time::{Duration, Instant};
-
 use leasehold::Client;
-
-use leasehold_test_support::PATIENCE;
-
-/// Waits until the condition is true.
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so().await {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
+pub(crate) use leasehold_test_support::until;
 
 /// Waits until the queue has this many claims.
 pub(crate) async fn until_queued(locks: &Client, name: &str, count: usize) {

@@ -122,7 +122,7 @@ fn waiter_disconnected_during_its_grant_polls() {
 
 // S06
 #[test]
-fn lost_replies_of_nats_are_recognized() {
+fn writes_whose_nats_reply_was_lost_are_recognized() {
     run(async {
         let server = testbed::nats();
         let proxy = Proxy::before(server.port());

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use leasehold::kit::parse_duration as duration;
+use leasehold::store::kit::parse_duration as duration;
 
 use super::heading;
 use super::take::{StoreArgs, TakeArgs};

@@ -1,10 +1,11 @@
 //! Options for the store and for acquiring a lock, which many commands share.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold::kit::{default_store, parse_duration as duration, store_url};
+use leasehold::store::kit::{default_store, parse_duration as duration, store_url};
 
 use super::heading;
 use crate::missing;
@@ -70,16 +71,49 @@ fn default_namespace() -> &'static OsStr {
     &NAMESPACE
 }
 
+/// Returns the URL with `create=no`, if its store is one that a client may create when it connects.
+fn without_creating(url: &str) -> Cow<'_, str> {
+    const CREATED: [&str; 9] = [
+        "sqlite",
+        "postgres",
+        "postgresql",
+        "mysql",
+        "mariadb",
+        "nats",
+        "natss",
+        "zookeeper",
+        "zookeepers",
+    ];
+    if !url.split_once(':').is_some_and(|(scheme, _)| CREATED.contains(&scheme)) {
+        return url.into();
+    }
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let kept = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("create="));
+    let query = kept.chain(["create=no"]).collect::<Vec<_>>().join("&");
+    format!("{base}?{query}").into()
+}
+
 impl StoreArgs {
     /// Returns the store's URL.
     pub(crate) fn url(&self) -> &str {
         &self.store
     }
 
-    /// Connects to the store.
+    /// Connects to the store, and creates it if it is missing.
     pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Client> {
+        self.connect_at(self.url()).await
+    }
+
+    /// Connects to the store, and fails if it is a database without leasehold's tables, or a bucket
+    /// of NATS or a node of ZooKeeper that does not exist. Other stores are created by the first
+    /// lock.
+    pub(crate) async fn connect_to_existing(&self) -> leasehold::Result<leasehold::Client> {
+        self.connect_at(&without_creating(self.url())).await
+    }
+
+    async fn connect_at(&self, url: &str) -> leasehold::Result<leasehold::Client> {
         let registry = leasehold::registry().feature_hint(missing::store_hint);
-        leasehold::Builder::new(registry).namespace(&self.namespace).connect(self.url()).await
+        leasehold::Builder::new(registry).namespace(&self.namespace).connect(url).await
     }
 
     /// Returns the environment in which another `leasehold` uses the same store and namespace.
@@ -252,5 +286,27 @@ impl TakeArgs {
     /// Returns the exit code for a lock that was not acquired.
     pub(crate) fn conflict_code(&self) -> u8 {
         self.conflict_exit_code.unwrap_or(crate::exit::NOT_ACQUIRED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_creating;
+
+    #[test]
+    fn a_store_is_not_created_whatever_its_url_says() {
+        for (url, expected) in [
+            ("sqlite:/a b/x.db", "sqlite:/a b/x.db?create=no"),
+            ("postgres://u:p@h,i/d?", "postgres://u:p@h,i/d?create=no"),
+            ("mysql://h/d?prefix=a_&create=yes", "mysql://h/d?prefix=a_&create=no"),
+            ("postgres:///d?user=u&password=p@s", "postgres:///d?user=u&password=p@s&create=no"),
+            ("zookeeper://h/a?create=yes&naming=kazoo", "zookeeper://h/a?naming=kazoo&create=no"),
+            ("natss://h/b", "natss://h/b?create=no"),
+            ("file:/a?b", "file:/a?b"),
+            ("redis://u:p?q@h", "redis://u:p?q@h"),
+            ("etcd", "etcd"),
+        ] {
+            assert_eq!(without_creating(url), expected);
+        }
     }
 }

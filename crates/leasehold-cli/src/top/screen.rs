@@ -18,7 +18,7 @@ use std::sync::{Mutex, Once};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::kit::locked;
+use leasehold::store::kit::locked;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};

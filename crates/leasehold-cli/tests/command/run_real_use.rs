@@ -194,7 +194,7 @@ fn reading_does_not_create_a_store() {
         {
             let output = place.output(&[words, &["--store", store]].concat());
             assert_eq!(output.status.code(), Some(69), "{words:?}: {output:?}");
-            assert!(stderr_of(&output).contains("there is no store"), "{output:?}");
+            assert!(stderr_of(&output).contains("no store found"), "{output:?}");
             assert!(!crate::common::exists(&typo));
         }
     }
@@ -203,6 +203,22 @@ fn reading_does_not_create_a_store() {
         let output = place.output(&["ls", "--store", &format!("sqlite:{}", database.display())]);
         assert_eq!(output.status.code(), Some(69), "{output:?}");
         assert!(!crate::common::exists(&database));
+    }
+    // A directory and a database of other programs.
+    let foreign = place.path("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("notes.txt"), "text").unwrap();
+    let output = place.output(&["show", "x", "--store", &format!("file:{}", foreign.display())]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(stderr_of(&output).contains("no store found"), "{output:?}");
+    assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1);
+    if cfg!(feature = "sqlite") {
+        let database = place.path("foreign.db");
+        std::fs::write(&database, "").unwrap();
+        let output = place.output(&["ls", "--store", &format!("sqlite:{}", database.display())]);
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        assert!(stderr_of(&output).contains("no store found"), "{output:?}");
+        assert_eq!(std::fs::metadata(&database).unwrap().len(), 0);
     }
     // The first client that acquires a lock creates the store.
     assert_eq!(place.code(&["run", "--store", &stores[0], "x", "--", "true"]), 0);

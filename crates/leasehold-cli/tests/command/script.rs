@@ -93,7 +93,7 @@ fn caller_is_found_from_a_command_substitution() {
 }
 
 #[test]
-fn an_explicit_subshell_is_the_caller() {
+fn lock_acquired_in_a_subshell_is_freed_when_the_subshell_exits() {
     for sh in SHELLS {
         let place = Place::new();
         let script = "(T=$(leasehold acquire x); leasehold run --try x -- true; echo $?)

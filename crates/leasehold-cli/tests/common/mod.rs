@@ -86,7 +86,7 @@ impl Place {
     /// Returns the output of `show --json`.
     pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let output = self.output(&["show", "--json", name]);
-        if String::from_utf8_lossy(&output.stderr).contains("there is no store") {
+        if String::from_utf8_lossy(&output.stderr).contains("no store found") {
             // The first client that acquires a lock creates the store.
             return serde_json::json!({ "claims": [] });
         }

@@ -40,7 +40,8 @@ struct Namespaced {
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::sync::Arc;
-/// use leasehold::{Client, kit::namespaced, store::MemoryStore};
+/// use leasehold::store::{kit::namespaced, MemoryStore};
+/// use leasehold::Client;
 /// let store = Arc::new(MemoryStore::new());
 /// let all = Client::with_store(store.clone())?;
 /// let ours = Client::with_store(namespaced(store, "billing/".to_owned())?)?;

@@ -27,8 +27,8 @@ pub type Opener = fn(url: String, runtime: Handle) -> Opening;
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::sync::Arc;
-/// use leasehold::store::{MemoryStore, Store};
-/// use leasehold::{Builder, Registry};
+/// use leasehold::store::{MemoryStore, Registry, Store};
+/// use leasehold::Builder;
 /// // Each connection has locks of its own.
 /// let registry = Registry::default().with("apart", &["apart"], |_url, _runtime| {
 ///     Box::pin(async { Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>) })
@@ -99,7 +99,8 @@ impl Registry {
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// use leasehold::{Builder, ErrorKind, Registry};
+    /// use leasehold::store::Registry;
+    /// use leasehold::{Builder, ErrorKind};
     /// let registry = Registry::default()
     ///     .without("redis", &["redis+"])
     ///     .feature_hint(|feature| format!("cargo install my-program --features {feature}"));

@@ -22,6 +22,8 @@ pub fn redacted(url: &str) -> String {
     let keys: Vec<String> = query
         .split('&')
         .filter_map(|pair| pair.split('=').next().filter(is_word))
+        // Whether a client may create the store is not a part of the store's name.
+        .filter(|key| *key != "create")
         .map(|key| format!("{key}=…"))
         .collect();
     let query = if keys.is_empty() { String::new() } else { format!("?{}", keys.join("&")) };
@@ -81,6 +83,8 @@ mod tests {
             ("redis://user:secret@h:1/0?x=secret&y", "redis://***@h:1/0?x=…&y=…"),
             ("redis://:se@cr/et@h:1", "redis://***@h:1"),
             ("etcd://a,b,c", "etcd://a,b,c"),
+            ("postgres://h/d?create=no", "postgres://h/d"),
+            ("nats://h/b?create=no&prefix=a", "nats://h/b?prefix=…"),
             ("file:/tmp/x", "file:/tmp/x"),
             ("postgres:user:secret@h/d", "***@h/d"),
             ("memory:\nforged", "memory:forged"),

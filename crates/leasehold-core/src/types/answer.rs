@@ -264,7 +264,7 @@ impl ClaimInfo {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::time::Duration;
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let label = leasehold::kit::frozen_label("maintenance"); // "frozen: maintenance"
+    /// let label = leasehold::store::kit::frozen_label("maintenance"); // "frozen: maintenance"
     /// let all = locks.mutex("job").label(label).min_hold(Duration::from_secs(60)).lock().await?;
     /// all.release().await?;
     /// let lock = locks.inspect("job").await?.expect("in use");

@@ -45,7 +45,7 @@ impl fmt::Display for Kind {
 /// form hides it.
 ///
 /// ```
-/// use leasehold::ClaimId;
+/// use leasehold::store::ClaimId;
 /// let id = ClaimId::random()?;
 /// assert_eq!(ClaimId::from_hex(&id.to_hex()), Some(id));
 /// assert_eq!(ClaimId::from_u128(id.as_u128()), id);
@@ -182,7 +182,8 @@ impl Claim {
     /// Creates a claim with default times and a random ID. For tests and tools.
     ///
     /// ```
-    /// use leasehold::{Claim, Kind, Name};
+    /// use leasehold::store::Claim;
+    /// use leasehold::{Kind, Name};
     /// let claim = Claim::new(Name::new("convert")?, Kind::Semaphore, 2, 3)?; // two permits of three
     /// assert_eq!((claim.weight, claim.capacity), (2, 3));
     /// # Ok::<(), leasehold::Error>(())

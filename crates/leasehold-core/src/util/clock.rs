@@ -14,7 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 ///
 /// ```
 /// use std::time::Duration;
-/// use leasehold::{Clock, Moment};
+/// use leasehold::store::Moment;
+/// use leasehold::Clock;
 /// let began = Clock::default().now(); // counts suspend, and cannot be set
 /// let limit = began.plus(Duration::from_secs(5));
 /// assert_eq!(limit.since(began), Duration::from_secs(5));

@@ -7,7 +7,7 @@
 /// case. A candidate that would be replaced completely is not suggested.
 ///
 /// ```
-/// use leasehold::kit::did_you_mean;
+/// use leasehold::store::kit::did_you_mean;
 /// assert_eq!(did_you_mean("postgress", ["mysql", "postgres"]), Some("postgres"));
 /// assert_eq!(did_you_mean("oracle", ["mysql", "postgres"]), None);
 /// ```

@@ -20,7 +20,7 @@ pub use simulated::{Process, World};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// let done = leasehold::kit::spawn_on(&tokio::runtime::Handle::current(), async { 7 });
+/// let done = leasehold::store::kit::spawn_on(&tokio::runtime::Handle::current(), async { 7 });
 /// assert_eq!(done.await.unwrap(), 7);
 /// # }
 /// ```

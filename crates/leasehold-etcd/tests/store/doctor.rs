@@ -2,7 +2,8 @@
 
 use leasehold::doctor::Severity::{Broken, Weak};
 use leasehold::store::Survival;
-use leasehold_test_support::doctor::{troubles, try_findings, until, until_troubles};
+use leasehold_test_support::doctor::{troubles, try_findings, until_troubles};
+use leasehold_test_support::until;
 use testbed::{Etcd, Setup};
 
 #[tokio::test]
@@ -10,7 +11,7 @@ async fn doctor_reports_single_member_down_member_and_full_etcd() {
     let cluster = Etcd::cluster();
     // A new client gets no reply while a leader is elected.
     let mut old = None;
-    until(async || {
+    until("a client connects", async || {
         let locks = leasehold::connect(cluster.url()).await.ok();
         old = locks.map(|locks| locks.guarantees().on_failover == Survival::Fenced);
         old.is_some()
@@ -20,7 +21,7 @@ async fn doctor_reports_single_member_down_member_and_full_etcd() {
     let version = [("version", Weak)];
     until_troubles(&cluster.url(), &version[..usize::from(old == Some(true))]).await;
     cluster.kill(0);
-    until(async || {
+    until("doctor reports the member that is down", async || {
         let found = try_findings(&cluster.url()).await.unwrap_or_default();
         found.iter().any(|f| (f.id, f.severity) == ("member-down", Weak))
     })

@@ -8,11 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::etcd::EtcdStore;
-use leasehold::store::{Signal, Store};
-use leasehold::{
-    Builder, Claim, Client, ErrorKind, Hold, Kind, LostReason, MutexGuard, Name, State,
-};
-pub(crate) use leasehold_test_support::{PATIENCE, connect};
+use leasehold::store::{Claim, Signal, Store};
+use leasehold::{Builder, Client, ErrorKind, Hold, Kind, LostReason, MutexGuard, Name, State};
+pub(crate) use leasehold_test_support::{PATIENCE, connect, until};
 use testbed::Etcd;
 
 pub(crate) fn run(test: impl Future<Output = ()>) {
@@ -30,15 +28,6 @@ pub(crate) async fn with_store(url: &str) -> (Client, Arc<EtcdStore>) {
 
 pub(crate) async fn release(hold: impl Into<Hold>) {
     hold.into().release().await.unwrap();
-}
-
-/// Waits until `so` returns true.
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so().await {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 pub(crate) fn claim(name: &str) -> Claim {

@@ -40,7 +40,7 @@ fn lock_with_a_deleted_key_is_lost() {
 
 // S82
 #[test]
-fn lease_expires_by_own_clock_during_silence() {
+fn lease_expires_by_the_clients_clock_while_etcd_does_not_respond() {
     run(async {
         let server = Etcd::start();
         let locks = connect(&server.url()).await;

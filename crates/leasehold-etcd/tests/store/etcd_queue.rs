@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::etcd_common::*;
 use leasehold::store::etcd::EtcdStore;
-use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{Kind, Name};
 use leasehold_test_support::{evicted_waiter_is_never_granted, pushes_agree};
 use testbed::SeededRng;
 use testbed::{Etcd, Proxy};

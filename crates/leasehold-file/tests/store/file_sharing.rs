@@ -10,8 +10,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use leasehold::store::file::FileStore;
-use leasehold::store::{Evict, Joined, Mode, Store};
-use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold::store::{Claim, Evict, Joined, Mode, Store};
+use leasehold::{ErrorKind, Kind, Name};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use tokio::runtime::{Handle, Runtime};
 

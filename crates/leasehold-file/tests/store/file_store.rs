@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::file::FileStore;
-use leasehold::store::{ClaimState, Evict, Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, ErrorKind, Kind, MAX_READERS, Name, Token};
+use leasehold::store::{Claim, ClaimState, Evict, Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{ErrorKind, Kind, MAX_READERS, Name, Token};
 use tokio::runtime::{Handle, Runtime};
 
 /// Time limit that suffices on a loaded machine, and still reveals a lost notification.

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use leasehold::store::Joined;
-use leasehold::{Claim, Kind, Name, Result, Token};
+use leasehold::store::{Claim, Joined};
+use leasehold::{Kind, Name, Result, Token};
 use leasehold_server::{Access, Limits, Listener, Service, serve};
 use leasehold_test_support::PATIENCE;
 use tokio::runtime::{Builder, Handle, Runtime};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Method;
-use leasehold::store::{Converted, Evict, Joined, Mode, Queues, Renew, Renewal, Signal};
-use leasehold::{Claim, ErrorKind, Kind, LostReason, Released, Token};
+use leasehold::store::{Claim, Converted, Evict, Joined, Mode, Queues, Renew, Renewal, Signal};
+use leasehold::{ErrorKind, Kind, LostReason, Released, Token};
 use leasehold_test_support::{PATIENCE, connect, run};
 
 use crate::common::{Replica, claim, holding, url_of};
@@ -133,7 +133,7 @@ fn late_request_blocks_a_lock_for_a_lease_at_most() {
 }
 
 #[test]
-fn lease_is_counted_from_before_a_late_reply_was_requested() {
+fn lease_is_counted_from_the_request_even_if_the_reply_is_late() {
     run(async {
         let replica = Replica::over_memory();
         let proxy = HttpProxy::before(replica.port());

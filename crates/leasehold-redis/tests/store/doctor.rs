@@ -1,7 +1,8 @@
 //! The doctor finds each planted misconfiguration, and nothing on a correctly configured server.
 
 use leasehold::doctor::Severity::{Broken, Weak};
-use leasehold_test_support::doctor::{troubles, until, until_troubles};
+use leasehold_test_support::doctor::{troubles, until_troubles};
+use leasehold_test_support::until;
 use testbed::{Cluster, Redis, Redlock, Sentinel, Setup};
 
 // S20
@@ -24,7 +25,8 @@ async fn doctor_reports_eviction_and_missing_persistence() {
     set("appendonly", "yes");
     set("appendfsync", "always");
     let replica = Redis::replica_of(server.port(), Setup::new());
-    until(async || server.info("replication", "connected_slaves") == "1").await;
+    until("a replica is connected", async || server.info("replication", "connected_slaves") == "1")
+        .await;
     assert_eq!(troubles(&server.url()).await, [("asynchronous-replica", Weak)]);
     assert_eq!(troubles(&format!("{}?replicas=1", server.url())).await, []);
     drop(replica);

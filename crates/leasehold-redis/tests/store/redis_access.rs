@@ -272,13 +272,14 @@ fn changed_password_is_reread_for_the_next_connection() {
         until_waiting(&locks, "app:changed", 1).await;
         server.command(&["ACL", "SETUSER", "app", "resetpass", ">new"]);
         server.command(&["CLIENT", "KILL", "USER", "app"]);
-        doctor::until(async || match locks.inspect("app:changed").await {
+        until("the old password is refused", async || match locks.inspect("app:changed").await {
             Err(error) => error.to_string().contains("accepted before"),
             Ok(_) => false,
         })
         .await;
         std::fs::write(file.path(), "new").unwrap();
-        doctor::until(async || locks.inspect("app:changed").await.is_ok()).await;
+        until("the new password is used", async || locks.inspect("app:changed").await.is_ok())
+            .await;
         release(guard).await;
         release(waiter.await.unwrap().unwrap()).await;
     });
@@ -339,7 +340,7 @@ fn publisher_cannot_fake_a_grant_without_reading_the_queue() {
             release(guard).await;
             guard = waiter.await.unwrap().0;
         }
-        until("the spy has seen the grants", || messages.lock().unwrap().len() >= 4).await;
+        until("the spy has seen the grants", async || messages.lock().unwrap().len() >= 4).await;
         released.store(false, Ordering::SeqCst);
         let waiter = waits(1);
         until_waiting(&clients[0], "app", 1).await;

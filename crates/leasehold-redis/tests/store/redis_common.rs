@@ -1,9 +1,9 @@
 //! Helpers of the Redis store's tests.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leasehold::store::{Joined, Mode, Renew, Renewal, Signal};
-use leasehold::{Claim, Client, Error, ErrorKind, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode, Renew, Renewal, Signal};
+use leasehold::{Client, Error, ErrorKind, Kind, Name};
 use leasehold_test_support::*;
 use testbed::{Redis, Setup};
 
@@ -49,15 +49,6 @@ pub(crate) async fn renew(locks: &Client, claims: &[&Claim]) -> Vec<Renewal> {
     let renewals: Vec<Renew> =
         claims.iter().map(|c| Renew { claim: Claim::clone(c), lease: c.lease }).collect();
     locks.store().renew(&renewals).await.unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Waits until the condition is true.
-pub(crate) async fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so() {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 /// Waits until the claim is notified of its grant. That happens by a message, or by a poll after a

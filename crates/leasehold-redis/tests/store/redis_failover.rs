@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
-use leasehold::store::{Guarantee, Renew, Renewal};
-use leasehold::{Claim, Client, ErrorKind, LostReason, Released};
+use leasehold::store::{Claim, Guarantee, Renew, Renewal};
+use leasehold::{Client, ErrorKind, LostReason, Released};
 use leasehold_test_support::*;
 use testbed::{Cluster, Sentinel, Setup};
 
@@ -71,6 +71,53 @@ fn sentinel_locks_survive_the_fail_over_from_a_killed_master() {
         set.kill_sentinel(0);
         let third = connect(&url).await;
         hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
+    });
+}
+
+/// The passwords for the servers and for the sentinels change before the fail-over, and each
+/// sentinel closes its connections.
+#[test]
+#[ignore = "runs with ./test.sh --all"]
+fn changed_passwords_are_used_after_a_failover() {
+    run(async {
+        let set = Arc::new(Sentinel::start());
+        let sentinels: Vec<_> = set
+            .sentinel_ports()
+            .into_iter()
+            .map(|port| redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap())
+            .collect();
+        let set_password = |password: &str| {
+            let user = ["SETUSER", "app", "on", "resetpass", password, "~*", "&*", "+@all"];
+            for server in set.servers() {
+                server.command(&[&["ACL"], &user[..]].concat());
+            }
+            for sentinel in &sentinels {
+                let mut connection = sentinel.get_connection().unwrap();
+                redis::cmd("ACL").arg(&user).exec(&mut connection).unwrap();
+            }
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display();
+        set_password(">old");
+        std::fs::write(file.path(), "old").unwrap();
+        let url = format!(
+            "{}?password_file={path}&sentinel_user=app&sentinel_password_file={path}",
+            set.url().replace("://", "://app@")
+        );
+        let clients = [connect(&url).await, connect(&url).await];
+        hammer(&clients, "before", 1, 2).await;
+        set_password(">new");
+        std::fs::write(file.path(), "new").unwrap();
+        for sentinel in &sentinels {
+            let mut connection = sentinel.get_connection().unwrap();
+            redis::cmd("CLIENT").arg(&["KILL", "USER", "app"]).exec(&mut connection).unwrap();
+        }
+        let breaking = set.clone();
+        tokens_rise_while(&clients, "counted", move || {
+            breaking.servers()[0].kill();
+            breaking.servers()[1].wait_for_master();
+        })
+        .await;
     });
 }
 
@@ -190,7 +237,7 @@ fn waiter_waits_for_the_end_of_a_demotion() {
         });
         until_waiting(&locks, "demoted", 1).await;
         server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
-        until("the replica is connected", || {
+        until("the replica is connected", async || {
             server.info("replication", "master_link_status") == "up"
         })
         .await;
@@ -275,7 +322,8 @@ fn waiter_from_before_a_cluster_failover_is_notified_of_its_grant() {
         hold(&locks, &holder).await;
         wait(&locks, &waiter).await;
         // The four keys are the main key, the clock and the two sets of the queue.
-        until("the replica has all keys", || cluster.nodes()[3].command(&["DBSIZE"]) == "4").await;
+        until("the replica has all keys", async || cluster.nodes()[3].command(&["DBSIZE"]) == "4")
+            .await;
         cluster.nodes()[0].kill();
         cluster.wait_for_failover(0);
         let end = Instant::now() + PATIENCE;
@@ -335,7 +383,7 @@ fn release_refused_by_the_old_master_still_reports_a_loss() {
         let holder = mutex("lost");
         hold(&locks, &holder).await;
         fail_over(&set).await;
-        until("the old master is a replica", || set.servers()[0].is_replica()).await;
+        until("the old master is a replica", async || set.servers()[0].is_replica()).await;
         set.servers()[1].command(&["DEL", "lost"]);
         let end = Instant::now() + PATIENCE;
         let left = loop {
@@ -358,7 +406,7 @@ fn sentinels_take_precedence_over_a_still_running_old_master() {
         let [old, new] = [&set.servers()[0], &set.servers()[1]];
         let locks = connect(&set.url()).await;
         let guard = locks.mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
-        until("the replica has the lock", || new.command(&["EXISTS", "kept"]) == "1").await;
+        until("the replica has the lock", async || new.command(&["EXISTS", "kept"]) == "1").await;
         old.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
         fail_over(&set).await;
         // The key is deleted as if it had been granted too late to be replicated.

@@ -96,7 +96,7 @@ fn lost_reply_is_recognized() {
             let locks = locks.clone();
             async move { locks.mutex("lost").lock().await }
         });
-        until("the reply to be dropped", || proxy.has_dropped()).await;
+        until("the reply to be dropped", async || proxy.has_dropped()).await;
         let value = server.command(&["GET", "lost"]);
         assert!(!value.is_empty(), "the lock was not granted");
         proxy.pass_replies();
@@ -127,7 +127,7 @@ fn idle_connections_are_kept_alive() {
             let ours = rows.filter(|row| row[2].ends_with(&port) && row[3] == "01");
             ours.map(|row| row[5].split(':').next().unwrap_or_default().to_owned()).collect()
         };
-        until("all connections have keep-alive", || {
+        until("all connections have keep-alive", async || {
             let timers: Vec<String> = timers();
             !timers.is_empty() && timers.iter().all(|timer| timer == "02")
         })

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
-use leasehold::queue::{Queue, StoreTime};
-use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Signal};
-use leasehold::{Claim, ClaimId, Client, ErrorKind, Kind, MutexGuard, Name, Token};
+use leasehold::store::queue::{Queue, StoreTime};
+use leasehold::store::{Claim, ClaimId, Evict, Joined, Mode, Place, Renewal, Signal};
+use leasehold::{Client, ErrorKind, Kind, MutexGuard, Name, Token};
 use leasehold_test_support::pushes_agree;
 use leasehold_test_support::*;
 use testbed::SeededRng;
@@ -208,7 +208,7 @@ fn a_lost_message_costs_one_heartbeat() {
             release(guard).await;
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             fastest = fastest.min(begun.elapsed());
-            until("the message to be dropped", || proxy.has_dropped()).await;
+            until("the message to be dropped", async || proxy.has_dropped()).await;
             // (The first heartbeat opens its own connection.)
             assert!(round == 0 || proxy.connections() == connections, "the connection was closed");
             proxy.drop_messages(false);
@@ -293,7 +293,7 @@ fn ten_thousand_waiters_on_one_lock_are_all_granted() {
                 release(guard).await;
             });
         }
-        until("all clients are in the queue", || {
+        until("all clients are in the queue", async || {
             server.command(&["ZCARD", "leasehold:w:crowded"]) == many.to_string()
         })
         .await;

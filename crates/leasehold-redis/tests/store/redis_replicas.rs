@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
-use leasehold::store::{Guarantee, Joined, Mode, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold::store::{Claim, Guarantee, Joined, Mode, Renew, Renewal};
+use leasehold::{ErrorKind, Kind, Name};
 use leasehold_test_support::*;
 use testbed::{Cluster, Proxy, Redis, Setup};
 
@@ -50,7 +50,8 @@ fn hold_of_another_client_confirms_no_grant() {
             let mutex = locks.mutex("taken").lease(PATIENCE);
             async move { mutex.try_lock().await }
         });
-        until("the master has the grant", || master.command(&["EXISTS", "taken"]) == "1").await;
+        until("the master has the grant", async || master.command(&["EXISTS", "taken"]) == "1")
+            .await;
         master.command(&["SET", "taken", "another", "PX", "60000"]);
         proxy.thaw();
         let error = taken(taking.await.unwrap());

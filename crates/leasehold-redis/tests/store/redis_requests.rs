@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::redis_common::*;
-use leasehold::store::{Joined, Mode};
-use leasehold::{Claim, Client, ErrorKind, Hold, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode};
+use leasehold::{Client, ErrorKind, Hold, Kind, Name};
 use leasehold_test_support::*;
 use testbed::{Cluster, Proxy, Redis};
 
@@ -250,7 +250,7 @@ fn memory_does_not_grow_with_the_number_of_names_used() {
         while let Some(done) = using.join_next().await {
             done.expect("a task panicked");
         }
-        until("all to expire", || server.command(&["DBSIZE"]) == "2").await;
+        until("all to expire", async || server.command(&["DBSIZE"]) == "2").await;
         assert_eq!(server.command(&["EXISTS", "leasehold:clock", "leasehold:store"]), "2");
     });
 }

@@ -77,7 +77,7 @@ async fn client_connects_with_tls_and_a_password() {
 // R31
 /// The documented permissions are sufficient for everything, and all of them are needed.
 #[tokio::test]
-async fn documented_permissions_are_sufficient_and_all_needed() {
+async fn documented_permissions_are_sufficient_and_necessary() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores/redlock.md");
     let page = std::fs::read_to_string(page).unwrap();
     let (_, rule) = page.split_once("```\nACL SETUSER ").unwrap();
@@ -97,7 +97,7 @@ async fn documented_permissions_are_sufficient_and_all_needed() {
         let lock = second.mutex(name);
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
-    eventually("waiting", async || {
+    until("waiting", async || {
         locks.inspect(name).await.unwrap().is_some_and(|info| info.waiters().count() == 1)
     })
     .await;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::store::Joined;
-use leasehold::{Claim, Kind, Name, Token};
-pub(crate) use leasehold_test_support::{PATIENCE, connect};
+use leasehold::store::{Claim, Joined};
+use leasehold::{Kind, Name, Token};
+pub(crate) use leasehold_test_support::{PATIENCE, connect, until};
 use testbed::{Proxy, Redis, Redlock, Setup, redlock_url};
 
 /// URL parameters without a delay after a restart, and with enough time for a slow machine.
@@ -42,14 +42,6 @@ pub(crate) fn holding(joined: &Joined) -> Token {
     match joined {
         Joined::Holding { token, .. } => *token,
         other => panic!("expected a hold, got {other:?}"),
-    }
-}
-
-pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !check().await {
-        assert!(start.elapsed() < PATIENCE, "{what}: did not happen within {PATIENCE:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -33,21 +33,20 @@ async fn other_redlock_clients_and_leasehold_exclude_each_other() {
         let lock = lock.clone();
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
     };
-    eventually("waiting", async || {
+    until("waiting", async || {
         locks.inspect("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 1)
     })
     .await;
     nodes.iter().for_each(|node| assert_eq!(delete(node), "1"));
     let guard = waiting.await.unwrap().unwrap();
     // Leasehold's lock excludes foreign clients.
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "shared")))
-        .await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "shared"))).await;
     nodes.iter().for_each(|node| {
         assert_eq!(set(node, &["PX", "60000"]), "");
         assert_eq!(delete(node), "0");
     });
     guard.release().await.unwrap();
-    eventually("released", async || nodes.iter().all(|n| !has_key(n, "shared"))).await;
+    until("released", async || nodes.iter().all(|n| !has_key(n, "shared"))).await;
     // Foreign keys on a minority of the nodes have no effect.
     nodes[..2].iter().for_each(|node| drop(set(node, &["PX", "60000"])));
     lock.try_lock().await.unwrap().release().await.unwrap();
@@ -56,7 +55,7 @@ async fn other_redlock_clients_and_leasehold_exclude_each_other() {
     let error = lock.lock_timeout(PATIENCE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     // Otherwise nodes would be reserved for this waiter.
-    eventually("the waiter has left the queue", async || {
+    until("the waiter has left the queue", async || {
         locks.inspect("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 0)
     })
     .await;
@@ -118,10 +117,10 @@ async fn data_of_other_versions_is_kept_and_missing_fields_are_tolerated() {
         assert!(start.elapsed() < PATIENCE);
     }
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
-    eventually("renewed", async || locks.store().renew(&renew).await.is_ok()).await;
+    until("renewed", async || locks.store().renew(&renew).await.is_ok()).await;
     assert!(locks.inspect("mixed").await.unwrap().is_some());
     let _ = locks.store().leave(&claim, None).await;
-    eventually("released", async || nodes.iter().all(|n| !has_key(n, "mixed"))).await;
+    until("released", async || nodes.iter().all(|n| !has_key(n, "mixed"))).await;
     for node in nodes {
         for key in keys {
             assert_eq!(node.command(&["HGET", key, "of a later version"]), "kept", "{key}");
@@ -150,7 +149,7 @@ async fn refused_claim_leaves_no_queue_entry() {
     };
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     let queue = ["leasehold:redlock:waiting:job", "leasehold:redlock:alive:job"];
-    eventually("the waiter has left the queue on all nodes", async || {
+    until("the waiter has left the queue on all nodes", async || {
         nodes.iter().all(|node| queue.iter().all(|key| !has_key(node, key)))
     })
     .await;

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::redlock_common::*;
-use leasehold::store::{Joined, Mode, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode, Renew, Renewal};
+use leasehold::{ErrorKind, Kind, Name};
 use testbed::{Proxy, Redis};
 
 // S30
@@ -17,7 +17,7 @@ async fn late_majority_is_released_on_all_nodes() {
     let lease = Duration::from_millis(500);
     // After this the servers have cached the scripts.
     drop(locks.mutex("warm").try_lock().await.unwrap());
-    eventually("released", async || locks.inspect("warm").await.unwrap().is_none()).await;
+    until("released", async || locks.inspect("warm").await.unwrap().is_none()).await;
     for node in servers.nodes() {
         node.command(&["CONFIG", "RESETSTAT"]);
     }
@@ -27,15 +27,14 @@ async fn late_majority_is_released_on_all_nodes() {
     let joining = tokio::spawn(async move { store.join(&claim, Mode::Try).await });
     // The lease starts before that. (The name's record outlives the lock.)
     let record = "leasehold:redlock:lock:late";
-    eventually("a node has voted", async || servers.nodes().iter().any(|n| has_key(n, record)))
-        .await;
+    until("a node has voted", async || servers.nodes().iter().any(|n| has_key(n, record))).await;
     tokio::time::sleep(lease * 3 / 2).await;
     proxies.iter().for_each(Proxy::thaw);
     let error = joining.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(format!("{error:#}").contains("too late"), "{error}");
     // One script votes, and one releases.
-    eventually("released on all nodes", async || {
+    until("released on all nodes", async || {
         servers.nodes().iter().all(|node| {
             node.calls().iter().any(|(name, calls)| name == "evalsha" && *calls >= 2)
                 && !has_key(node, "late")
@@ -53,8 +52,7 @@ async fn failed_renewal_releases_no_votes() {
     let claim = claim("extended", Duration::from_secs(30));
     let token = holding(&patiently(async || store.join(&claim, Mode::Try).await).await);
     let nodes = servers.nodes();
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "extended")))
-        .await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "extended"))).await;
 
     nodes[2..].iter().for_each(Redis::stop);
     let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
@@ -65,7 +63,7 @@ async fn failed_renewal_releases_no_votes() {
         "an unconfirmed renewal released the lock"
     );
     nodes[2..].iter().for_each(Redis::cont);
-    eventually("the lock is extended again", async || match store.renew(&renew).await {
+    until("the lock is extended again", async || match store.renew(&renew).await {
         Ok(renewed) => {
             assert!(matches!(renewed[..], [Renewal::Holding { token: t, .. }] if t == token));
             true
@@ -80,7 +78,7 @@ async fn failed_renewal_releases_no_votes() {
     // Two nodes have lost the key. They get it again with the first renewal to which they reply
     // quickly enough.
     nodes[..2].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
-    eventually("healed", async || {
+    until("healed", async || {
         match store.renew(&renew).await {
             Ok(renewed) => assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
@@ -90,7 +88,7 @@ async fn failed_renewal_releases_no_votes() {
     .await;
 
     // Three nodes have lost the key, so the lock is lost and not acquired again.
-    eventually("lost", async || {
+    until("lost", async || {
         // The keys are deleted repeatedly, in case a restoration was still in progress.
         nodes[..3].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
         match store.renew(&renew).await {
@@ -102,7 +100,7 @@ async fn failed_renewal_releases_no_votes() {
         }
     })
     .await;
-    eventually("the lock is released on all nodes", async || {
+    until("the lock is released on all nodes", async || {
         nodes.iter().all(|n| !has_key(n, "extended"))
     })
     .await;
@@ -118,7 +116,7 @@ async fn node_that_always_replies_last_gets_its_key_back() {
     let claim = claim("slow", Duration::from_secs(30));
     holding(&locks.store().join(&claim, Mode::Try).await.unwrap());
     let nodes = servers.nodes();
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "slow"))).await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "slow"))).await;
 
     nodes[2].command(&["DEL", "slow"]);
     proxies[2].hold_replies();
@@ -127,7 +125,7 @@ async fn node_that_always_replies_last_gets_its_key_back() {
     assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}");
     assert!(!has_key(&nodes[2], "slow"), "a delayed reply restored the lock on the third node");
     proxies[2].thaw();
-    eventually("healed", async || has_key(&nodes[2], "slow")).await;
+    until("healed", async || has_key(&nodes[2], "slow")).await;
 
     // A late reply must not restore the key of a released lock.
     nodes[2].command(&["DEL", "slow"]);
@@ -136,13 +134,13 @@ async fn node_that_always_replies_last_gets_its_key_back() {
     locks.store().leave(&claim, None).await.unwrap();
     let before = proxies[2].round_trips();
     proxies[2].thaw();
-    eventually("answered", async || {
+    until("answered", async || {
         // The reply to this request follows those that were held back.
         drop(locks.inspect("slow").await);
         proxies[2].round_trips() > before
     })
     .await;
-    eventually("released", async || nodes.iter().all(|n| !has_key(n, "slow"))).await;
+    until("released", async || nodes.iter().all(|n| !has_key(n, "slow"))).await;
 }
 
 /// A waiter's error must not be returned for the whole call, because holds in it were extended.
@@ -209,7 +207,7 @@ async fn closed_client_leaves_no_vote_behind() {
     let url = url + "?restart_delay_ms=0&node_timeout_ms=5000";
     let locks = connect(&url).await;
     let guard = locks.mutex("left").lock_timeout(PATIENCE).await.unwrap();
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "left"))).await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "left"))).await;
     proxies[3..].iter().for_each(|proxy| proxy.delay(Duration::from_millis(200)));
     guard.release().await.unwrap();
     locks.close().await.unwrap();
@@ -240,7 +238,7 @@ async fn late_vote_never_follows_a_release() {
     store.leave(&claim, None).await.unwrap();
     proxies[2].thaw();
     // Replies to later requests arrive later.
-    eventually("the last node votes", async || {
+    until("the last node votes", async || {
         if let Ok(guard) = locks.mutex("next").try_lock().await {
             let _ = guard.release().await;
         }

@@ -79,7 +79,7 @@ async fn hanging_node_that_is_needed_costs_one_timeout() {
     assert!(took >= least * 2 && took < most * 2, "{took:?}");
     nodes[1].cont();
     // The node gets the releases that it had not answered.
-    eventually("released", async || nodes[1..].iter().all(|node| !has_key(node, "held"))).await;
+    until("released", async || nodes[1..].iter().all(|node| !has_key(node, "held"))).await;
 }
 
 // F50
@@ -95,7 +95,7 @@ async fn hanging_server_does_not_prevent_connecting() {
     locks.mutex("hangs").lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
     // The client meets the node when it resumes.
     servers.nodes()[1].cont();
-    eventually("the resumed node votes", async || {
+    until("the resumed node votes", async || {
         let guard = locks.mutex("hangs").lock_timeout(PATIENCE).await.unwrap();
         let voted = has_key(&servers.nodes()[1], "hangs");
         let _ = guard.release().await;
@@ -258,10 +258,9 @@ async fn flushed_server_has_no_vote_until_forgotten_leases_expire() {
     let knew = connect(&knew).await;
     for locks in [&holder, &knew] {
         let before = locks.mutex("before").lease(LEASE).lock_timeout(PATIENCE).await.unwrap();
-        eventually("all nodes have voted", async || nodes.iter().all(|n| has_key(n, "before")))
-            .await;
+        until("all nodes have voted", async || nodes.iter().all(|n| has_key(n, "before"))).await;
         before.release().await.unwrap();
-        eventually("released", async || nodes.iter().all(|n| !has_key(n, "before"))).await;
+        until("released", async || nodes.iter().all(|n| !has_key(n, "before"))).await;
     }
     for proxy in &proxies[3..] {
         proxy.refuse(true);
@@ -291,7 +290,7 @@ async fn another_server_at_a_known_address_counts_as_restarted() {
     nodes[0].wait_for_replicas(1);
     copy.command(&["REPLICAOF", "NO", "ONE"]);
     let up = || copy.info("server", "uptime_in_seconds").parse::<u64>().unwrap();
-    eventually("the copy is up for longer than the delay", async || up() > 9).await;
+    until("the copy is up for longer than the delay", async || up() > 9).await;
     third.refuse(true);
     third.cut();
     let lock = first.mutex("copied").lease(LEASE).no_renewal();
@@ -347,7 +346,7 @@ async fn server_with_several_names_has_one_vote() {
     let locks = connect(&url).await;
     locks.mutex("twin").try_lock().await.unwrap().release().await.unwrap();
     proxy.refuse(false);
-    eventually("the client knows the third name", async || {
+    until("the client knows the third name", async || {
         // The lock is released before the next try, as far as the nodes respond.
         if let Ok(guard) = locks.mutex("twin").try_lock().await {
             let _ = guard.release().await;
@@ -421,10 +420,8 @@ async fn full_servers_still_report_the_holder() {
     // By then the other client has met the servers.
     drop(other.mutex("known").try_lock().await.unwrap());
     let guard = one.mutex("full").try_lock().await.unwrap();
-    eventually("the key is on all nodes", async || {
-        servers.nodes().iter().all(|n| has_key(n, "full"))
-    })
-    .await;
+    until("the key is on all nodes", async || servers.nodes().iter().all(|n| has_key(n, "full")))
+        .await;
     for node in servers.nodes() {
         node.command(&["CONFIG", "SET", "maxmemory", "1"]);
     }
@@ -437,5 +434,5 @@ async fn full_servers_still_report_the_holder() {
         servers.nodes().iter().all(|n| !has_key(n, "free")),
         "the lock was granted without free memory"
     );
-    eventually("released", async || servers.nodes().iter().all(|n| !has_key(n, "full"))).await;
+    until("released", async || servers.nodes().iter().all(|n| !has_key(n, "full"))).await;
 }

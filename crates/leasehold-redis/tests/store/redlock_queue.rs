@@ -81,8 +81,7 @@ async fn claims_known_to_a_minority_are_not_listed() {
     let (locks, other) = (connect(&url).await, connect(&url).await);
     let guard = locks.mutex("haunted").lock_timeout(PATIENCE).await.unwrap();
     let nodes = servers.nodes();
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "haunted")))
-        .await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "haunted"))).await;
     let waiting = {
         let lock = other.mutex("haunted");
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
@@ -91,7 +90,7 @@ async fn claims_known_to_a_minority_are_not_listed() {
         let info = locks.inspect("haunted").await.unwrap().unwrap();
         info.waiters().map(|w| w.holder.host.clone()).collect::<Vec<_>>()
     };
-    eventually("the waiter is in the queue", async || shown().await.len() == 1).await;
+    until("the waiter is in the queue", async || shown().await.len() == 1).await;
     let ghost = format!(r#"{:032x} somewhere {{"host":"ghost","pid":1,"label":""}}"#, 7);
     let late = "99999999999999";
     nodes[0].command(&["ZADD", "leasehold:redlock:waiting:haunted", "1", &ghost]);

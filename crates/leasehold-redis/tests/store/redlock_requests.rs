@@ -25,12 +25,12 @@ async fn acquire_and_release_take_one_request_per_node_each() {
     // After this the servers have cached the scripts, and all requests have been answered.
     let nodes = servers.nodes();
     let guard = lock.try_lock().await.unwrap();
-    eventually("known", async || nodes.iter().all(|node| has_key(node, "counted"))).await;
+    until("known", async || nodes.iter().all(|node| has_key(node, "counted"))).await;
     guard.release().await.unwrap();
-    eventually("known", async || nodes.iter().all(|node| !has_key(node, "counted"))).await;
+    until("known", async || nodes.iter().all(|node| !has_key(node, "counted"))).await;
     let requests = || proxies.iter().map(Proxy::requests).sum::<usize>();
     let mut before = requests();
-    eventually("quiet", async || {
+    until("quiet", async || {
         tokio::time::sleep(Duration::from_millis(200)).await;
         std::mem::replace(&mut before, requests()) == requests()
     })
@@ -40,10 +40,9 @@ async fn acquire_and_release_take_one_request_per_node_each() {
     }
     for pairs in 1..=3 {
         let guard = lock.try_lock().await.unwrap();
-        eventually("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs - 1))
-            .await;
+        until("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs - 1)).await;
         guard.release().await.unwrap();
-        eventually("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs)).await;
+        until("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs)).await;
     }
     // No other request arrives later.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -68,7 +67,7 @@ async fn failed_try_writes_nothing() {
     let (locks, other) = (connect(&url).await, connect(&url).await);
     let lock = locks.mutex("tried").lease(Duration::from_secs(30)).no_renewal();
     let guard = lock.lock_timeout(PATIENCE).await.unwrap();
-    eventually("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "tried"))).await;
+    until("the key is on all nodes", async || nodes.iter().all(|n| has_key(n, "tried"))).await;
     let changes = |node: &Redis| node.info("persistence", "rdb_changes_since_last_save");
     let before: Vec<String> = nodes.iter().map(changes).collect();
     for _ in 0..5 {

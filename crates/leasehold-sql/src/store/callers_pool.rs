@@ -169,7 +169,7 @@ async fn beside(builder: Builder, url: String, callers: Option<CallersPool>) -> 
         true => {
             let what = "a parameter belongs to the database driver, but the pool already defines \
                         the connections";
-            let hint = "use leasehold's own parameters only: prefix, schema, pool";
+            let hint = "use leasehold's own parameters only: prefix, schema, pool, create";
             Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
         false => Ok(SqlUrl { callers, ..parsed }),

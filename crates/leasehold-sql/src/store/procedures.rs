@@ -54,11 +54,16 @@ impl Shared {
 
     /// Finds the procedures, or creates them if they do not exist and this user may create them. A
     /// database without procedures is not an error.
-    pub(super) async fn prepare_procedures(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
+    pub(super) async fn prepare_procedures(
+        &self,
+        wire: &mut dyn Wire,
+        may_create: bool,
+    ) -> Result<(), Failure> {
         let Some(procedures) = self.procedures() else { return Ok(()) };
         let mut ready = true;
         for procedure in [&procedures.stand, &procedures.hand_over] {
-            ready = ready && self.prepare_procedure(wire, procedures, procedure).await?;
+            ready =
+                ready && self.prepare_procedure(wire, procedures, procedure, may_create).await?;
         }
         procedures.set_ready(ready);
         Ok(())
@@ -69,9 +74,11 @@ impl Shared {
         wire: &mut dyn Wire,
         procedures: &Procedures,
         procedure: &Procedure,
+        may_create: bool,
     ) -> Result<bool, Failure> {
         let Some(mut found) = text(wire, &procedure.find).await? else { return Ok(false) };
         if found.is_empty()
+            && may_create
             && text(wire, &procedures.may_make).await?.is_some_and(|t| !t.is_empty())
         {
             match wire.raw(&procedure.create).await {

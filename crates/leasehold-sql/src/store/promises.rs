@@ -100,6 +100,7 @@ impl Shared {
                 let error = Error::new(ErrorKind::Config, what);
                 return Err(error.with_hint(schema::advice(other)).into());
             }
+            None if !url.create => return Err(schema::missing(url).into()),
             None => {
                 for statement in schema::statements(url) {
                     wire.raw(&statement).await?;
@@ -108,7 +109,7 @@ impl Shared {
             }
         }
         let swept = wire.rows(&self.sql.probe, Vec::new()).await?;
-        self.prepare_procedures(wire).await?;
+        self.prepare_procedures(wire, url.create).await?;
         self.pool.put(pooled);
         Ok((guarantees, is_due(swept)?))
     }

@@ -229,6 +229,8 @@ pub(super) struct Sqlite {
     /// The statements that create the tables, and the query for their version.
     tables: Vec<String>,
     version: String,
+    /// Whether this client may create the file and the tables.
+    create: bool,
     /// The file that is known to have the tables.
     known: Mutex<Option<Located>>,
 }
@@ -307,9 +309,15 @@ impl Sqlite {
         let path = path(url)?;
         local(&path)?;
         not_mounted_alone(&path)?;
+        if !url.create && matches!(path.try_exists(), Ok(false)) {
+            let what = format!("no store found at {}: the file does not exist", path.display());
+            let hint = "check the path; a client creates the file when it connects, unless the URL \
+                        contains create=no";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        }
         let options = SqliteConnectOptions::new()
             .filename(&path)
-            .create_if_missing(true)
+            .create_if_missing(url.create)
             .synchronous(match url.synchronous {
                 Synchronous::Full => SqliteSynchronous::Full,
                 Synchronous::Normal => SqliteSynchronous::Normal,
@@ -322,8 +330,9 @@ impl Sqlite {
             foreign: foreign(url),
             path,
             shown: shown.to_owned(),
-            tables: schema::statements(url),
+            tables: if url.create { schema::statements(url) } else { Vec::new() },
             version: format!("SELECT version FROM {}", url.table("schema")),
+            create: url.create,
             known: Mutex::default(),
         })
     }
@@ -331,10 +340,20 @@ impl Sqlite {
     /// Opens a connection and reads from the file, so that its log and index exist.
     async fn opened(&self) -> sqlx::Result<SqliteConnection> {
         let mut connection = self.options.connect().await?;
-        if shared_with(&mut connection, &self.foreign).await?.is_none() {
+        let may_change = self.create || self.has_tables(&mut connection).await?;
+        if shared_with(&mut connection, &self.foreign).await?.is_none() && may_change {
             Wire::raw(&mut connection, "PRAGMA journal_mode = WAL").await?;
         }
         Ok(connection)
+    }
+
+    /// Returns whether the file is a store already.
+    async fn has_tables(&self, connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+        let statement = Statement { sql: self.version.as_str().into(), shape: "i" };
+        match Wire::rows(connection, &statement, Vec::new()).await {
+            Err(error) if fault::is_missing_table(&error) => Ok(false),
+            found => found.map(|_| true),
+        }
     }
 
     /// Prepares a file that this client has not used before. It may have no tables, or tables of
@@ -344,7 +363,10 @@ impl Sqlite {
             Wire::raw(connection, statement).await?;
         }
         let statement = Statement { sql: self.version.as_str().into(), shape: "i" };
-        let found = Wire::rows(connection, &statement, Vec::new()).await?.into_iter().next();
+        let found = match Wire::rows(connection, &statement, Vec::new()).await {
+            Err(error) if fault::is_missing_table(&error) => None,
+            found => found?.into_iter().next(),
+        };
         let found = found.and_then(|row| rows::Cells::new(row).count::<i64>().ok());
         match found {
             Some(schema::VERSION) => Ok(()),

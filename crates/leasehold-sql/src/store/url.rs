@@ -45,6 +45,8 @@ pub(super) struct SqlUrl {
     pub(super) schema: Option<String>,
     /// The maximum number of connections for calls.
     pub(super) pool: usize,
+    /// Whether a client may create the tables.
+    pub(super) create: bool,
     /// SQLite: how durable a commit is.
     pub(super) synchronous: Synchronous,
     /// PostgreSQL: whether a pooler in front of the server gives the connection to another client
@@ -109,6 +111,7 @@ impl SqlUrl {
             prefix: "leasehold_".into(),
             schema: None,
             pool: DEFAULT_POOL,
+            create: true,
             synchronous: Synchronous::Full,
             pooler: false,
             callers: None,
@@ -127,6 +130,16 @@ impl SqlUrl {
                         return refused(
                             format!("invalid value {} for pool", shown(value)),
                             format!("use a number from 1 to {MAX_POOL}"),
+                        );
+                    }
+                },
+                "create" => match value {
+                    "yes" => parsed.create = true,
+                    "no" => parsed.create = false,
+                    _ => {
+                        return refused(
+                            format!("invalid value {} for create", shown(value)),
+                            "use yes or no".to_owned(),
                         );
                     }
                 },
@@ -312,11 +325,13 @@ fn is_word(text: &str) -> bool {
 fn unknown(scheme: &str, dialect: Dialect, key: &str) -> Error {
     let ours: &[&str] = match dialect {
         #[cfg(feature = "sqlite")]
-        Dialect::Sqlite => &["prefix", "pool", "synchronous"],
+        Dialect::Sqlite => &["prefix", "pool", "create", "synchronous"],
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => &["prefix", "schema", "pool", "pooler", "target_session_attrs"],
+        Dialect::Postgres => {
+            &["prefix", "schema", "pool", "create", "pooler", "target_session_attrs"]
+        }
         #[cfg(feature = "mysql")]
-        Dialect::MySql => &["prefix", "pool"],
+        Dialect::MySql => &["prefix", "pool", "create"],
     };
     let known: Vec<&str> = ours.iter().chain(theirs_of(dialect)).copied().collect();
     let what = match is_word(key) {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{Joined, Mode, Renewal, Store};
-use leasehold::{Claim, ErrorKind, Hold, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode, Renewal, Store};
+use leasehold::{ErrorKind, Hold, Kind, Name};
 use testbed::Setup;
 use tokio::runtime::Handle;
 

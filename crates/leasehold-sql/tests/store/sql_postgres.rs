@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::sql_common::*;
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{Joined, Mode, Renew, Signal, Store};
-use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold::store::{Claim, Joined, Mode, Renew, Signal, Store};
+use leasehold::{ErrorKind, Kind, Name};
 use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
 // S42

@@ -2,8 +2,8 @@
 //! and many concurrent claims.
 
 use crate::sql_common::*;
-use leasehold::store::{ClaimState, Joined, Mode, Renewal, Store};
-use leasehold::{Claim, ErrorKind, Kind, Name, Token};
+use leasehold::store::{Claim, ClaimState, Joined, Mode, Renewal, Store};
+use leasehold::{ErrorKind, Kind, Name, Token};
 use testbed::Setup;
 
 /// Cases that also run on SQLite. Each gets two clients' stores of the same database.

@@ -154,7 +154,7 @@ async fn eviction_is_never_executed_twice<S: Server>() {
 async fn joins_and_hangs(
     proxy: &Proxy,
     store: &std::sync::Arc<SqlStore>,
-    claim: &leasehold::Claim,
+    claim: &leasehold::store::Claim,
 ) {
     proxy.hold_requests_so_far();
     let sent = proxy.requests();
@@ -195,7 +195,7 @@ async fn late_join_is_undone_after_its_caller_gave_up<S: Server>() {
 async fn leaves_while_thawed(
     proxy: &Proxy,
     store: &std::sync::Arc<SqlStore>,
-    claim: &leasehold::Claim,
+    claim: &leasehold::store::Claim,
 ) -> bool {
     let leaving = tokio::spawn({
         let (store, claim) = (store.clone(), claim.clone());

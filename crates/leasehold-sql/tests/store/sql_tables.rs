@@ -16,6 +16,7 @@ on_all![
     prefix_and_schema_separate_stores,
     tables_of_another_version_are_refused,
     tables_created_by_an_administrator_are_used,
+    a_client_that_may_not_create_the_store_creates_nothing,
 ];
 
 // S50
@@ -205,6 +206,20 @@ async fn tables_created_by_an_administrator_are_used<S: Server>() {
     let by_hand = url.replace("lh:lh@", "byhand:byhand@");
     let clients = [connect(&by_hand).await, connect(&by_hand).await];
     hammer(&clients, "made by hand", 3, 3).await;
+}
+
+async fn a_client_that_may_not_create_the_store_creates_nothing<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let reading = format!("{url}?create=no");
+    let error = refusal(&reading).await;
+    assert_told(&error, ErrorKind::Config, "lh:lh");
+    assert!(format!("{error:#}").contains("leasehold_schema is missing or empty"), "{error:#}");
+    assert_eq!(server.tables(&url), [""; 0]);
+    let held = connect(&url).await.mutex("x").lock().await.unwrap();
+    let reader = connect(&reading).await;
+    assert_eq!(reader.inspect("x").await.unwrap().unwrap().holders().count(), 1);
+    release(held).await;
 }
 
 async fn journal_mode(path: &std::path::Path) -> String {

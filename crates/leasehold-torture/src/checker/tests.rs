@@ -6,7 +6,7 @@
 
 use fastrand::Rng;
 use leasehold::Kind;
-use leasehold::queue::granted;
+use leasehold::store::queue::granted;
 
 use super::super::history::{Event, Final, LockSpec, What, Write, nanos};
 use super::*;

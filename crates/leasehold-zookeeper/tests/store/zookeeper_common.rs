@@ -5,11 +5,11 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leasehold::store::{Joined, Mode, Store};
-use leasehold::{Claim, Client, ErrorKind, Hold, Kind, LostReason, Name, State};
-pub(crate) use leasehold_test_support::{PATIENCE, connect, until_waiting};
+use leasehold::store::{Claim, Joined, Mode, Store};
+use leasehold::{Client, ErrorKind, Hold, Kind, LostReason, Name, State};
+pub(crate) use leasehold_test_support::{PATIENCE, connect, until, until_waiting};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -67,14 +67,6 @@ pub(crate) async fn make_child(client: &RawClient, prefix: &str) -> String {
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
     let (_, sequence) = client.create(prefix, b"10.0.0.1", &options).await.unwrap();
     format!("{prefix}{sequence}")
-}
-
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so().await {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 pub(crate) fn claim(name: &str) -> Claim {

@@ -6,9 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::zookeeper_common::*;
+use leasehold::ErrorKind;
 use leasehold::store::zookeeper::ZooKeeperStore;
-use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, ErrorKind};
+use leasehold::store::{Claim, Evict, Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold_test_support::pushes_agree;
 use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, zookeeper};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::zookeeper_common::*;
-use leasehold::store::{Joined, Mode, Signal};
-use leasehold::{Claim, ErrorKind};
+use leasehold::ErrorKind;
+use leasehold::store::{Claim, Joined, Mode, Signal};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use tokio::task::JoinSet;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::zookeeper_common::*;
-use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, LockEventKind, LockEvents};
+use leasehold::store::{Claim, Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{LockEventKind, LockEvents};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use zookeeper_client::{Acls, Client as RawClient, CreateMode};
 

@@ -1,9 +1,9 @@
 //! The types that programs send to other threads. A new field must not take that away.
 
+use leasehold::store::{Claim, Registry};
 use leasehold::{
-    Claim, Client, Clock, Deadline, Election, Error, LockEvents, LockOptions, LockRequest,
-    MultiGuard, Mutex, MutexGuard, Name, Observer, Owner, Registry, RwLock, Semaphore, Sequencer,
-    Token, Watch, blocking,
+    Client, Clock, Deadline, Election, Error, LockEvents, LockOptions, LockRequest, MultiGuard,
+    Mutex, MutexGuard, Name, Observer, Owner, RwLock, Semaphore, Sequencer, Token, Watch, blocking,
 };
 
 const fn everywhere<T: Send + Sync + Unpin + 'static>() {}

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Claim, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
-use leasehold::{Builder, Claim, Client, Error, ErrorKind, MutexGuard, Name, Result};
+use leasehold::{Builder, Client, Error, ErrorKind, MutexGuard, Name, Result};
 use tokio::sync::{Semaphore, watch};
 
 /// A memory store whose answers can be delayed, falsified or replaced by errors.

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use leasehold::conformance::{cases, run};
-use leasehold::queue::{Entry, Queue, StoreTime};
+use leasehold::store::queue::{Entry, Queue, StoreTime};
 use leasehold::store::{
-    ClaimState, Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal,
-    Store, StoreInfo, Wakeup,
+    Claim, ClaimId, ClaimState, Converted, Evict, Joined, LockInfo, MemoryStore, Mode, Renew,
+    Renewal, Signal, Store, StoreInfo, Wakeup,
 };
-use leasehold::{Builder, Claim, ClaimId, Error, ErrorKind, Holder, Kind, Name, Result, Token};
+use leasehold::{Builder, Error, ErrorKind, Holder, Kind, Name, Result, Token};
 use serde_json::Value;
 use tokio::sync::Notify;
 

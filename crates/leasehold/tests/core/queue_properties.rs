@@ -14,9 +14,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leasehold::queue::{Entry, Mismatch, Queue, StoreTime, granted};
-use leasehold::store::{ClaimState, Converted, Evict, Joined, Mode, Place, Renewal};
-use leasehold::{Claim, ClaimId, Kind, Name, Token};
+use leasehold::store::queue::{Entry, Mismatch, Queue, StoreTime, granted};
+use leasehold::store::{
+    Claim, ClaimId, ClaimState, Converted, Evict, Joined, Mode, Place, Renewal,
+};
+use leasehold::{Kind, Name, Token};
 use proptest::prelude::*;
 
 const CLAIMS: usize = 6;

@@ -1,11 +1,11 @@
 //! Shared code of the tests against SQL servers, with one trait for PostgreSQL, MariaDB and MySQL.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{ClaimState, Joined, LockInfo, Renew, Renewal, Store};
-use leasehold::{Claim, Kind, Name, Token};
+use leasehold::store::{Claim, ClaimState, Joined, LockInfo, Renew, Renewal, Store};
+use leasehold::{Kind, Name, Token};
 pub(crate) use leasehold_test_support::*;
 use sqlx::Connection;
 #[cfg(feature = "mysql")]
@@ -416,15 +416,6 @@ mysql_server!(testbed::MySql, testbed::Server::MySql, testbed::mysql());
 
 /// Locks one lock's row, as a transaction in progress does.
 pub(crate) const BLOCK: &str = "SELECT name FROM leasehold_locks WHERE name = 'blocked' FOR UPDATE";
-
-/// Waits until the condition holds.
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so().await {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
 
 /// Returns the error of a client that is refused when it connects or, at the latest, at its first
 /// lock.
