@@ -7,6 +7,23 @@ use std::net::{Ipv4Addr, TcpStream};
 use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
 use crate::{python, reaper};
 
+/// Runs moto's server, and answers one request after the other. By itself, moto checks the
+/// condition of a write and then writes, so two threads could replace the same version.
+const PROGRAM: &str = r#"
+import sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+moto = DomainDispatcherApplication(create_backend_app)
+turn = threading.Lock()
+
+def answer(environ, start_response):
+    with turn:
+        return list(moto(environ, start_response))
+
+run_simple("127.0.0.1", int(sys.argv[1]), answer, threaded=True)
+"#;
+
 /// The bucket that exists from the beginning.
 const BUCKET: &str = "locks";
 /// Request header with the caller's identity. moto requires it, but does not verify it.
@@ -28,8 +45,7 @@ impl Moto {
 
     fn try_start(port: u16) -> Result<Self, String> {
         let directory = reaper::directory("moto");
-        let args = ["-m", "moto.server", "-H", "127.0.0.1", "-p"].map(str::to_owned);
-        let args = args.into_iter().chain([port.to_string()]).collect();
+        let args = vec!["-c".to_owned(), PROGRAM.to_owned(), port.to_string()];
         let launch = Launch { program: python(), args, user: None };
         let launch = launch.before_others();
         let is_ready = || accepts(port) && has_bucket(port);

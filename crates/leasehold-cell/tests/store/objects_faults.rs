@@ -125,7 +125,7 @@ fn writes_repeated_by_a_proxy_are_neither_lost_nor_applied_twice() {
 #[test]
 fn hanging_or_failing_object_affects_no_other_hold() {
     /// On a busy machine, the server takes seconds.
-    const LEASE: Duration = Duration::from_secs(10);
+    const LEASE: Duration = Duration::from_secs(20);
     run(async {
         let server = testbed::seaweed();
         for ill in [Does::Hangs, Does::Says(503, "SlowDown"), Does::Says(500, "InternalError")] {
@@ -137,7 +137,7 @@ fn hanging_or_failing_object_affects_no_other_hold() {
                     false => Does::Passes,
                 }
             });
-            let url = through(&(server.url("ill") + "&session_ms=10000"), server, port);
+            let url = through(&(server.url("ill") + "&session_ms=20000"), server, port);
             let locks = connect(&url).await;
             let hold = async |name: String| {
                 locks.mutex(name).lease(LEASE).lock_timeout(PATIENCE).await.unwrap()

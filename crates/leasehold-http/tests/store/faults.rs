@@ -138,7 +138,7 @@ fn lease_is_counted_from_the_request_even_if_the_reply_is_late() {
         let replica = Replica::over_memory();
         let proxy = HttpProxy::before(replica.port());
         let ours = connect(&url_of(&[proxy.port()])).await;
-        let late = Duration::from_secs(2);
+        let late = Duration::from_secs(1);
         once(&proxy, Method::POST, Fault::LateReply(late));
         let lease = Duration::from_secs(60);
         let guard = ours.mutex("late-reply").lease(lease).lock().await.unwrap();
