@@ -98,9 +98,9 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Raises the server's priority. This is for single-threaded emulators that serve all
-    /// contenders of a suite. They need more processor time than each contender. Without the
-    /// permission for that, the priority is unchanged.
+    /// Raises the server's priority. This is for object stores and emulators that serve all
+    /// contenders of a suite. They need more processor time than each contender: on a busy machine,
+    /// a reply would take seconds. Without the permission for that, the priority is unchanged.
     pub(crate) fn before_others(self) -> Self {
         let nice = ["-n".to_owned(), "-10".to_owned(), self.program.display().to_string()];
         let args = nice.into_iter().chain(self.args).collect();

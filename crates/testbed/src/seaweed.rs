@@ -84,7 +84,7 @@ impl SeaweedFs {
         args.extend(setup.args.iter().cloned());
         let weed = python().with_file_name("weed");
         assert!(weed.exists(), "no {}: run ./test.sh once", weed.display());
-        let launch = Launch { program: weed, args, user: None };
+        let launch = Launch { program: weed, args, user: None }.before_others();
         let daemon = Daemon::start("seaweed", directory, launch, None, &|| is_ready(s3))?;
         Ok(Self { daemon, port: s3 })
     }
