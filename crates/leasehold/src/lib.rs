@@ -20,9 +20,9 @@
 //! ```
 //!
 //! **Every lock is a FIFO queue.** The claims at the front that fit the lock's capacity hold it
-//! ([`queue`]), so a mutex, a read-write lock and a semaphore differ only in their capacity. Each
-//! holder gets a *fencing token*, a number that grows with every new holder. With it, the resource
-//! behind the lock can reject writes from a holder that has already lost the lock.
+//! ([`queue`](store::queue)), so a mutex, a read-write lock and a semaphore differ only in their
+//! capacity. Each holder gets a *fencing token*, a number that grows with every new holder. With it,
+//! the resource behind the lock can reject writes from a holder that has already lost the lock.
 //!
 //! **Holds are leases.** A lease is renewed in the background, and expires if its holder crashes.
 //!
