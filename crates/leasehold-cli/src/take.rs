@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use leasehold::store::kit::{decoded_bytes, is_no_store};
 use leasehold::store::{ClaimState, LockInfo, Place};
 use leasehold::{Client, Error, ErrorKind, Hold, Holder, LockRequest, MIN_LEASE, MultiGuard};
 
@@ -40,7 +41,7 @@ fn check_directory(url: &str) -> Result<(), Failure> {
     let path = path.strip_prefix("localhost").unwrap_or(path);
     let path = path.split(['?', '#']).next().unwrap_or_default();
     // The store rejects an invalid path.
-    let Some(path) = leasehold::store::kit::decoded_bytes(path) else { return Ok(()) };
+    let Some(path) = decoded_bytes(path) else { return Ok(()) };
     let path = PathBuf::from(OsString::from_vec(path));
     // A directory that cannot be read is reported by the store.
     let lacks = |part| matches!(path.join(part).try_exists(), Ok(false));
@@ -53,9 +54,7 @@ fn check_directory(url: &str) -> Result<(), Failure> {
 
 /// Returns the failure of a command that connects to an existing store.
 fn not_connected(error: Error) -> Failure {
-    let is_missing =
-        error.kind() == ErrorKind::Config && error.reason().starts_with("no store found");
-    match is_missing {
+    match is_no_store(&error) {
         true => Failure { code: UNAVAILABLE, ..Failure::from(error) }.hint(NO_STORE),
         false => error.into(),
     }

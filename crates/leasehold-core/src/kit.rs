@@ -15,6 +15,7 @@ pub use crate::store::addresses::Addresses;
 pub use crate::store::encryption::{Encryption, Stream};
 pub use crate::store::inbox::Inbox;
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};
+pub use crate::store::missing::{is_no_store, no_store};
 pub use crate::store::namespaced::namespaced;
 pub use crate::store::secrets::{
     Password, default_store, public_secrets, store_of_environment, store_url, with_passwords,

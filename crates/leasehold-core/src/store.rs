@@ -33,6 +33,7 @@ pub(crate) mod inbox;
 mod info;
 pub(crate) mod machine;
 mod memory;
+pub(crate) mod missing;
 pub(crate) mod namespaced;
 pub(crate) mod open;
 pub(crate) mod registry;

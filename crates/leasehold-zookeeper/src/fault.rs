@@ -2,6 +2,7 @@
 
 use zookeeper_client::Error as Fault;
 
+use leasehold_core::kit::no_store;
 use leasehold_core::{Error, ErrorKind};
 
 /// Returns whether the session has ended, so that no request sent on it will be executed any more.
@@ -13,6 +14,10 @@ pub(super) fn ends_session(fault: &Fault) -> bool {
 /// Returns the error for a failed operation on the node at `path`.
 pub(super) fn explain(fault: Fault, path: &str) -> Error {
     let path = path.escape_debug();
+    if matches!(fault, Fault::NoNode) {
+        let missing = no_store(format!("the node {path} does not exist")).with_source(fault);
+        return missing.with_hint("create it, or add create=yes to the URL");
+    }
     let (kind, what, hint) = match &fault {
         Fault::NoAuth => (
             ErrorKind::Denied,
@@ -23,11 +28,6 @@ pub(super) fn explain(fault: Fault, path: &str) -> Error {
             ErrorKind::Denied,
             "ZooKeeper rejected the user name or the password".into(),
             "check the URL: zookeeper://user:password@host:2181/path",
-        ),
-        Fault::NoNode => (
-            ErrorKind::Config,
-            format!("no store found: the node {path} does not exist"),
-            "create it, or add create=yes to the URL",
         ),
         Fault::NoChildrenForEphemerals => (
             ErrorKind::Mismatch,

@@ -14,6 +14,7 @@ use async_nats::jetstream::stream::{
     Config, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
 };
 use async_nats::jetstream::{Context, ErrorCode, context};
+use leasehold_core::kit::no_store;
 use leasehold_core::{Error, ErrorKind, Result};
 
 use super::fault::{self, Doing};
@@ -76,10 +77,7 @@ pub(super) async fn make(
             "run `nats kv add {bucket} --replicas={copies} --marker-ttl=1m`; a client creates the \
              bucket itself, unless the URL contains create=no"
         );
-        let error = Error::new(
-            ErrorKind::Config,
-            format!("no store found: the bucket {bucket:?} does not exist"),
-        );
+        let error = no_store(format!("the bucket {bucket:?} does not exist"));
         return Err(Missing::Failed(error.with_hint(hint)));
     }
     match context.create_stream(wanted(&url.bucket, copies)).await {

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::nats_common::*;
 use leasehold::ErrorKind;
 use leasehold::doctor::Severity;
 use leasehold::store::{Durability, Guarantee};
@@ -65,6 +64,7 @@ fn connection_mistakes_at_nats_name_the_fix() {
         assert_config(of_version("2.9.10"), "upgrade to NATS 2.11 or later").await;
         let server = Nats::start();
         assert_config(server.url() + "/none?create=no", "nats kv add none --replicas=1").await;
+        assert_config(server.url() + "/none?create=no", "no store found").await;
         assert_config(server.url() + "/many?replicas=3", "?replicas=1").await;
         connect(&(server.url() + "/one")).await;
         assert_config(server.url() + "/one?replicas=3", "nats stream edit KV_one").await;

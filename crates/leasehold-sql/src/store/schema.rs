@@ -1,6 +1,7 @@
 //! The tables, as SQL that people can read and run themselves.
 
-use leasehold_core::{Error, ErrorKind};
+use leasehold_core::Error;
+use leasehold_core::kit::no_store;
 
 use super::statements::Statements;
 use super::url::{Dialect, SqlUrl};
@@ -27,10 +28,10 @@ pub(super) fn advice(found: i64) -> &'static str {
 /// Returns the error for a database without the tables, if the client may not create them.
 pub(super) fn missing(url: &SqlUrl) -> Error {
     let table = url.table("schema");
-    let what = format!("no store found in this database: the table {table} is missing or empty");
-    let hint = "check the URL; a client creates the tables when it connects, unless the URL \
-                contains create=no";
-    Error::new(ErrorKind::Config, what).with_hint(hint)
+    no_store(format!("the table {table} is missing or empty")).with_hint(
+        "check the URL; a client creates the tables when it connects, unless the URL contains \
+         create=no",
+    )
 }
 
 /// Returns the statements that create the tables. Each can be run again.

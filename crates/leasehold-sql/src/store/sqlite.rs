@@ -310,10 +310,11 @@ impl Sqlite {
         local(&path)?;
         not_mounted_alone(&path)?;
         if !url.create && matches!(path.try_exists(), Ok(false)) {
-            let what = format!("no store found at {}: the file does not exist", path.display());
-            let hint = "check the path; a client creates the file when it connects, unless the URL \
-                        contains create=no";
-            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+            let missing = kit::no_store(format!("the file {} does not exist", path.display()));
+            return Err(missing.with_hint(
+                "check the path; a client creates the file when it connects, unless the URL \
+                 contains create=no",
+            ));
         }
         let options = SqliteConnectOptions::new()
             .filename(&path)
@@ -330,7 +331,7 @@ impl Sqlite {
             foreign: foreign(url),
             path,
             shown: shown.to_owned(),
-            tables: if url.create { schema::statements(url) } else { Vec::new() },
+            tables: schema::statements(url),
             version: format!("SELECT version FROM {}", url.table("schema")),
             create: url.create,
             known: Mutex::default(),
@@ -340,34 +341,32 @@ impl Sqlite {
     /// Opens a connection and reads from the file, so that its log and index exist.
     async fn opened(&self) -> sqlx::Result<SqliteConnection> {
         let mut connection = self.options.connect().await?;
-        let may_change = self.create || self.has_tables(&mut connection).await?;
+        let may_change = self.create || self.tables_version(&mut connection).await?.is_some();
         if shared_with(&mut connection, &self.foreign).await?.is_none() && may_change {
             Wire::raw(&mut connection, "PRAGMA journal_mode = WAL").await?;
         }
         Ok(connection)
     }
 
-    /// Returns whether the file is a store already.
-    async fn has_tables(&self, connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+    /// Returns the version of the tables, or `None` if they are missing or incomplete.
+    async fn tables_version(&self, connection: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
         let statement = Statement { sql: self.version.as_str().into(), shape: "i" };
-        match Wire::rows(connection, &statement, Vec::new()).await {
-            Err(error) if fault::is_missing_table(&error) => Ok(false),
-            found => found.map(|_| true),
-        }
+        let row = match Wire::rows(connection, &statement, Vec::new()).await {
+            Err(error) if fault::is_missing_table(&error) => None,
+            rows => rows?.into_iter().next(),
+        };
+        Ok(row.and_then(|row| rows::Cells::new(row).count::<i64>().ok()))
     }
 
     /// Prepares a file that this client has not used before. It may have no tables, or tables of
     /// another version.
     async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        for statement in &self.tables {
-            Wire::raw(connection, statement).await?;
+        if self.create {
+            for statement in &self.tables {
+                Wire::raw(connection, statement).await?;
+            }
         }
-        let statement = Statement { sql: self.version.as_str().into(), shape: "i" };
-        let found = match Wire::rows(connection, &statement, Vec::new()).await {
-            Err(error) if fault::is_missing_table(&error) => None,
-            found => found?.into_iter().next(),
-        };
-        let found = found.and_then(|row| rows::Cells::new(row).count::<i64>().ok());
+        let found = self.tables_version(connection).await?;
         match found {
             Some(schema::VERSION) => Ok(()),
             found => Err(fault::changed(format!(

@@ -27,6 +27,7 @@ fn missing_chroot_is_reported_unless_create_is_set() {
     run(async {
         let error = leasehold::connect(url("/no/such/path")).await.unwrap_err();
         is_one_line(&error, ErrorKind::Config, &["/no/such/path", "create=yes"]);
+        assert!(leasehold::store::kit::is_no_store(&error), "{error}");
         let locks = connect(&url("/made/here?create=yes")).await;
         release(locks.mutex("a").lock().await.unwrap()).await;
         connect(&url("/made/here")).await;
