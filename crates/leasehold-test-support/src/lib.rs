@@ -63,15 +63,27 @@ pub async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
 
 /// Waits until this many clients wait for the lock.
 pub async fn until_waiting(locks: &Client, name: &str, count: usize) {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    let is_so = async || {
         let info = locks.inspect(name).await.unwrap();
-        if info.is_some_and(|info| info.waiters().count() == count) {
-            return;
-        }
-        assert!(Instant::now() < end, "there were never {count} waiters");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        info.is_some_and(|info| info.waiters().count() == count)
+    };
+    until(&format!("{count} waiters"), is_so).await;
+}
+
+/// Returns how many claims are in the queue, including holders. Returns `None` while the store is
+/// unreachable, as during the election of a leader.
+pub async fn queued(locks: &Client, name: &str) -> Option<usize> {
+    match locks.inspect(name).await {
+        Ok(info) => Some(info.map_or(0, |info| info.claims.len())),
+        Err(error) if error.kind() == ErrorKind::Unreachable => None,
+        Err(error) => panic!("{error}"),
     }
+}
+
+/// Waits until this many claims are in the queue, including holders.
+pub async fn until_queued(locks: &Client, name: &str, count: usize) {
+    let is_so = async || queued(locks, name).await == Some(count);
+    until(&format!("{count} claims in the queue"), is_so).await;
 }
 
 /// Waits for a lock in a task. Returns the guard, and whether `released` was set by then.

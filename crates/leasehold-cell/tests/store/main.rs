@@ -11,7 +11,6 @@ mod memcached_leases;
 mod memcached_requests;
 mod memcached_servers;
 mod nats_access;
-mod nats_common;
 mod nats_leases;
 mod nats_members;
 mod nats_queue;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::nats_common::*;
 use leasehold::ErrorKind;
 use leasehold_test_support::*;
 use testbed::{Nats, Proxy};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 // The servers may be electing a leader.
-use crate::nats_common::*;
 use leasehold::store::Survival;
 use leasehold::{Client, ErrorKind, LostReason, MutexGuard, State};
 use leasehold_test_support::*;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::nats_common::*;
 use leasehold::store::cell::{CellStore, nats};
 use leasehold::store::{Evict, Guarantee};
 use leasehold::{Builder, Client, ErrorKind};

@@ -112,7 +112,7 @@ fn writes_repeated_by_a_proxy_are_neither_lost_nor_applied_twice() {
             let lock = other.mutex("b");
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
         };
-        crate::nats_common::until_queued(&ours, "b", 2).await;
+        until_queued(&ours, "b", 2).await;
         assert_eq!(connect(&url).await.evict("b", Evict::Holders).await.unwrap(), 1);
         let next = waiting.await.unwrap().unwrap();
         guard.release().await.unwrap_err();
@@ -212,7 +212,7 @@ fn waiter_survives_temporary_errors_of_an_object_store() {
                 let lock = waiter.mutex("passes");
                 tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
             };
-            crate::nats_common::until_queued(&holder, "passes", 2).await;
+            until_queued(&holder, "passes", 2).await;
             // Longer than the interval of renewals, which get this error too.
             is_ill.store(true, SeqCst);
             tokio::time::sleep(Duration::from_millis(2_500)).await;

@@ -81,7 +81,7 @@ fn requests_per_minute_match_the_documentation() {
             tokio::spawn(
                 async move { waiter.mutex("minute").lock_timeout(PATIENCE).await.map(drop) },
             );
-        crate::nats_common::until_queued(&holder, "minute", 2).await;
+        until_queued(&holder, "minute", 2).await;
         // The first polls of a waiter come soon after one another.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let before = asked.each_ref().map(|asked| asked.each_ref().map(|n| n.load(SeqCst)));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Claim, Signal, Store};
 use leasehold::{Builder, Client, ErrorKind, Hold, Kind, LostReason, MutexGuard, Name, State};
-pub(crate) use leasehold_test_support::{PATIENCE, connect, until};
+pub(crate) use leasehold_test_support::{PATIENCE, connect, queued, until, until_queued};
 use testbed::Etcd;
 
 pub(crate) fn run(test: impl Future<Output = ()>) {
@@ -115,21 +115,6 @@ pub(crate) async fn lost_before_the_next_holds(
     assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two clients hold the lock");
     assert!(next.token() > guard.token());
     next
-}
-
-/// Returns how many claims are in the queue, including holders. Returns `None` while a leader is
-/// elected.
-async fn queued(locks: &Client, name: &str) -> Option<usize> {
-    match locks.inspect(name).await {
-        Ok(info) => Some(info.map_or(0, |info| info.claims.len())),
-        Err(e) if e.kind() == ErrorKind::Unreachable => None,
-        Err(e) => panic!("{e}"),
-    }
-}
-
-/// Waits until this many claims are in the queue, including holders.
-pub(crate) async fn until_queued(locks: &Client, name: &str, count: usize) {
-    until("the expected queue", async || queued(locks, name).await == Some(count)).await;
 }
 
 /// Has many tasks increment a counter that only the lock protects, and checks the tokens.

@@ -1,10 +1,14 @@
 //! Queues: hand-overs that no other claim may take, the order of tokens, claims that join again,
 //! and many concurrent claims.
 
+use std::sync::Arc;
+
 use crate::sql_common::*;
+use leasehold::store::sql::SqlStore;
 use leasehold::store::{Claim, ClaimState, Joined, Mode, Renewal, Store};
 use leasehold::{ErrorKind, Kind, Name, Token};
 use testbed::Setup;
+use tokio::task::JoinSet;
 
 /// Cases that also run on SQLite. Each gets two clients' stores of the same database.
 macro_rules! sqlite_too {
@@ -194,21 +198,39 @@ async fn concurrent_first_acquisitions_of_new_names_are_exclusive<S: Server>() {
 /// No join loses its place because another one has created the lock's row, or because of a
 /// deadlock.
 async fn concurrent_first_joins_of_a_new_name_have_distinct_places<S: Server>() {
-    const JOINS: usize = 32;
     let url = S::shared().database();
     let stores = [two(&url).await, two(&url).await].concat();
-    let mut joining = tokio::task::JoinSet::new();
-    for n in 0..JOINS {
-        let (store, claim) = (stores[n % stores.len()].clone(), claim("new", LONG, LONG));
+    let joining = join_all(&stores, "new", 32);
+    have_distinct_places(joining, &stores, "new").await;
+}
+
+/// Joins this queue with as many claims at the same time.
+fn join_all(stores: &[Arc<SqlStore>], name: &'static str, count: usize) -> JoinSet<(Token, usize)> {
+    let mut joining = JoinSet::new();
+    for n in 0..count {
+        let (store, claim) = (stores[n % stores.len()].clone(), claim(name, LONG, LONG));
         joining.spawn(async move { place(store.join(&claim, Mode::Wait).await.unwrap()) });
     }
+    joining
+}
+
+/// Checks that each claim got its own place, and that one holds. Returns the tokens by place, and
+/// those of the queue.
+async fn have_distinct_places(
+    joining: JoinSet<(Token, usize)>,
+    stores: &[Arc<SqlStore>],
+    name: &str,
+) -> [Vec<Token>; 2] {
+    let count = joining.len();
     let mut places = joining.join_all().await;
     places.sort_unstable();
     let ahead: Vec<usize> = places.iter().map(|(_, ahead)| *ahead).collect();
-    assert_eq!(ahead, (0..JOINS).collect::<Vec<_>>(), "{places:?}");
-    let queue = claim_states(stores[0].read(&Name::new("new").unwrap()).await.unwrap());
+    assert_eq!(ahead, (0..count).collect::<Vec<_>>(), "{places:?}");
+    let queue = claim_states(stores[0].read(&Name::new(name).unwrap()).await.unwrap());
     let holds = queue.iter().filter(|(state, _)| *state == ClaimState::Holding).count();
-    assert_eq!((queue.len(), holds), (JOINS, 1), "{queue:?}");
+    assert_eq!((queue.len(), holds), (count, 1), "{queue:?}");
+    let queued = queue.iter().map(|(_, token)| token.unwrap()).collect();
+    [places.iter().map(|(token, _)| *token).collect(), queued]
 }
 
 /// Returns the token, and how many claims are ahead.
@@ -231,22 +253,10 @@ async fn token_order_matches_commit_order<S: Server>() {
     let first = claim("blocked", LONG, LONG);
     holding(&stores[0].join(&first, Mode::Try).await.unwrap());
     assert!(stores[0].leave(&first, None).await.unwrap());
-    let sql = "SELECT name FROM leasehold_locks WHERE name = 'blocked' FOR UPDATE";
-    let blocker = server.hold(&url, sql).await;
-    let mut joining = tokio::task::JoinSet::new();
-    for n in 0..JOINS {
-        let (store, claim) = (stores[n % stores.len()].clone(), claim("blocked", LONG, LONG));
-        joining.spawn(async move { place(store.join(&claim, Mode::Wait).await.unwrap()) });
-    }
+    let blocker = server.hold(&url, BLOCK).await;
+    let joining = join_all(&stores, "blocked", JOINS);
     until("all joins wait for the row", async || server.blocked() >= JOINS).await;
     drop(blocker);
-    let mut places = joining.join_all().await;
-    places.sort_unstable();
-    let ahead: Vec<usize> = places.iter().map(|(_, ahead)| *ahead).collect();
-    assert_eq!(ahead, (0..JOINS).collect::<Vec<_>>(), "{places:?}");
-    let queue = claim_states(stores[0].read(&Name::new("blocked").unwrap()).await.unwrap());
-    let holds = queue.iter().filter(|(state, _)| *state == ClaimState::Holding).count();
-    assert_eq!((queue.len(), holds), (JOINS, 1), "{queue:?}");
-    let tokens: Vec<_> = queue.iter().map(|(_, token)| token.unwrap()).collect();
-    assert_eq!(tokens, places.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+    let [by_place, queued] = have_distinct_places(joining, &stores, "blocked").await;
+    assert_eq!(queued, by_place);
 }
