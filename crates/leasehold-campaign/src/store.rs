@@ -261,8 +261,8 @@ impl Store {
         }
     }
 
-    /// Starts servers that can be disturbed. `program` is the command `leasehold`. `None`: the store
-    /// has no servers.
+    /// Starts servers that can be disturbed. `program` is the command `leasehold`. `None`: the
+    /// store has no servers.
     pub(crate) fn breakable(
         self,
         version: Version,

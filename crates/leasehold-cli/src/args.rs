@@ -705,7 +705,8 @@ pub(crate) struct ServeArgs {
     pub(crate) no_auth: bool,
     /// Certificate of the server in PEM format, for https: over TCP
     ///
-    /// The file contains the certificate and those that lead to the authority. It is read again when it changes.
+    /// The file contains the certificate and those that lead to the authority. It is read again
+    /// when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<std::path::PathBuf>,
     /// Private key of the server's certificate, in PEM format
@@ -713,8 +714,8 @@ pub(crate) struct ServeArgs {
     pub(crate) tls_key: Option<std::path::PathBuf>,
     /// Authority of client certificates, in PEM format
     ///
-    /// A client with such a certificate needs no token. Its identity is the one whose certificate_names contain a
-    /// DNS name of the certificate.
+    /// A client with such a certificate needs no token. Its identity is the one whose
+    /// certificate_names contain a DNS name of the certificate.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_client_ca: Option<std::path::PathBuf>,
     /// File that keeps the history of all locks across restarts

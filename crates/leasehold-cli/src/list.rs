@@ -1,5 +1,5 @@
-//! `leasehold ls`, `leasehold show` and `leasehold why`: the queues, as tables for people and as JSON
-//! for programs.
+//! `leasehold ls`, `leasehold show` and `leasehold why`: the queues, as tables for people and as
+//! JSON for programs.
 //!
 //! Names, labels and hosts come from other users. Control characters in them never reach the
 //! terminal.

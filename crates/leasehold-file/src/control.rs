@@ -191,9 +191,9 @@ impl Controls {
         })
     }
 
-    /// Replaces a damaged control file with an empty queue, on an operator's request. Returns whether
-    /// the file was damaged. Returns an error for a file of another program or of a later version,
-    /// and does not change it.
+    /// Replaces a damaged control file with an empty queue, on an operator's request. Returns
+    /// whether the file was damaged. Returns an error for a file of another program or of a later
+    /// version, and does not change it.
     pub(super) fn repair(&self, name: &Name) -> Result<AttemptResult<bool>> {
         let _as_owner = self.place.acting.now();
         let mut slot = None;

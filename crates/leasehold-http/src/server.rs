@@ -213,8 +213,8 @@ impl Fenced {
     }
 
     /// Returns the response to a request whose write failed after the layer had accepted its token.
-    /// It is 412 for [`StaleToken`](leasehold_core::ErrorKind::StaleToken), as from the layer itself.
-    /// It is 503 for all other errors, because something may have been written.
+    /// It is 412 for [`StaleToken`](leasehold_core::ErrorKind::StaleToken), as from the layer
+    /// itself. It is 503 for all other errors, because something may have been written.
     pub fn refusal<R: From<String>>(&self, error: &Error) -> Response<R> {
         match error.stale_token() {
             Some(StaleToken { seen, .. }) => self.stale(seen),

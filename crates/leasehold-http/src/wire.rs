@@ -677,8 +677,9 @@ pub struct LockList {
 pub struct WhyResponse {
     /// The lock, then the locks for which holders of earlier locks in the chain wait.
     pub chain: Vec<LockView>,
-    /// The clients that wait for each other, if there may be a deadlock. Empty otherwise. A client is
-    /// a process. If it has several tasks, the one that holds a lock may not be the one that waits.
+    /// The clients that wait for each other, if there may be a deadlock. Empty otherwise. A client
+    /// is a process. If it has several tasks, the one that holds a lock may not be the one that
+    /// waits.
     pub deadlock: Vec<WaitsFor>,
 }
 
@@ -716,8 +717,8 @@ impl From<&WaitChain> for WhyResponse {
 
 /// The response to `GET /v1/locks/{name}/history`: the holds that this server has observed.
 ///
-/// A restart of the server loses the history, unless `leasehold serve --history` keeps it. Times are
-/// those of the server's clock, in seconds since 1970.
+/// A restart of the server loses the history, unless `leasehold serve --history` keeps it. Times
+/// are those of the server's clock, in seconds since 1970.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct HistoryResponse {

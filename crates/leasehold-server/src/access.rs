@@ -8,11 +8,13 @@
 //! certificates belong to which identity.
 //!
 //! **An invalid file changes nothing.** The file is read as a whole before it replaces the current
-//! identities. If a token or a certificate name is removed, its open streams end at their next ping.
+//! identities. If a token or a certificate name is removed, its open streams end at their next
+//! ping.
 //!
 //! **Claim IDs of two identities never collide.** The ID under which a claim is stored is a hash of
-//! the identity, of the lock's name and of the client's ID. So an identity that learns the claim ID of another identity
-//! cannot release or renew that claim, and the server needs no table of claims for this.
+//! the identity, of the lock's name and of the client's ID. So an identity that learns the claim ID
+//! of another identity cannot release or renew that claim, and the server needs no table of claims
+//! for this.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
@@ -172,8 +174,8 @@ impl Access {
         }
     }
 
-    /// Accepts the tokens and the client certificates of the identities in this file, as well as what
-    /// [`same_user`](Self::same_user) accepts.
+    /// Accepts the tokens and the client certificates of the identities in this file, as well as
+    /// what [`same_user`](Self::same_user) accepts.
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): the file cannot be read, or it is invalid.

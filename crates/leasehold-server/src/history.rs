@@ -472,11 +472,10 @@ impl Records {
         let name = record.name.clone();
         self.open.remove(&n);
         self.ended.insert((time, n));
+        self.changed(n);
         let Some(of_lock) = self.locks.get_mut(&name) else { return };
         of_lock.open.remove(&n);
         of_lock.ended.insert((time, n));
-        self.changed(n);
-        let Some(of_lock) = self.locks.get_mut(&name) else { return };
         if of_lock.ended.len() > self.most_per_lock
             && let Some((time, first)) = of_lock.ended.first().copied()
         {

@@ -4,8 +4,8 @@
 //! it begins or ends. The last line about a hold is the valid one.
 //!
 //! **Calls do not wait for the disk.** They mark the holds that they change, and a thread writes
-//! these holds a few times per second. If it cannot write, it tries again later, and then writes the
-//! whole history. So a full disk leaves no gap. If the server or its machine crashes, the last
+//! these holds a few times per second. If it cannot write, it tries again later, and then writes
+//! the whole history. So a full disk leaves no gap. If the server or its machine crashes, the last
 //! changes are missing.
 //!
 //! **The file is bounded.** When it is more than twice as long as the history in memory, and longer
@@ -68,8 +68,8 @@ impl HistoryFile {
     /// identity.
     ///
     /// # Errors
-    /// - [`Config`](ErrorKind::Config): the file cannot be read or written, contains something else,
-    ///   or another server uses it.
+    /// - [`Config`](ErrorKind::Config): the file cannot be read or written, contains something
+    ///   else, or another server uses it.
     pub(crate) fn open(path: &Path, store: &str, history: &Arc<History>) -> Result<Self> {
         let failed = |what: String| {
             let what = format!("cannot keep the history in {}: {what}", path.display());

@@ -112,14 +112,14 @@ impl Service {
         self.0.access.reload()
     }
 
-    /// Keeps the history of all locks in this file too, so that a restart does not lose it. Adds the
-    /// holds that an earlier server of this store has written there. Other servers cannot use the
-    /// file at the same time. [`serve`](crate::serve) writes the last changes when it ends. Without
-    /// it, those of the last second may be missing.
+    /// Keeps the history of all locks in this file too, so that a restart does not lose it. Adds
+    /// the holds that an earlier server of this store has written there. Other servers cannot use
+    /// the file at the same time. [`serve`](crate::serve) writes the last changes when it ends.
+    /// Without it, those of the last second may be missing.
     ///
     /// # Errors
-    /// - [`Config`](leasehold_core::ErrorKind::Config): the file cannot be read or written, contains
-    ///   something else, or another server uses it.
+    /// - [`Config`](leasehold_core::ErrorKind::Config): the file cannot be read or written,
+    ///   contains something else, or another server uses it.
     pub fn keep_history_in(&self, file: impl AsRef<Path>) -> Result<()> {
         let file = HistoryFile::open(file.as_ref(), self.0.locks.identity(), &self.0.history)?;
         *locked(&self.0.history_file) = Some(file);

@@ -1,7 +1,7 @@
 //! TLS for TCP sockets, and the names of client certificates.
 //!
-//! **The files may change while the server runs**, for example when a certificate is renewed. A file
-//! that cannot be used changes nothing: new connections use the earlier contents.
+//! **The files may change while the server runs**, for example when a certificate is renewed. A
+//! file that cannot be used changes nothing: new connections use the earlier contents.
 //!
 //! **A client certificate is optional**, because other clients have tokens. If a client presents
 //! one, the authority must have signed it for client authentication, or the handshake fails.
@@ -30,8 +30,8 @@ const HANDSHAKE: u8 = 22;
 /// The response to a client that does not use TLS.
 const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
     Content-Length: 44\r\nConnection: close\r\n\r\nThis address needs https: instead of http:.\n";
-/// How much of such a client's request is read. If data is unread when the connection is closed, the
-/// client may lose the response.
+/// How much of such a client's request is read. If data is unread when the connection is closed,
+/// the client may lose the response.
 const PLAIN_REQUEST: u64 = 16 << 10;
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);

@@ -164,8 +164,8 @@ impl Usage {
         totals.losses += u64::from(before.is_some());
     }
 
-    /// Records that a claim holds its lock. If it was not counted, another server has granted it, or
-    /// this one before a restart.
+    /// Records that a claim holds its lock. If it was not counted, another server has granted it,
+    /// or this one before a restart.
     pub(crate) fn renewed(&self, id: ClaimId, token: Token, is_new: bool) {
         if !is_new {
             return self.granted(id, token);

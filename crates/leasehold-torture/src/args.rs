@@ -80,9 +80,9 @@ pub struct Args {
     fault_every: Option<Duration>,
     /// Give each process a wall clock that is wrong by up to DUR
     ///
-    /// No guarantee depends on the wall clocks of clients of networked stores. TLS and the signatures
-    /// of S3 do. This needs libfaketime, and is not for sqlite: and memory:, whose clients use the clock
-    /// of one machine.
+    /// No guarantee depends on the wall clocks of clients of networked stores. TLS and the
+    /// signatures of S3 do. This needs libfaketime, and is not for sqlite: and memory:, whose
+    /// clients use the clock of one machine.
     #[arg(long, value_name = "DUR", value_parser = skew)]
     clock_skew: Option<Duration>,
     /// Where to keep the fenced resource, which rejects stale tokens

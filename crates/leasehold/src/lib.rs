@@ -21,8 +21,8 @@
 //!
 //! **Every lock is a FIFO queue.** The claims at the front that fit the lock's capacity hold it
 //! ([`queue`](store::queue)), so a mutex, a read-write lock and a semaphore differ only in their
-//! capacity. Each holder gets a *fencing token*, a number that grows with every new holder. With it,
-//! the resource behind the lock can reject writes from a holder that has already lost the lock.
+//! capacity. Each holder gets a *fencing token*, a number that grows with every new holder. With
+//! it, the resource behind the lock can reject writes from a holder that has already lost the lock.
 //!
 //! **Holds are leases.** A lease is renewed in the background, and expires if its holder crashes.
 //!
@@ -133,9 +133,10 @@
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! To write a store of your own, implement [`store::Store`] with the help of [`store::kit`], and check it
-//! with the suite `conformance`. `examples/own-store` is an example, and `examples/own-cell` is one
-//! for a service that only has compare-and-set. `testing` is a store for tests of your program.
+//! To write a store of your own, implement [`store::Store`] with the help of [`store::kit`], and
+//! check it with the suite `conformance`. `examples/own-store` is an example, and
+//! `examples/own-cell` is one for a service that only has compare-and-set. `testing` is a store for
+//! tests of your program.
 //!
 //! # Stores
 //! A URL names the store; see [`connect`]. The parameters after its `?` depend on the store:

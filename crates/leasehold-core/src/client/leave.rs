@@ -47,8 +47,8 @@ const LATE_JOINS: [Duration; 3] =
 /// attempt. They end when the client is closed.
 ///
 /// A request to join may arrive after the release: the two may use different connections, and a
-/// proxy may delay the request or send it twice. Without the repetitions, the lock would be held by
-/// nobody until the claim's lease expires.
+/// proxy may delay the request or send it twice. No client then renews or releases the claim.
+/// Without the repetitions, the lock would be unavailable until the claim's lease expires.
 pub(crate) async fn leave_late_joins(
     store: Arc<dyn Store>,
     clock: Clock,

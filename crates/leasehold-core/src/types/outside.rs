@@ -85,8 +85,8 @@ impl FromStr for FencingToken {
     }
 }
 
-/// Implements `Deserialize` by the checks of `TryFrom`. The error becomes a part of another message,
-/// so it has no hint and no kind in brackets.
+/// Implements `Deserialize` by the checks of `TryFrom`. The error becomes a part of another
+/// message, so it has no hint and no kind in brackets.
 #[cfg(feature = "serde")]
 macro_rules! deserialize {
     ($type:ty, $from:ty) => {

@@ -140,8 +140,8 @@ impl MySql {
         })
     }
 
-    /// Sets the tables' identity mark. From then on, connections to tables with a different mark are
-    /// refused.
+    /// Sets the tables' identity mark. From then on, connections to tables with a different mark
+    /// are refused.
     pub(super) fn expects(&self, mark: Option<String>) {
         if let Some(mark) = mark {
             let _ = self.mark.set(mark);

@@ -31,9 +31,9 @@
 //! COMMIT notifies the client in that variable. If anything failed, that statement is not reached.
 //! If that statement itself fails, the notification is lost, and the waiter's heartbeat finds the
 //! grant. PostgreSQL rolls the variable back with the transaction, and it is emptied after the
-//! notification (see [`notify_statement`](super::postgres::notify_statement)). MySQL's variable is set by each
-//! message before any notification. So at worst a client is notified twice, and a client believes a
-//! notification only if the claim is granted.
+//! notification (see [`notify_statement`](super::postgres::notify_statement)). MySQL's variable is
+//! set by each message before any notification. So at worst a client is notified twice, and a
+//! client believes a notification only if the claim is granted.
 //!
 //! If the server stores our procedures, each message is one procedure call (`procedures.rs`). The
 //! procedure makes the same decision on the same state.
