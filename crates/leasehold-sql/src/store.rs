@@ -191,13 +191,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 #[cfg(feature = "postgres")]
 use self::borrowed::BorrowedPool;
-use self::call::{Answer, Call, ReleaseHint, out_of_step};
+use self::call::ReleaseHint;
 use self::callers::CallersPool;
 pub use self::callers_pool::PoolExt;
 use self::contention_hints::ContentionHints;
@@ -218,7 +218,7 @@ use leasehold_core::store::{
     Converted, Evict, EvictionListener, EvictionListeners, Joined, LockInfo, Mode, Renew, Renewal,
     Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, ClaimId, Name, Result, Token};
+use leasehold_core::{Claim, ClaimId, Error, Name, Result, Token};
 
 /// The number of connections for renewals and heartbeats.
 const RENEWAL_CONNECTIONS: usize = 2;
@@ -393,24 +393,21 @@ impl SqlStore {
         InlineThenSpawn::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
     }
 
-    /// Runs a call in a task that continues if the caller's future is dropped.
-    async fn call(&self, call: Call) -> Result<Answer> {
-        let (caller, answer) = oneshot::channel();
-        let shared = self.shared.clone();
-        drop(self.runtime.spawn(async move {
-            let done = shared.call(call, &|| caller.is_closed()).await;
-            // Sending fails if the caller has gone, which is harmless.
-            let _ = caller.send(done);
-        }));
-        answer.await.unwrap_or_else(|_| Err(closed()))
+    /// Runs a call in a task that continues if the caller's future is dropped. The call gets a
+    /// [`Caller`], which shows whether that has happened.
+    async fn call<T, F>(&self, call: impl FnOnce(Arc<Shared>, Caller) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let waits = Arc::new(());
+        let call = call(self.shared.clone(), Caller(Arc::downgrade(&waits)));
+        self.runtime.spawn(call).await.unwrap_or_else(|_| Err(closed()))
     }
 
-    async fn read_by(&self, name: &Name, call: Call) -> Result<Option<LockInfo>> {
-        match self.call(call).await {
-            Ok(Answer::Read(read)) => Ok(read),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_lock(name).with_store(&self.info.url)),
-        }
+    /// Adds the lock and the store to an error.
+    fn on(&self, name: &Name) -> impl FnOnce(Error) -> Error {
+        move |error| error.with_lock(name).with_store(&self.info.url)
     }
 
     /// Removes this claim from the queue, or waits for the reply if another call is already
@@ -420,14 +417,14 @@ impl SqlStore {
         claim: &Claim,
         keep: Option<Duration>,
         hint: ReleaseHint,
-    ) -> Result<Answer> {
+    ) -> Result<bool> {
         loop {
             match self.shared.leaves.begin(claim.id) {
                 Leave::Again(mut answer) => {
                     // The other call failed and left no reply, so this caller sends the request.
                     if let Ok(Some(left)) = answer.wait_for(Option::is_some).await.map(|left| *left)
                     {
-                        return Ok(Answer::Left(left));
+                        return Ok(left);
                     }
                 }
                 Leave::First(first) => return self.leave_first(claim, keep, hint, first).await,
@@ -443,7 +440,7 @@ impl SqlStore {
         keep: Option<Duration>,
         hint: ReleaseHint,
         first: FirstLeave,
-    ) -> Result<Answer> {
+    ) -> Result<bool> {
         let (shared, claim) = (self.shared.clone(), claim.clone());
         let may_be_free = hint == ReleaseHint::OtherReply && !shared.is_contended(&claim, hint);
         if may_be_free && keep.is_none_or(|keep| keep.is_zero()) {
@@ -453,7 +450,7 @@ impl SqlStore {
         let leaving = self
             .runtime
             .spawn(async move { shared.leave_first(claim, keep, hint, false, &first).await });
-        leaving.await.unwrap_or_else(|_| Err(closed())).map(Answer::Left)
+        leaving.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 
@@ -477,6 +474,16 @@ impl Drop for SqlStore {
 impl fmt::Debug for SqlStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqlStore").field("url", &self.shared.url).finish_non_exhaustive()
+    }
+}
+
+/// The caller of a call.
+struct Caller(Weak<()>);
+
+impl Caller {
+    /// Returns whether the caller has dropped its future, so that it does not wait for the reply.
+    fn has_gone(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 
@@ -536,23 +543,15 @@ impl Store for SqlStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         if let Some(joined) = self.take_here(claim).await {
-            return joined.map_err(|e| e.with_lock(&claim.name).with_store(&self.info.url));
+            return joined.map_err(self.on(&claim.name));
         }
-        let (caller, answer) = oneshot::channel();
-        let (shared, mine) = (self.shared.clone(), claim.clone());
-        shared.leaves.forget(claim.id);
-        shared.joins.begin(claim.id);
-        drop(self.runtime.spawn(async move {
-            let done = shared.join_or_leave(mine, mode, &|| caller.is_closed()).await;
-            // Sending fails if the caller has gone, which is harmless.
-            let _ = caller.send(done);
-        }));
-        match answer.await.unwrap_or_else(|_| Err(closed())) {
-            Ok(Answer::Joined(joined)) => Ok(joined),
-            Ok(Answer::Refused(error)) => Err(error.with_store(&self.info.url)),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
-        }
+        self.shared.leaves.forget(claim.id);
+        self.shared.joins.begin(claim.id);
+        let mine = claim.clone();
+        let joined = self.call(|shared, caller| async move {
+            shared.join_or_leave(mine, mode, &|| caller.has_gone()).await
+        });
+        joined.await.map_err(self.on(&claim.name))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -575,25 +574,20 @@ impl Store for SqlStore {
             false => ReleaseHint::OtherReply,
         };
         self.shared.waiters.dismiss(claim.id);
-        let left = match self.leave_once(claim, keep, hint).await {
-            Ok(Answer::Left(left)) => Ok(left),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error),
-        };
-        let left = match (left, joins) {
+        let left = match (self.leave_once(claim, keep, hint).await, joins) {
             (left @ Ok(true), _) | (left, None) => left,
             // The join may be executed after this `leave`, and removes its claim then.
             (_, Some(joins)) => joins.removed().await.map(|()| true),
         };
-        left.map_err(|error| error.with_lock(&claim.name).with_store(&self.info.url))
+        left.map_err(self.on(&claim.name))
     }
 
     async fn convert(&self, claim: &Claim) -> Result<Converted> {
-        match self.call(Call::Convert(claim.clone())).await {
-            Ok(Answer::Converted(converted)) => Ok(converted),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_lock(&claim.name).with_store(&self.info.url)),
-        }
+        let mine = claim.clone();
+        let converted = self.call(|shared, caller| async move {
+            shared.convert(&mine, &|| caller.has_gone()).await
+        });
+        converted.await.map_err(self.on(&claim.name))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -601,19 +595,27 @@ impl Store for SqlStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        self.read_by(name, Call::Read(name.clone())).await
+        let lock = name.clone();
+        let read = self
+            .call(|shared, caller| async move { shared.read(&lock, &|| caller.has_gone()).await });
+        read.await.map_err(self.on(name))
     }
 
     async fn holders(&self, name: &Name, _: Option<Token>) -> Result<Option<LockInfo>> {
-        self.read_by(name, Call::Holders(name.clone())).await
+        let lock = name.clone();
+        let read = self.call(|shared, caller| async move {
+            shared.holders(&lock, &|| caller.has_gone()).await
+        });
+        read.await.map_err(self.on(name))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        match self.call(Call::List(prefix.to_owned())).await {
-            Ok(Answer::Listed(listed)) => Ok(listed),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_store(&self.info.url)),
-        }
+        let prefix = prefix.to_owned();
+        let listed =
+            self.call(
+                |shared, caller| async move { shared.list(&prefix, &|| caller.has_gone()).await },
+            );
+        listed.await.map_err(|error| error.with_store(&self.info.url))
     }
 
     fn on_eviction(&self, listener: Weak<dyn EvictionListener>) {
@@ -625,10 +627,10 @@ impl Store for SqlStore {
         // An eviction is sent only once, so this read first finds out whether the idle connection
         // was closed.
         self.read(name).await?;
-        match self.call(Call::Evict(name.clone(), which)).await {
-            Ok(Answer::Evicted(evicted)) => Ok(evicted),
-            Ok(_) => out_of_step(),
-            Err(error) => Err(error.with_lock(name).with_store(&self.info.url)),
-        }
+        let lock = name.clone();
+        let evicted = self.call(|shared, caller| async move {
+            shared.evict(&lock, which, &|| caller.has_gone()).await
+        });
+        evicted.await.map_err(self.on(name))
     }
 }

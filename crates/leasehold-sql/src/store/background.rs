@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::Call;
 use super::limits::LIMIT;
 use super::pool::Pool;
 #[cfg(feature = "postgres")]
@@ -172,7 +171,7 @@ impl Shared {
             // If the holder and all waiters have crashed, no other call would remove their claims.
             for row in self.ask(&self.sql.abandoned, range()).await.unwrap_or_default() {
                 if let Some(name) = name(row).and_then(|name| Name::new(name).ok()) {
-                    let _ = self.call(Call::Settle(name), &|| false).await;
+                    let _ = self.renew_in_section(&name, &[], &|| false).await;
                 }
             }
             // If this user may not delete rows, the rows stay, which is harmless.

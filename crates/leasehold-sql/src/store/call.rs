@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::SemaphorePermit;
+use tokio::sync::Semaphore;
 
 use super::fault::{self, Failure, given_up, no_answer};
 use super::in_flight_joins::LastJoin;
@@ -22,31 +22,19 @@ use super::url::is_file;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::Queue;
 use leasehold_core::store::{Converted, Evict, Joined, LockInfo, Mode, Renew, Renewal};
-use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
+use leasehold_core::{Claim, ClaimId, Name, Result};
 
 /// A function that returns whether no caller waits for the reply any more.
 pub(super) type IsCancelled<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
-/// One call to the database.
-#[derive(Clone, Debug)]
-pub(super) enum Call {
-    Join(Claim, Mode),
-    /// A join by the single statement that acquires a free lock.
-    Take(Claim),
-    /// A leave by the single statement that releases a lock without waiters.
-    Release(Claim),
-    RenewUnlocked(Vec<Renew>),
-    /// Renewals on one lock, with its row locked.
-    Renew(Vec<Renew>),
-    Leave(Claim, Option<Duration>, ReleaseHint),
-    Convert(Claim),
-    Read(Name),
-    /// Reads a lock like `Read`, but may omit waiters.
-    Holders(Name),
-    List(String),
-    Evict(Name, Evict),
-    /// Settles a queue: removes expired claims and grants what has become free.
-    Settle(Name),
+/// Which connections a call uses.
+#[derive(Clone, Copy)]
+pub(super) struct Lane<'a> {
+    pool: &'a Pool,
+    /// Limits how many calls of this kind run at the same time.
+    turns: Option<&'a Semaphore>,
+    /// Whether the call may be sent again if it may have been executed.
+    is_repeatable: bool,
 }
 
 /// What this client knows about a claim that leaves.
@@ -61,83 +49,95 @@ pub(super) enum ReleaseHint {
     OtherReply,
 }
 
-/// The reply to a call.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Joined(Joined),
-    Taken(Option<Token>),
-    /// A join that can never succeed.
-    Refused(Error),
-    RenewedUnlocked(Vec<UnlockedRenewal>),
-    Renewed(Vec<Renewal>),
-    Left(bool),
-    Converted(Converted),
-    Read(Option<LockInfo>),
-    Listed(Vec<LockInfo>),
-    Evicted(usize),
-    Settled,
-}
-
 impl Shared {
-    /// Runs one call, with retries while the caller waits for it. A caller that gets no reply calls
-    /// again.
-    pub(super) async fn call(&self, call: Call, is_cancelled: IsCancelled<'_>) -> Result<Answer> {
-        let pool = match call {
-            Call::RenewUnlocked(_) => &self.renewal_pool,
-            _ => &self.pool,
+    /// Runs `work` on a connection, with retries while the caller waits for the result. A caller
+    /// that gets no reply calls again. `work` returns its result and the connection. Its second
+    /// argument is `in_doubt`.
+    pub(super) async fn retry<T, F>(
+        &self,
+        lane: Lane<'_>,
+        is_cancelled: IsCancelled<'_>,
+        work: impl Fn(Pooled, bool) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = (Result<T, Failure>, Pooled)>,
+    {
+        let Lane { pool, turns, is_repeatable } = lane;
+        let _turn = match turns {
+            Some(turns) => turns.acquire().await.ok(),
+            None => None,
         };
-        let _turn = self.turn(&call).await;
         let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
         loop {
             let pooled = pool.take().await;
-            let mut pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
+            let pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
             if is_cancelled() {
                 pool.put(pooled);
                 return Err(given_up());
             }
             tries += 1;
-            let done = in_time(pool, self.perform(&mut *pooled.wire, &call, in_doubt)).await;
+            let Some((done, pooled)) = in_time(pool, work(pooled, in_doubt)).await else {
+                return Err(no_answer());
+            };
             match done {
-                Some(Ok(answer)) => {
+                Ok(done) => {
                     pool.put(pooled);
-                    return Ok(answer);
+                    return Ok(done);
                 }
-                None => return Err(no_answer()),
                 // Retries on another connection. The server has probably closed this one while it
                 // was idle, or a statement of its transaction had failed before, so that nothing
-                // was done. An eviction is not retried, because it could hit the next holder.
-                Some(Err(Failure::Broken(error)))
+                // was done.
+                Err(Failure::Broken(error))
                     if (pooled.used || fault::had_failed_before(&error))
                         && replaced < 2
-                        && !matches!(call, Call::Evict(..)) =>
+                        && is_repeatable =>
                 {
                     in_doubt |= !fault::had_failed_before(&error);
                     replaced += 1;
                 }
                 // The client's other idle connections lead to the same changed database.
-                Some(Err(Failure::Changed(error))) => {
+                Err(Failure::Changed(error)) => {
                     self.pool.forget_idle();
                     self.renewal_pool.forget_idle();
                     replaced += 1;
-                    if replaced > 2 || matches!(call, Call::Evict(..)) {
+                    if replaced > 2 || !is_repeatable {
                         return Err(error);
                     }
                 }
-                Some(Err(Failure::ReadOnly(error))) => {
+                Err(Failure::ReadOnly(error)) => {
                     self.pool.forget_idle();
                     self.renewal_pool.forget_idle();
                     return Err(fault::replaced(&error));
                 }
-                Some(Err(Failure::Conflict(error))) => {
+                Err(Failure::Conflict(error)) => {
                     self.undo(pool, pooled).await;
                     if tries >= TRIES {
                         return Err(Failure::Conflict(error).into_error());
                     }
                     pause(tries).await;
                 }
-                Some(Err(failure)) => return Err(failure.into_error()),
+                Err(failure) => return Err(failure.into_error()),
             }
         }
+    }
+
+    /// Returns the connections for calls other than renewals.
+    fn calls(&self) -> Lane<'_> {
+        Lane { pool: &self.pool, turns: None, is_repeatable: true }
+    }
+
+    /// Returns the connections for joins, which must not occupy all connections. A release must not
+    /// wait for a thousand joins.
+    fn joins(&self) -> Lane<'_> {
+        Lane { turns: Some(&self.joining), ..self.calls() }
+    }
+
+    /// Returns the connections for renewals. A holder's renewal must not wait for the heartbeats of
+    /// waiters, so these take turns.
+    fn renewals(&self, all: &[Renew]) -> Lane<'_> {
+        let only_waiters = all.iter().all(|renewal| self.waiters.has(renewal.claim.id));
+        let turns = only_waiters.then_some(&self.waiting);
+        Lane { pool: &self.renewal_pool, turns, is_repeatable: true }
     }
 
     /// Runs a join that has [begun](super::in_flight_joins::InFlightJoins::begin). If its claim was
@@ -147,7 +147,7 @@ impl Shared {
         claim: Claim,
         mode: Mode,
         is_cancelled: IsCancelled<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<Joined> {
         let id = claim.id;
         let sent = AtomicBool::new(false);
         let record_sent = || {
@@ -155,8 +155,11 @@ impl Shared {
             sent.fetch_or(!cancelled, Ordering::SeqCst);
             cancelled
         };
-        let done = self.call(Call::Join(claim.clone(), mode), &record_sent).await;
-        let waits = matches!(done, Ok(Answer::Joined(Joined::Waiting(_))));
+        let wanted = &claim;
+        let join =
+            |mut on: Pooled, _| async move { (self.join(&mut *on.wire, wanted, mode).await, on) };
+        let done = self.retry(self.joins(), &record_sent, join).await.flatten();
+        let waits = matches!(done, Ok(Joined::Waiting(_)));
         let ended = self.joins.end(id, waits, sent.into_inner());
         if ended.given_up || ended.idle {
             self.waiters.dismiss(id);
@@ -170,14 +173,23 @@ impl Shared {
     /// Removes a claim that was given up during its last join. The `leave` that gave it up may have
     /// found nothing, and waits for this one.
     pub(super) async fn leave_given_up(&self, claim: Claim, last: LastJoin) {
-        let is_removed = match last.may_exist {
-            true => {
-                let leave = Call::Leave(claim, None, ReleaseHint::Waiting);
-                self.call(leave, &|| false).await.is_ok()
-            }
-            false => true,
-        };
+        let is_removed = !last.may_exist
+            || self.leave_by_call(&claim, None, ReleaseHint::Waiting, &|| false).await.is_ok();
         last.removed(is_removed);
+    }
+
+    async fn leave_by_call(
+        &self,
+        claim: &Claim,
+        keep: Option<Duration>,
+        hint: ReleaseHint,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<bool> {
+        let leave = |mut on: Pooled, in_doubt| async move {
+            let left = self.leave(&mut *on.wire, claim, keep, hint).await;
+            (left.map(|left| left || in_doubt), on)
+        };
+        self.retry(self.calls(), is_cancelled, leave).await
     }
 
     /// Runs a `leave` as a full call, and passes its result to callers that have repeated the
@@ -190,24 +202,109 @@ impl Shared {
         in_doubt: bool,
         first: &FirstLeave,
     ) -> Result<bool> {
-        let done = self.call(Call::Leave(claim, keep, hint), &|| first.is_overtaken()).await?;
-        let Answer::Left(left) = done else { return out_of_step() };
+        let left = self.leave_by_call(&claim, keep, hint, &|| first.is_overtaken()).await?;
         first.answered(left || in_doubt);
         Ok(left || in_doubt)
     }
 
-    /// Limits joins and waiters' heartbeats, so that they cannot occupy all connections. A release
-    /// must not wait for a thousand joins, and a holder's renewal must not wait for the heartbeats
-    /// of waiters.
-    pub(super) async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
-        let turns = match call {
-            Call::Join(..) | Call::Take(_) => &self.joining,
-            Call::RenewUnlocked(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => {
-                &self.waiting
-            }
-            _ => return None,
+    /// Renews claims without locking their locks' rows.
+    pub(super) async fn renew_rows(&self, renewals: &[Renew]) -> Result<Vec<UnlockedRenewal>> {
+        let renew = |mut on: Pooled, _| async move {
+            (self.renew_unlocked(&mut *on.wire, renewals).await, on)
         };
-        turns.acquire().await.ok()
+        self.retry(self.renewals(renewals), &|| false, renew).await
+    }
+
+    /// Renews claims of one lock with its row locked, and settles its queue.
+    pub(super) async fn renew_in_section(
+        &self,
+        name: &Name,
+        renewals: &[Renew],
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<Vec<Renewal>> {
+        let renew = |mut on: Pooled, _| async move {
+            let renewed = self.section(&mut *on.wire, name, ReadScope::All, None, |loaded| {
+                let now = loaded.now;
+                loaded.queue.settle(now);
+                renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
+            });
+            (renewed.await, on)
+        };
+        let renewed = self.retry(self.calls(), is_cancelled, renew).await?;
+        Ok(renewed.unwrap_or_else(|| vec![Renewal::Lost; renewals.len()]))
+    }
+
+    pub(super) async fn convert(
+        &self,
+        claim: &Claim,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<Converted> {
+        let scope = ReadScope::FrontAnd(claim.id);
+        let convert = |mut on: Pooled, _| async move {
+            let converted = self.section(&mut *on.wire, &claim.name, scope, None, |loaded| {
+                let now = loaded.now;
+                loaded.queue.convert(claim, now)
+            });
+            (converted.await, on)
+        };
+        let converted = self.retry(self.calls(), is_cancelled, convert).await?;
+        Ok(converted.unwrap_or(Converted::Lost))
+    }
+
+    pub(super) async fn read(
+        &self,
+        name: &Name,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<Option<LockInfo>> {
+        let read =
+            |mut on: Pooled, _| async move { (self.read_all(&mut *on.wire, name).await, on) };
+        self.retry(self.calls(), is_cancelled, read).await
+    }
+
+    /// Reads a lock like [`read`](Self::read), but may omit waiters.
+    pub(super) async fn holders(
+        &self,
+        name: &Name,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<Option<LockInfo>> {
+        let read =
+            |mut on: Pooled, _| async move { (self.read_holders(&mut *on.wire, name).await, on) };
+        self.retry(self.calls(), is_cancelled, read).await
+    }
+
+    pub(super) async fn list(
+        &self,
+        prefix: &str,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<Vec<LockInfo>> {
+        let list = |mut on: Pooled, _| async move {
+            let rows = on.wire.rows(&self.sql.list, vec![Arg::Name(prefix.to_owned())]).await;
+            (rows.map_err(Failure::from).and_then(queue_snapshot::snapshots), on)
+        };
+        let mut all = self.retry(self.calls(), is_cancelled, list).await?;
+        all.retain(|(name, _)| name.as_str().starts_with(prefix));
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(all.iter_mut().filter_map(|(name, loaded)| describe(name, loaded)).collect())
+    }
+
+    /// Evicts claims. The call is sent once, because a repeated one could hit the next holder.
+    pub(super) async fn evict(
+        &self,
+        name: &Name,
+        which: Evict,
+        is_cancelled: IsCancelled<'_>,
+    ) -> Result<usize> {
+        let evict = |mut on: Pooled, _| async move {
+            let evicted = self.section(&mut *on.wire, name, ReadScope::All, None, |loaded| {
+                loaded.queue.evict(which, loaded.now)
+            });
+            (evicted.await, on)
+        };
+        let lane = Lane { is_repeatable: false, ..self.calls() };
+        let evicted = self.retry(lane, is_cancelled, evict).await?.unwrap_or_default();
+        #[cfg(feature = "sqlite")]
+        self.notify_evicted(evicted.iter().map(|entry| entry.id).collect()).await;
+        Ok(evicted.len())
     }
 
     /// Rolls the transaction back. If that fails, the connection is closed, which rolls it back
@@ -219,70 +316,6 @@ impl Shared {
             Ok(Err(sqlx::Error::Database(_))) if is_file(self.dialect) => pool.put(pooled),
             Ok(Err(_)) | Err(_) => {}
         }
-    }
-
-    pub(super) async fn perform(
-        &self,
-        wire: &mut dyn Wire,
-        call: &Call,
-        in_doubt: bool,
-    ) -> Result<Answer, Failure> {
-        Ok(match call {
-            Call::Join(claim, mode) => self.join(wire, claim, *mode).await?,
-            Call::Take(claim) => Answer::Taken(self.take(wire, claim).await?),
-            Call::Release(claim) => Answer::Left(self.release(wire, claim).await?),
-            Call::RenewUnlocked(renewals) => {
-                Answer::RenewedUnlocked(self.renew_unlocked(wire, renewals).await?)
-            }
-            Call::Renew(renewals) => {
-                let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
-                let name = &first.claim.name;
-                let renewed = self.section(wire, name, ReadScope::All, None, |loaded| {
-                    let now = loaded.now;
-                    renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
-                });
-                let lost = || vec![Renewal::Lost; renewals.len()];
-                Answer::Renewed(renewed.await?.unwrap_or_else(lost))
-            }
-            Call::Leave(claim, keep, hint) => {
-                Answer::Left(self.leave(wire, claim, *keep, *hint).await? || in_doubt)
-            }
-            Call::Convert(claim) => {
-                let scope = ReadScope::FrontAnd(claim.id);
-                let converted = self.section(wire, &claim.name, scope, None, |loaded| {
-                    let now = loaded.now;
-                    loaded.queue.convert(claim, now)
-                });
-                Answer::Converted(converted.await?.unwrap_or(Converted::Lost))
-            }
-            Call::Read(name) => Answer::Read(self.read_all(wire, name).await?),
-            Call::Holders(name) => Answer::Read(self.read_holders(wire, name).await?),
-            Call::List(prefix) => {
-                let rows = wire.rows(&self.sql.list, vec![Arg::Name(prefix.clone())]).await?;
-                let mut all = queue_snapshot::snapshots(rows)?;
-                all.retain(|(name, _)| name.as_str().starts_with(prefix));
-                all.sort_by(|(a, _), (b, _)| a.cmp(b));
-                let shown = all.iter_mut().filter_map(|(name, loaded)| describe(name, loaded));
-                Answer::Listed(shown.collect())
-            }
-            Call::Evict(name, which) => {
-                let evicted = self.section(wire, name, ReadScope::All, None, |loaded| {
-                    loaded.queue.evict(*which, loaded.now)
-                });
-                let evicted = evicted.await?.unwrap_or_default();
-                #[cfg(feature = "sqlite")]
-                self.notify_evicted(evicted.iter().map(|entry| entry.id).collect()).await;
-                Answer::Evicted(evicted.len())
-            }
-            Call::Settle(name) => {
-                let settled = self.section(wire, name, ReadScope::All, None, |loaded| {
-                    let now = loaded.now;
-                    loaded.queue.settle(now);
-                });
-                settled.await?;
-                Answer::Settled
-            }
-        })
     }
 
     async fn read_all(
@@ -353,12 +386,6 @@ fn describe(name: &Name, loaded: &mut QueueSnapshot) -> Option<LockInfo> {
     queue.settle(now);
     let info = LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now));
     (!info.claims.is_empty()).then_some(info)
-}
-
-/// Returns the error for a reply that belongs to another call.
-pub(super) fn out_of_step<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Corrupt, "internal error: the store's reply belongs to another call")
-        .with_hint("report this as a bug"))
 }
 
 /// Waits between two tries. The pause grows with each try and is random, so that transactions that

@@ -15,9 +15,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::{Answer, Call, ReleaseHint, in_time};
+use super::call::{ReleaseHint, in_time};
 use super::fault::{self, Failure, closed, given_up, no_answer};
 use super::in_flight_leaves::FirstLeave;
+use super::pool::Pooled;
 use super::shared::Shared;
 use leasehold_core::store::Joined;
 use leasehold_core::{Claim, Result};
@@ -26,8 +27,10 @@ impl Shared {
     /// Tries a join that has [begun](super::in_flight_joins::InFlightJoins::begin), with a single
     /// statement. Returns `None` if the full join is necessary.
     pub(super) async fn take_or_leave(&self, claim: Claim) -> Option<Result<Joined>> {
+        let wanted = &claim;
+        let take = |mut on: Pooled| async move { (self.take(&mut *on.wire, wanted).await, on) };
         let taken = match self.joining.try_acquire_many(2).ok().and_then(|mut two| two.split(1)) {
-            Some(_turn) => self.once(&Call::Take(claim.clone())).await,
+            Some(_turn) => self.once(take).await,
             None => None,
         };
         let ended = self.joins.end(claim.id, false, taken.is_some());
@@ -39,7 +42,7 @@ impl Shared {
             return Some(Err(given_up()));
         }
         match taken? {
-            Ok(Answer::Taken(Some(token))) => {
+            Ok(Some(token)) => {
                 // The claim may have waited in a place that has expired.
                 self.waiters.dismiss(claim.id);
                 Some(Ok(Joined::Holding { token, remaining: Some(claim.lease) }))
@@ -59,14 +62,17 @@ impl Shared {
         claim: Claim,
         keep: Option<Duration>,
         first: FirstLeave,
-    ) -> Result<Answer> {
-        let (in_doubt, hint) = match self.once(&Call::Release(claim.clone())).await {
-            Some(Ok(Answer::Left(true))) => {
+    ) -> Result<bool> {
+        let (shared, held) = (&self, &claim);
+        let release =
+            |mut on: Pooled| async move { (shared.release(&mut *on.wire, held).await, on) };
+        let (in_doubt, hint) = match self.once(release).await {
+            Some(Ok(true)) => {
                 first.answered(true);
-                return Ok(Answer::Left(true));
+                return Ok(true);
             }
             None => (false, ReleaseHint::OtherReply),
-            Some(Ok(_) | Err(Failure::Conflict(_) | Failure::Changed(_))) => {
+            Some(Ok(false) | Err(Failure::Conflict(_) | Failure::Changed(_))) => {
                 (false, ReleaseHint::Waiting)
             }
             Some(Err(Failure::Broken(error))) if fault::had_failed_before(&error) => {
@@ -75,15 +81,18 @@ impl Shared {
             Some(Err(_)) => (true, ReleaseHint::Waiting),
         };
         let leave = async move { self.leave_first(claim, keep, hint, in_doubt, &first).await };
-        let left = tokio::spawn(leave).await.unwrap_or_else(|_| Err(closed()));
-        left.map(Answer::Left)
+        tokio::spawn(leave).await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Sends a call of one statement, once. Returns `None` if no idle connection was available.
-    async fn once(&self, call: &Call) -> Option<Result<Answer, Failure>> {
-        let mut pooled = self.pool.at_rest()?;
-        let done = in_time(&self.pool, self.perform(&mut *pooled.wire, call, false)).await;
-        let done = done.unwrap_or_else(|| Err(no_answer().into()));
+    /// Runs `work`, which sends one statement, without retries. Returns `None` if no idle connection was available.
+    async fn once<T, F>(&self, work: impl FnOnce(Pooled) -> F) -> Option<Result<T, Failure>>
+    where
+        F: Future<Output = (Result<T, Failure>, Pooled)>,
+    {
+        let pooled = self.pool.at_rest()?;
+        let Some((done, pooled)) = in_time(&self.pool, work(pooled)).await else {
+            return Some(Err(no_answer().into()));
+        };
         if matches!(done, Ok(_) | Err(Failure::Conflict(_))) {
             self.pool.put(pooled);
         }

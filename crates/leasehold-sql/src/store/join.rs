@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::call::{Answer, ReleaseHint};
+use super::call::ReleaseHint;
 use super::fault::{self, Failure};
 use super::plain_words::HandedOver;
 use super::queue_snapshot::{self, ReadScope};
@@ -13,7 +13,7 @@ use super::url::Dialect;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::StoreTime;
 use leasehold_core::store::{Joined, Mode, Renew, Renewal, mismatch};
-use leasehold_core::{Claim, Token};
+use leasehold_core::{Claim, Result, Token};
 
 impl Shared {
     pub(super) async fn join(
@@ -21,18 +21,18 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         mode: Mode,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Result<Joined>, Failure> {
         let contended = self.contention_hints.lately(&claim.name);
         if !contended && let Some(token) = self.take(wire, claim).await? {
             let remaining = Some(claim.lease);
-            return Ok(Answer::Joined(Joined::Holding { token, remaining }));
+            return Ok(Ok(Joined::Holding { token, remaining }));
         }
         match mode {
             Mode::Wait => {
                 self.enlist(claim);
                 if let Some(stands) = self.stand(wire, claim).await? {
                     self.learn(claim, &stands);
-                    return Ok(Answer::Joined(stands));
+                    return Ok(Ok(stands));
                 }
             }
             Mode::Try => {
@@ -49,7 +49,7 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         mode: Mode,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Result<Joined>, Failure> {
         let scope = ReadScope::FrontAnd(claim.id);
         let joined = self.section(wire, &claim.name, scope, Some(claim), |loaded| {
             let at = StoreTime { now: loaded.now, stamp: loaded.now };
@@ -65,17 +65,21 @@ impl Shared {
             // more.
             Ok(Joined::Holding { token, remaining }) => {
                 let remaining = remaining.map(|left| left.min(claim.lease));
-                Answer::Joined(Joined::Holding { token, remaining })
+                Ok(Joined::Holding { token, remaining })
             }
-            Ok(joined) => Answer::Joined(joined),
-            Err(m) => Answer::Refused(mismatch(claim, m.kind, m.capacity)),
+            Ok(joined) => Ok(joined),
+            Err(m) => Err(mismatch(claim, m.kind, m.capacity)),
         })
     }
 
     /// Returns the answer to a claim that cannot be granted, without locking or writing anything.
     /// Like any answer, it is true as of the moment of the read. Returns `None` if the claim might
     /// be granted or is in the queue already.
-    async fn glance(&self, wire: &mut dyn Wire, claim: &Claim) -> Result<Option<Answer>, Failure> {
+    async fn glance(
+        &self,
+        wire: &mut dyn Wire,
+        claim: &Claim,
+    ) -> Result<Option<Result<Joined>>, Failure> {
         let seen = queue_snapshot::read_front(wire, &self.sql, &claim.name, claim.id).await?;
         let Some(mut seen) = seen else { return Ok(None) };
         if seen.queue.entries().any(|e| e.id == claim.id) {
@@ -85,9 +89,9 @@ impl Shared {
         let tried = seen.queue.join(claim, Mode::Try, at, &self.session);
         Ok(match tried {
             _ if !seen.is_enough() => None,
-            Ok(Joined::Busy { holders }) => Some(Answer::Joined(Joined::Busy { holders })),
+            Ok(Joined::Busy { holders }) => Some(Ok(Joined::Busy { holders })),
             Ok(_) => None,
-            Err(m) => Some(Answer::Refused(mismatch(claim, m.kind, m.capacity))),
+            Err(m) => Some(Err(mismatch(claim, m.kind, m.capacity))),
         })
     }
 
@@ -324,7 +328,7 @@ mod tests {
             for keep in [None, Some(Duration::ZERO)] {
                 let expected = if keep.is_none() { most } else { 1 };
                 let joined = store.shared.join(&mut wire, &claim, Mode::Try).await.unwrap();
-                let held = matches!(joined, Answer::Joined(Joined::Holding { .. }));
+                let held = matches!(joined, Ok(Joined::Holding { .. }));
                 assert!(held, "{name}: {joined:?}");
                 assert_eq!(std::mem::take(&mut wire.sent), expected, "calls to acquire {name}");
                 let hint = ReleaseHint::OtherReply;
@@ -341,9 +345,9 @@ mod tests {
         let mut pooled = store.shared.pool.take().await.unwrap();
         let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
         let (held, waits) = (claim(), claim());
-        store.shared.join(&mut wire, &held, Mode::Wait).await.unwrap();
+        store.shared.join(&mut wire, &held, Mode::Wait).await.unwrap().unwrap();
         let joined = store.shared.join(&mut wire, &waits, Mode::Wait).await.unwrap();
-        assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
+        assert!(matches!(joined, Ok(Joined::Waiting(_))), "{joined:?}");
         for (left, hint) in [(&held, ReleaseHint::OtherReply), (&waits, ReleaseHint::Waiting)] {
             assert!(store.shared.leave(&mut wire, left, None, hint).await.unwrap());
         }
@@ -351,7 +355,7 @@ mod tests {
             let next = claim();
             wire.sent = 0;
             let joined = store.shared.join(&mut wire, &next, Mode::Wait).await.unwrap();
-            assert!(matches!(joined, Answer::Joined(Joined::Holding { .. })), "{joined:?}");
+            assert!(matches!(joined, Ok(Joined::Holding { .. })), "{joined:?}");
             let left = store.shared.leave(&mut wire, &next, None, ReleaseHint::OtherReply).await;
             assert!(left.unwrap());
             assert!(turn == "first" || wire.sent == 2, "{turn}: {} messages", wire.sent);
@@ -386,21 +390,21 @@ mod tests {
         let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
         let held = claim();
         let joined = store.shared.join(&mut wire, &held, Mode::Try).await.unwrap();
-        assert!(matches!(joined, Answer::Joined(Joined::Holding { .. })), "{joined:?}");
+        assert!(matches!(joined, Ok(Joined::Holding { .. })), "{joined:?}");
         for waits in [false, true] {
             if waits {
                 let waiter = claim();
-                store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
+                store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap().unwrap();
             }
             wire.sent = 0;
             let tried = store.shared.join(&mut wire, &claim(), Mode::Try).await.unwrap();
-            let Answer::Joined(Joined::Busy { holders }) = tried else { panic!("{tried:?}") };
+            let Ok(Joined::Busy { holders }) = tried else { panic!("{tried:?}") };
             assert_eq!(holders.len(), 1);
             assert!(wire.sent <= most, "{} statements", wire.sent);
         }
         // If the holder joins again, the answer is that it holds.
         let again = store.shared.join(&mut wire, &held, Mode::Try).await.unwrap();
-        assert!(matches!(again, Answer::Joined(Joined::Holding { .. })), "{again:?}");
+        assert!(matches!(again, Ok(Joined::Holding { .. })), "{again:?}");
     }
 
     /// During repeated hand-overs of a lock, each release takes one message, and so does each join.
@@ -410,9 +414,9 @@ mod tests {
         let mut pooled = store.shared.pool.take().await.unwrap();
         let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
         let mut holder = claim();
-        store.shared.join(&mut wire, &holder, Mode::Wait).await.unwrap();
+        store.shared.join(&mut wire, &holder, Mode::Wait).await.unwrap().unwrap();
         let mut waiter = claim();
-        store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
+        store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap().unwrap();
         for _ in 0..5 {
             wire.sent = 0;
             let left = store.shared.leave(&mut wire, &holder, None, ReleaseHint::Waiting).await;
@@ -423,7 +427,7 @@ mod tests {
             holder = std::mem::replace(&mut waiter, claim());
             wire.sent = 0;
             let joined = store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
-            assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
+            assert!(matches!(joined, Ok(Joined::Waiting(_))), "{joined:?}");
             assert_eq!(wire.sent, 1, "calls to join the queue");
         }
     }
@@ -493,7 +497,7 @@ mod tests {
         let mut queue: Vec<Claim> = (0..4).map(|_| claim()).collect();
         for (waiter, most) in queue.iter().zip([1, 4, 3, 3]) {
             wire.sent = 0;
-            store.shared.join(&mut wire, waiter, Mode::Wait).await.unwrap();
+            store.shared.join(&mut wire, waiter, Mode::Wait).await.unwrap().unwrap();
             assert!(wire.sent <= most, "{} calls to join the queue", wire.sent);
         }
         for _ in 0..5 {
@@ -505,7 +509,7 @@ mod tests {
             wire.sent = 0;
             let last = &queue[queue.len() - 1];
             let joined = store.shared.join(&mut wire, last, Mode::Wait).await.unwrap();
-            assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
+            assert!(matches!(joined, Ok(Joined::Waiting(_))), "{joined:?}");
             assert!(wire.sent <= 3, "{} calls to join the queue again", wire.sent);
         }
     }

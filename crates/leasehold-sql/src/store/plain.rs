@@ -152,7 +152,6 @@ impl Shared {
 #[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
 mod tests {
     use super::super::SqlStore;
-    use super::super::call::Answer;
     use super::super::queue_snapshot::QueueSnapshot;
     use super::*;
     use leasehold_core::Name;
@@ -190,13 +189,13 @@ mod tests {
         claims.into_iter().map(|c| (c.holder.pid, c.state)).collect()
     }
 
-    fn describe(answer: &Answer) -> String {
+    fn describe(answer: &leasehold_core::Result<Joined>) -> String {
         match answer {
-            Answer::Joined(Joined::Holding { .. }) => "holds".into(),
-            Answer::Joined(Joined::Waiting(place)) => {
+            Ok(Joined::Holding { .. }) => "holds".into(),
+            Ok(Joined::Waiting(place)) => {
                 format!("{} ahead, head_remaining: {}", place.ahead, place.head_remaining.is_some())
             }
-            Answer::Joined(Joined::Busy { .. }) => "the claim left, and is in cooldown".into(),
+            Ok(Joined::Busy { .. }) => "the claim left, and is in cooldown".into(),
             other => panic!("{other:?}"),
         }
     }
@@ -263,7 +262,7 @@ mod tests {
                         assert_eq!(joined.is_none(), before == after, "round {round}");
                         waited += usize::from(joined.is_some());
                         let answer = match joined {
-                            Some(joined) => Answer::Joined(joined),
+                            Some(joined) => Ok(joined),
                             None => done!(|w| shared.join_in_section(w, quick, Mode::Wait)),
                         };
                         assert_eq!(describe(&answer), describe(&by_section), "round {round}");

@@ -25,7 +25,6 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use super::call::{Answer, Call, out_of_step};
 use super::shared::Shared;
 use leasehold_core::kit::locked;
 use leasehold_core::store::{Place, Renew, Renewal};
@@ -77,8 +76,7 @@ impl Shared {
     }
 
     async fn renew_batch(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        let answer = self.call(Call::RenewUnlocked(renewals.to_vec()), &|| false).await?;
-        let Answer::RenewedUnlocked(renewed) = answer else { return out_of_step() };
+        let renewed = self.renew_rows(renewals).await?;
         let mut unsettled: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
         for (i, _) in renewed.iter().enumerate().filter(|(_, one)| one.unsettled) {
             unsettled.entry(&renewals[i].claim.name).or_default().push(i);
@@ -97,7 +95,7 @@ impl Shared {
                 None => None,
             };
             match settled {
-                Some(Ok(Answer::Renewed(renewed))) => {
+                Some(Ok(renewed)) => {
                     for (i, renewal) in indices.into_iter().zip(renewed) {
                         answers[i] = renewal;
                     }
@@ -120,14 +118,15 @@ impl Shared {
         self: &Arc<Self>,
         name: &Name,
         these: Vec<Renew>,
-    ) -> Option<JoinHandle<Result<Answer>>> {
+    ) -> Option<JoinHandle<Result<Vec<Renewal>>>> {
         if !locked(&self.settling).insert(name.clone()) {
             return None;
         }
         let (shared, name) = (self.clone(), name.clone());
         let until = Instant::now() + SETTLING;
         Some(tokio::spawn(async move {
-            let done = shared.call(Call::Renew(these), &|| Instant::now() > until).await;
+            let is_late = || Instant::now() > until;
+            let done = shared.renew_in_section(&name, &these, &is_late).await;
             locked(&shared.settling).remove(&name);
             done
         }))
