@@ -22,16 +22,12 @@
 //!   - If a name is not known to have a row (`store/seen_names.rs`), a more expensive statement
 //!     creates the row. On MySQL this is a second statement. It inserts the row as already
 //!     acquired, or fails because the row exists.
-//!   - The fast path runs in the caller's task if an idle connection is available
-//!     (`store/fast_path.rs`). Passing the call to the client's thread and the reply back costs as
-//!     much as the statement.
 //! - **The slow path** handles everything else. It is also used immediately for a name for which
 //!   this client has just waited. A short transaction locks the lock's row, and only then reads the
 //!   clock and the claims into a [`Queue`](leasehold_core::queue::Queue). The queue decides, and
 //!   the transaction writes back what changed.
 //! - **The single-message path**, on servers, for a contended mutex. The server itself makes the
-//!   decision, in one message (`store/plain.rs`) or in one call of a procedure
-//!   (`store/procedures.rs`).
+//!   decision, in one message (`store/plain.rs`).
 //!
 //! All paths agree, because each changes the row exactly as the queue would. Acquiring a free lock
 //! is the same as joining an empty queue. Releasing a lock without waiters is the same as leaving a
@@ -92,8 +88,7 @@
 //!
 //! # Dropped and repeated calls
 //! Each call runs in a task on the client's own thread, and dropping the caller's future does not
-//! stop the call. A call that began in the caller's task is completed on the client's thread. Only
-//! a renewal is stopped with its caller, which is safe at any point.
+//! stop the call. Only a renewal is stopped with its caller, which is safe at any point.
 //!
 //! A call that the database rolled back because of other transactions (deadlock, serialization,
 //! busy) is retried with the same claim, as long as the caller waits for it. A broken connection is
@@ -130,14 +125,12 @@ mod contention_hints;
 mod doctor;
 #[cfg(feature = "postgres")]
 mod elsewhere;
-mod fast_path;
 mod fault;
 #[cfg(feature = "postgres")]
 mod hosts;
 mod identity;
 mod in_flight_joins;
 mod in_flight_leaves;
-mod inline_then_spawn;
 mod join;
 mod limits;
 mod listening_connection;
@@ -149,8 +142,6 @@ mod plain_words;
 mod pool;
 #[cfg(feature = "postgres")]
 mod positions;
-mod procedure;
-mod procedures;
 mod promises;
 mod queue_snapshot;
 mod renew;
@@ -203,8 +194,7 @@ pub use self::callers_pool::PoolExt;
 use self::contention_hints::ContentionHints;
 use self::fault::{closed, no_answer};
 use self::in_flight_joins::InFlightJoins;
-use self::in_flight_leaves::{FirstLeave, Leave};
-use self::inline_then_spawn::InlineThenSpawn;
+use self::in_flight_leaves::Leave;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
 use self::seen_names::SeenNames;
@@ -381,18 +371,6 @@ impl SqlStore {
         Ok(Self { shared, parsed: url, info, runtime, tasks })
     }
 
-    /// Acquires a free lock in the caller's task, without a switch between threads. Returns `None`
-    /// if the lock cannot be acquired this way.
-    async fn take_here(&self, claim: &Claim) -> Option<Result<Joined>> {
-        let (shared, claim) = (self.shared.clone(), claim.clone());
-        if shared.contention_hints.lately(&claim.name) {
-            return None;
-        }
-        shared.leaves.forget(claim.id);
-        shared.joins.begin(claim.id);
-        InlineThenSpawn::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
-    }
-
     /// Runs a call in a task that continues if the caller's future is dropped. The call gets a
     /// [`Caller`], which shows whether that has happened.
     async fn call<T, F>(&self, call: impl FnOnce(Arc<Shared>, Caller) -> F) -> Result<T>
@@ -419,38 +397,21 @@ impl SqlStore {
         hint: ReleaseHint,
     ) -> Result<bool> {
         loop {
-            match self.shared.leaves.begin(claim.id) {
-                Leave::Again(mut answer) => {
-                    // The other call failed and left no reply, so this caller sends the request.
-                    if let Ok(Some(left)) = answer.wait_for(Option::is_some).await.map(|left| *left)
-                    {
-                        return Ok(left);
-                    }
+            let mut answer = match self.shared.leaves.begin(claim.id) {
+                Leave::Again(answer) => answer,
+                Leave::First(first) => {
+                    let claim = claim.clone();
+                    let leave = |shared: Arc<Shared>, _| async move {
+                        shared.leave_first(claim, keep, hint, &first).await
+                    };
+                    return self.call(leave).await;
                 }
-                Leave::First(first) => return self.leave_first(claim, keep, hint, first).await,
+            };
+            // If the other call failed, it left no reply, and this caller sends the request.
+            if let Ok(Some(left)) = answer.wait_for(Option::is_some).await.map(|left| *left) {
+                return Ok(left);
             }
         }
-    }
-
-    /// Removes the claim in the caller's task if one statement may be enough, and on the client's
-    /// thread otherwise.
-    async fn leave_first(
-        &self,
-        claim: &Claim,
-        keep: Option<Duration>,
-        hint: ReleaseHint,
-        first: FirstLeave,
-    ) -> Result<bool> {
-        let (shared, claim) = (self.shared.clone(), claim.clone());
-        let may_be_free = hint == ReleaseHint::OtherReply && !shared.is_contended(&claim, hint);
-        if may_be_free && keep.is_none_or(|keep| keep.is_zero()) {
-            let work = shared.release_or_leave(claim, keep, first);
-            return InlineThenSpawn::new(&self.runtime, work).await;
-        }
-        let leaving = self
-            .runtime
-            .spawn(async move { shared.leave_first(claim, keep, hint, false, &first).await });
-        leaving.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 
@@ -542,9 +503,6 @@ impl Store for SqlStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        if let Some(joined) = self.take_here(claim).await {
-            return joined.map_err(self.on(&claim.name));
-        }
         self.shared.leaves.forget(claim.id);
         self.shared.joins.begin(claim.id);
         let mine = claim.clone();

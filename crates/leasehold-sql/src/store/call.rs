@@ -29,7 +29,7 @@ pub(super) type IsCancelled<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// Which connections a call uses.
 #[derive(Clone, Copy)]
-pub(super) struct Lane<'a> {
+struct Lane<'a> {
     pool: &'a Pool,
     /// Limits how many calls of this kind run at the same time.
     turns: Option<&'a Semaphore>,
@@ -53,7 +53,7 @@ impl Shared {
     /// Runs `work` on a connection, with retries while the caller waits for the result. A caller
     /// that gets no reply calls again. `work` returns its result and the connection. Its second
     /// argument is `in_doubt`.
-    pub(super) async fn retry<T, F>(
+    async fn retry<T, F>(
         &self,
         lane: Lane<'_>,
         is_cancelled: IsCancelled<'_>,
@@ -172,7 +172,7 @@ impl Shared {
 
     /// Removes a claim that was given up during its last join. The `leave` that gave it up may have
     /// found nothing, and waits for this one.
-    pub(super) async fn leave_given_up(&self, claim: Claim, last: LastJoin) {
+    async fn leave_given_up(&self, claim: Claim, last: LastJoin) {
         let is_removed = !last.may_exist
             || self.leave_by_call(&claim, None, ReleaseHint::Waiting, &|| false).await.is_ok();
         last.removed(is_removed);
@@ -199,12 +199,11 @@ impl Shared {
         claim: Claim,
         keep: Option<Duration>,
         hint: ReleaseHint,
-        in_doubt: bool,
         first: &FirstLeave,
     ) -> Result<bool> {
         let left = self.leave_by_call(&claim, keep, hint, &|| first.is_overtaken()).await?;
-        first.answered(left || in_doubt);
-        Ok(left || in_doubt)
+        first.answered(left);
+        Ok(left)
     }
 
     /// Renews claims without locking their locks' rows.
@@ -358,7 +357,7 @@ impl Shared {
 ///
 /// If it takes longer than [`SLOW`], the connections may be dead. The idle ones are then dropped,
 /// so that the next caller gets one that works.
-pub(super) async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
+async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     if let Ok(done) = tokio::time::timeout(SLOW, work.as_mut()).await {
         return Some(done);

@@ -79,7 +79,6 @@ impl Shared {
             url.table("locks")
         );
         found.extend(judge_postgres(&pairs(&mut *one.wire, &asked).await?, url.pool));
-        found.extend(self.lacks_procedures().then(no_procedures));
         let others = format!(
             "SELECT n.nspname::text, '' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE c.relname = '{}locks'::name AND c.relkind IN ('r', 'p') AND c.oid <> to_regclass('{}')::oid",
@@ -128,7 +127,6 @@ impl Shared {
         let now = "SELECT CAST(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS CHAR), ''";
         found.extend(clocks(wire, now).await?);
         self.pool.put(pooled);
-        found.extend(self.lacks_procedures().then(no_procedures));
         Ok(found)
     }
 }
@@ -225,17 +223,6 @@ fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> 
             "raise max_connections, use a connection pooler, or lower pool=N in the URL",
         )
     })
-}
-
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-fn no_procedures() -> Finding {
-    Finding::note(
-        "procedures",
-        "leasehold's procedures are missing or outdated in this database, and this user may not \
-         create them",
-        "without them, a hand-over costs the server three times the work; to create them, run the \
-         statements that `leasehold schema` prints as a user with CREATE on this schema",
-    )
 }
 
 #[cfg(feature = "postgres")]

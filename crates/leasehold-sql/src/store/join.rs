@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::call::ReleaseHint;
 use super::fault::{self, Failure};
-use super::plain_words::HandedOver;
 use super::queue_snapshot::{self, ReadScope};
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::shared::Shared;
@@ -212,18 +211,15 @@ impl Shared {
         if hint == ReleaseHint::JoinInProgress && !self.is_there(wire, claim).await? {
             return Ok(false);
         }
-        let mut perhaps = false;
         if keep.is_none_or(|keep| keep.is_zero()) {
             if !self.is_contended(claim, hint) && self.release(wire, claim).await? {
                 return Ok(true);
             }
-            match self.hand_over(wire, claim).await? {
-                HandedOver::Done => return Ok(true),
-                HandedOver::Not => {}
-                HandedOver::Perhaps => perhaps = true,
+            if self.hand_over(wire, claim).await? {
+                return Ok(true);
             }
         }
-        Ok(self.leave_in_section(wire, claim, keep).await? || perhaps)
+        self.leave_in_section(wire, claim, keep).await
     }
 
     /// Returns whether another claim waits for this lock, as far as this client knows. If so, the

@@ -14,7 +14,7 @@
 //! # What is done
 //! - The first connection finds the tables (`Place`). It uses the settings of the role and the
 //!   database (`reset_val`) and the URL, and ignores later changes to the session. All statements
-//!   name the tables and leasehold's procedures with that schema.
+//!   name the tables with that schema.
 //! - Each of our sessions has `search_path = pg_catalog, pg_temp` from its first message on. So a
 //!   bare name finds only the server's own objects, and no role's schema is searched. (`pg_temp` is
 //!   named so that it comes last. It is searched for tables only.) For a session that is borrowed

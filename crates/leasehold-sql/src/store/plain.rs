@@ -35,17 +35,13 @@
 //! set by each message before any notification. So at worst a client is notified twice, and a
 //! client believes a notification only if the claim is granted.
 //!
-//! If the server stores our procedures, each message is one procedure call (`procedures.rs`). The
-//! procedure makes the same decision on the same state.
-//!
 //! **If the reply is lost**, the call is repeated. The second call finds that the claim is in the
 //! queue or has left, and a section handles it.
 
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::plain_words::{HandedOver, Plain};
-use super::procedures::Called;
+use super::plain_words::Plain;
 use super::rows::{Cells, int, micros, plain};
 use super::shared::Shared;
 use super::wire::{Arg, Row, Step, Wire};
@@ -76,11 +72,7 @@ impl Shared {
             self::plain(&claim.holder.label).into(),
             self.session.clone().into(),
         ];
-        let answer = match self.call_procedure(wire, |all| &all.stand, args.clone()).await? {
-            Called::Done(row) => Some(row),
-            Called::Nothing | Called::Unsure => None,
-            Called::No => self.decide(wire, plain, Step::Rows(&plain.stand, args), None).await?,
-        };
+        let answer = self.decide(wire, plain, Step::Rows(&plain.stand, args), None).await?;
         let Some(row) = answer else { return Ok(None) };
         let mut cells = Cells::new(row);
         let token = Token::new(cells.count()?);
@@ -91,32 +83,25 @@ impl Shared {
         Ok(Some(Joined::Waiting(Place { ahead, head_remaining, token })))
     }
 
-    /// Releases the lock and grants it to the next claim.
+    /// Releases the lock and grants it to the next claim. Returns `false` if only a section can
+    /// handle the call.
     pub(super) async fn hand_over(
         &self,
         wire: &mut dyn Wire,
         claim: &Claim,
-    ) -> Result<HandedOver, Failure> {
-        let Some(plain) = self.plain(claim) else { return Ok(HandedOver::Not) };
+    ) -> Result<bool, Failure> {
+        let Some(plain) = self.plain(claim) else { return Ok(false) };
         let args = vec![Arg::Name(claim.name.as_str().into()), claim.id.to_hex().into()];
-        let parameters = || vec![self.session.clone().into(), plain.notified_prefix.into()];
-        let both = args.iter().cloned().chain(parameters()).collect();
-        let answer = match self.call_procedure(wire, |all| &all.hand_over, both).await? {
-            Called::Done(row) => Some(row),
-            Called::Nothing => None,
-            Called::Unsure => return Ok(self.has_handed_over(wire, claim).await),
-            Called::No => {
-                let step = Step::Rows(&plain.hand_over, args);
-                self.decide(wire, plain, step, Some(Step::Rows(&plain.tell, parameters()))).await?
-            }
-        };
-        let Some(row) = answer else { return Ok(HandedOver::Not) };
+        let step = Step::Rows(&plain.hand_over, args);
+        let tell = vec![self.session.clone().into(), plain.notified_prefix.into()];
+        let answer = self.decide(wire, plain, step, Some(Step::Rows(&plain.tell, tell))).await?;
+        let Some(row) = answer else { return Ok(false) };
         let mut cells = Cells::new(row);
         let next = ClaimId::from_hex(&cells.text()?);
         if let (Some(id), Some(token)) = (next, Token::new(cells.count()?)) {
             self.waiters.notify(id, Signal::Granted(token));
         }
-        Ok(HandedOver::Done)
+        Ok(true)
     }
 
     /// Sends one message and returns the row of `step`, if it did anything. Steps after the COMMIT
@@ -162,21 +147,8 @@ mod tests {
     const BY_MESSAGE: &str = "by one message";
     const BY_SECTION: &str = "by a section";
 
-    /// The two ways of doing a plain turn.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum By {
-        Message,
-        Procedure,
-    }
-
-    async fn open(url: &str, by: By) -> std::sync::Arc<SqlStore> {
-        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
-        let procedures = store.shared.sql.plain.as_ref().unwrap().procedures.as_ref();
-        if let Some(procedures) = procedures {
-            assert!(procedures.are_ready(), "the procedures were not created");
-            procedures.set_ready(by == By::Procedure);
-        }
-        store
+    async fn open(url: &str) -> std::sync::Arc<SqlStore> {
+        SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap()
     }
 
     fn mutex(name: &str) -> Claim {
@@ -210,8 +182,8 @@ mod tests {
 
     /// Runs random calls on two locks. One lock uses messages where they apply, the other only
     /// sections. The results must be the same.
-    async fn does_what_a_section_would_have_done(url: &str, by: By, rounds: usize) {
-        let store = open(url, by).await;
+    async fn does_what_a_section_would_have_done(url: &str, rounds: usize) {
+        let store = open(url).await;
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
         // If the machine is paused, the server ends an open section. Then the section has had no
@@ -272,18 +244,10 @@ mod tests {
                         let before = written(done!(|w| shared.snapshot(w, &quick.name)));
                         let handed_over = done!(|w| shared.hand_over(w, quick));
                         let after = written(done!(|w| shared.snapshot(w, &quick.name)));
-                        let is_done = handed_over == HandedOver::Done;
-                        assert_eq!(!is_done, before == after, "round {round}: {before} {after}");
-                        let left = match handed_over {
-                            HandedOver::Done => {
-                                handed += 1;
-                                true
-                            }
-                            HandedOver::Not => {
-                                done!(|w| shared.leave_in_section(w, quick, None))
-                            }
-                            HandedOver::Perhaps => panic!("round {round}"),
-                        };
+                        assert_eq!(handed_over, before != after, "round {round}: {before} {after}");
+                        handed += usize::from(handed_over);
+                        let left =
+                            handed_over || done!(|w| shared.leave_in_section(w, quick, None));
                         assert_eq!(left, by_section, "round {round}");
                         let mut firsts = Vec::new();
                         for claim in [quick, slow] {
@@ -326,8 +290,8 @@ mod tests {
 
     /// If a join had to wait for the row, its decision and its times are based on the clock after
     /// the wait.
-    async fn reads_the_clock_after_the_wait(url: &str, by: By) {
-        let store = open(url, by).await;
+    async fn reads_the_clock_after_the_wait(url: &str) {
+        let store = open(url).await;
         let shared = &store.shared;
         let (held, waits) = (mutex("dated"), mutex("dated"));
         store.join(&held, Mode::Try).await.unwrap();
@@ -381,14 +345,7 @@ mod tests {
     #[cfg(feature = "postgres")]
     #[tokio::test]
     async fn index_is_used_although_the_table_was_empty_when_planned() {
-        for by in [By::Message, By::Procedure] {
-            let store = open(&testbed::postgres().database(), by).await;
-            reads_an_index(&store).await;
-        }
-    }
-
-    #[cfg(feature = "postgres")]
-    async fn reads_an_index(store: &SqlStore) {
+        let store = open(&testbed::postgres().database()).await;
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
         let wire = &mut *pooled.wire;
@@ -411,7 +368,7 @@ mod tests {
         for _ in 0..20 {
             let next = mutex("popular");
             assert!(shared.stand(wire, &next).await.unwrap().is_some());
-            assert_eq!(shared.hand_over(wire, &holds).await.unwrap(), HandedOver::Done);
+            assert!(shared.hand_over(wire, &holds).await.unwrap());
             holds = next;
         }
         let after = scans(wire).await;
@@ -425,20 +382,16 @@ mod tests {
     #[tokio::test]
     async fn single_message_path_matches_the_transaction_on_postgres() {
         takes_by_the_clock_as_it_is_after_the_wait(&testbed::postgres().database()).await;
-        for by in [By::Message, By::Procedure] {
-            reads_the_clock_after_the_wait(&testbed::postgres().database(), by).await;
-            does_what_a_section_would_have_done(&testbed::postgres().database(), by, 40).await;
-        }
+        reads_the_clock_after_the_wait(&testbed::postgres().database()).await;
+        does_what_a_section_would_have_done(&testbed::postgres().database(), 40).await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn single_message_path_matches_the_transaction_on_mariadb() {
         takes_by_the_clock_as_it_is_after_the_wait(&testbed::mariadb().database()).await;
-        for by in [By::Message, By::Procedure] {
-            reads_the_clock_after_the_wait(&testbed::mariadb().database(), by).await;
-            does_what_a_section_would_have_done(&testbed::mariadb().database(), by, 20).await;
-        }
+        reads_the_clock_after_the_wait(&testbed::mariadb().database()).await;
+        does_what_a_section_would_have_done(&testbed::mariadb().database(), 20).await;
     }
 
     #[cfg(feature = "mysql")]
@@ -447,9 +400,52 @@ mod tests {
         if !testbed::Server::MySql.in_this_run() {
             return;
         }
-        for by in [By::Message, By::Procedure] {
-            reads_the_clock_after_the_wait(&testbed::mysql().database(), by).await;
-            does_what_a_section_would_have_done(&testbed::mysql().database(), by, 20).await;
-        }
+        reads_the_clock_after_the_wait(&testbed::mysql().database()).await;
+        does_what_a_section_would_have_done(&testbed::mysql().database(), 20).await;
+    }
+
+    /// The next client cannot be notified. The commit before the notification stays, and the
+    /// release succeeds.
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn release_succeeds_even_if_its_notification_fails() {
+        let url = testbed::postgres().database();
+        let (one, other) = (open(&url).await, open(&url).await);
+        let (first, next) = (mutex("unheard"), mutex("unheard"));
+        one.join(&first, Mode::Wait).await.unwrap();
+        other.join(&next, Mode::Wait).await.unwrap();
+        let mut pooled = one.shared.pool.take().await.unwrap();
+        let wire = &mut *pooled.wire;
+        // PostgreSQL rejects the name of this channel, because it is too long.
+        let set = "SET session = 'leasehold_hears_' || repeat('x', 200)";
+        wire.raw(&format!("UPDATE public.leasehold_claims {set}")).await.unwrap();
+        one.shared.pool.put(pooled);
+        assert!(one.leave(&first, None).await.unwrap());
+        let left = one.read(&first.name).await.unwrap().unwrap().claims;
+        assert_eq!(left.iter().map(|claim| claim.state).collect::<Vec<_>>(), [ClaimState::Holding]);
+    }
+
+    /// Another transaction keeps the lock's row locked for too long. The hand-over is rolled back
+    /// and is not reported as done.
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn rolled_back_hand_over_is_not_reported_as_done() {
+        use sqlx::Connection;
+        let url = testbed::postgres().database();
+        let store = open(&url).await;
+        let shared = &store.shared;
+        let (first, next) = (mutex("locked"), mutex("locked"));
+        store.join(&first, Mode::Wait).await.unwrap();
+        store.join(&next, Mode::Wait).await.unwrap();
+        // The server ends our own transactions before the wait for the row ends.
+        let mut other = sqlx::PgConnection::connect(&url).await.unwrap();
+        let lock = "BEGIN; SELECT 1 FROM leasehold_locks WHERE name = 'locked' FOR UPDATE";
+        sqlx::raw_sql(lock).execute(&mut other).await.unwrap();
+        let mut pooled = shared.pool.take().await.unwrap();
+        let handed_over = shared.hand_over(&mut *pooled.wire, &first).await;
+        assert!(matches!(handed_over, Err(Failure::Conflict(_))), "{handed_over:?}");
+        sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+        pooled.wire.raw("ROLLBACK").await.unwrap();
+        assert!(shared.hand_over(&mut *pooled.wire, &first).await.unwrap());
     }
 }

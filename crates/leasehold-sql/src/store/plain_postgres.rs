@@ -1,17 +1,14 @@
 //! The SQL of a plain turn on PostgreSQL. The argument for its correctness is in `plain.rs`.
 
 use super::plain_words::Plain;
-use super::procedure::{Procedure, Procedures};
 use super::session::LISTENS;
 use super::wire::Statement;
 
 impl Plain {
     /// Creates the statements. `write` translates a statement for the database. `front` is the
-    /// number of claims in the front. `schema` is where procedures are created, if they may be
-    /// used.
+    /// number of claims in the front.
     pub(super) fn of_postgres(
         front: usize,
-        schema: Option<&str>,
         write: impl Fn(&'static str, &str) -> Statement,
     ) -> Self {
         Self {
@@ -20,7 +17,6 @@ impl Plain {
             hand_over: write("tit", &hand_over()),
             tell: write("", TELL),
             notified_prefix: LISTENS,
-            procedures: schema.map(|schema| procedures(front, schema, &write)),
         }
     }
 }
@@ -74,87 +70,6 @@ fn hand_over() -> String {
          FROM t",
         front = front(),
     )
-}
-
-/// Returns the procedures. They take the arguments of the statements [`stand`] and [`hand_over`].
-/// The second procedure also takes those of [`TELL`].
-fn procedures(
-    front: usize,
-    schema: &str,
-    write: impl Fn(&'static str, &str) -> Statement,
-) -> Procedures {
-    let stand =
-        include_str!("procedures/postgres_stand.sql").replace("{front}", &front.to_string());
-    let hand_over = include_str!("procedures/postgres_hand_over.sql");
-    let may_make = format!("SELECT 'yes' WHERE has_schema_privilege({schema}, 'CREATE')");
-    Procedures::new(
-        procedure("{stand}", "iii", &stand, &write),
-        procedure("{hand_over}", "tit", hand_over, &write),
-        write("t", &may_make),
-        write("t", "SELECT coalesce(current_setting('leasehold.left', true), '')"),
-    )
-}
-
-/// Returns a procedure with the statements that find, create and call it. A procedure in the
-/// database is ours if its text is exactly ours, and its arguments have our names and modes. Only
-/// roles that could also change the tables may be able to change it.
-fn procedure(
-    name: &str,
-    shape: &'static str,
-    create: &str,
-    write: impl Fn(&'static str, &str) -> Statement,
-) -> Procedure {
-    let takes = taken_by(create);
-    let all =
-        |what: fn(&Takes<'_>) -> String| takes.iter().map(what).collect::<Vec<_>>().join(", ");
-    let types = all(|takes| takes.kind.to_owned());
-    let names = all(|takes| takes.name.to_owned()).replace(' ', "");
-    let modes: String =
-        takes.iter().map(|takes| if takes.is_given_back { 'b' } else { 'i' }).collect();
-    let args = takes.iter().enumerate().map(|(i, takes)| match takes.is_given_back {
-        true => format!("NULL::{}", takes.kind),
-        false => format!("${}", i + 1),
-    });
-    let args = args.collect::<Vec<_>>().join(", ");
-    let create = write("", create).sql.to_string();
-    Procedure {
-        body: create.split("$procedure$").nth(1).unwrap_or_default().to_owned(),
-        create,
-        find: write(
-            "t",
-            &format!(
-                "SELECT CASE WHEN NOT p.prosecdef AND p.proconfig IS NULL AND p.pronargdefaults = 0 \
-                 AND array_to_string(p.proargnames, ',') = '{names}' \
-                 AND array_to_string(p.proargmodes, '') = '{modes}' \
-                 AND has_function_privilege(p.oid, 'EXECUTE') \
-                 AND (o.rolsuper OR o.rolname = current_user OR o.oid = (SELECT t.relowner \
-                 FROM pg_catalog.pg_class t WHERE t.oid = to_regclass('{{locks}}'))) \
-                 THEN p.prosrc ELSE 'not ours' END \
-                 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles o ON o.oid = p.proowner \
-                 WHERE p.oid = to_regprocedure('{name}({types})')"
-            ),
-        ),
-        call: write(shape, &format!("CALL {name}({args})")),
-    }
-}
-
-/// One argument of a procedure.
-struct Takes<'a> {
-    name: &'a str,
-    kind: &'a str,
-    is_given_back: bool,
-}
-
-/// Parses the arguments between the first parentheses of `create`.
-fn taken_by(create: &str) -> Vec<Takes<'_>> {
-    let between = create.split_once('(').and_then(|(_, rest)| rest.split_once(')'));
-    let args = between.map_or("", |(args, _)| args).split(',');
-    args.filter_map(|arg| {
-        let back = arg.trim().strip_prefix("INOUT ");
-        let (name, kind) = back.unwrap_or(arg.trim()).split_once(' ')?;
-        Some(Takes { name, kind, is_given_back: back.is_some() })
-    })
-    .collect()
 }
 
 /// Returns the query for the first claims that have rows of their own, in order. The caller adds a

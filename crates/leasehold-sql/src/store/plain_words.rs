@@ -1,7 +1,6 @@
-//! The statements of a plain turn, and its result. The argument for its correctness is in
+//! The statements of a plain turn. The argument for its correctness is in
 //! `plain.rs`.
 
-use super::procedure::Procedures;
 use super::wire::Statement;
 
 /// The statements of a plain turn (`plain_postgres.rs`, `plain_mysql.rs`).
@@ -19,16 +18,4 @@ pub(super) struct Plain {
     pub(super) tell: Statement,
     /// The prefix of the names of clients that `tell` notifies.
     pub(super) notified_prefix: &'static str,
-    /// Stored procedures that do the same, on servers that support them.
-    pub(super) procedures: Option<Procedures>,
-}
-
-/// The result of a hand-over in one message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HandedOver {
-    Done,
-    /// The queue is not one that a plain turn can serve.
-    Not,
-    /// The message failed, and the hand-over may or may not have happened.
-    Perhaps,
 }

@@ -234,14 +234,6 @@ impl Pool {
         Ok(self.out(self.find().await?, room))
     }
 
-    /// Returns an idle connection for a task that may be paused while it uses the connection. There
-    /// remains room for one more call, because the task may wait for that call.
-    pub(super) fn at_rest(&self) -> Option<Pooled> {
-        let mut rooms = self.room.clone().try_acquire_many_owned(2).ok()?;
-        let room = rooms.split(1)?;
-        Some(self.out(self.rested()?, room))
-    }
-
     fn out(&self, (wire, borrow_permit, used, out): Found, room: OwnedSemaphorePermit) -> Pooled {
         let doubt = Doubt(Some([self.idle.clone(), self.others.clone()]));
         Pooled { wire, used, borrow_permit, out, doubt, _room: room }

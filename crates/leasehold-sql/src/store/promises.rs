@@ -109,7 +109,6 @@ impl Shared {
             }
         }
         let swept = wire.rows(&self.sql.probe, Vec::new()).await?;
-        self.prepare_procedures(wire, url.create).await?;
         self.pool.put(pooled);
         Ok((guarantees, is_due(swept)?))
     }

@@ -87,11 +87,6 @@ pub(super) fn corrupt(what: &str) -> Failure {
     Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
 }
 
-/// Returns whether the cell is NULL.
-pub(super) fn is_null(cell: &Cell) -> bool {
-    matches!(cell, Cell::Int(None) | Cell::Text(None))
-}
-
 /// A row that is read from left to right.
 pub(super) struct Cells(std::vec::IntoIter<Cell>);
 

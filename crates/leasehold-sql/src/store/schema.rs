@@ -3,7 +3,6 @@
 use leasehold_core::Error;
 use leasehold_core::kit::no_store;
 
-use super::statements::Statements;
 use super::url::{Dialect, SqlUrl};
 
 /// The version of the tables that this code reads and writes.
@@ -137,50 +136,6 @@ pub(super) fn printed(url: &SqlUrl) -> String {
     for statement in statements(url) {
         text.push_str(&statement);
         text.push_str(";\n");
-    }
-    // A procedure is called only if it names the schema of the tables.
-    let of_procedures = match (url.dialect, &url.schema) {
-        #[cfg(feature = "postgres")]
-        (Dialect::Postgres, None) => SqlUrl { schema: Some("public".into()), ..url.clone() },
-        _ => url.clone(),
-    };
-    let plain = Statements::of(&of_procedures).plain;
-    if let Some(procedures) = plain.and_then(|plain| plain.procedures) {
-        let creates = [&procedures.stand, &procedures.hand_over].map(|p| p.create.trim_end());
-        text.push_str(&optional(url.dialect, creates));
-    }
-    text
-}
-
-/// Returns the statements that create the procedures, which make hand-overs faster. (MySQL's tools
-/// differ in how they mark the end of a procedure.)
-fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
-    let mut text = String::from(
-        "-- The following is optional. It reduces the server's work for a hand-over to one third. \
-         The\n\
-         -- procedures run with the permissions of the caller.\n",
-    );
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => {
-            text.push_str(
-                "-- Clients whose user has CREATE ROUTINE create them automatically, and other \
-                 clients do not use\n\
-                 -- them. To create them by hand, remove the dashes:\n-- DELIMITER //\n",
-            );
-            for line in creates.join("\n//\n").lines().chain(["//", "DELIMITER ;"]) {
-                text.push_str(&format!("-- {line}\n"));
-            }
-        }
-        _ => {
-            text.push_str(
-                "-- These procedures are for tables in the schema of the URL (schema=), or in public if it names none.\n",
-            );
-            for create in creates {
-                text.push_str(create);
-                text.push_str(";\n");
-            }
-        }
     }
     text
 }

@@ -332,15 +332,7 @@ fn plain(url: &SqlUrl) -> Option<Plain> {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => None,
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => {
-            let schema = match &url.schema {
-                Some(schema) => format!("to_regnamespace('{schema}')::oid"),
-                None => "current_schema()::text".to_owned(),
-            };
-            // A pooler may run a call inside a transaction, which a procedure cannot commit.
-            let schema = (!url.pooler).then_some(schema.as_str());
-            Some(Plain::of_postgres(FRONT_LIMIT, schema, say))
-        }
+        Dialect::Postgres => Some(Plain::of_postgres(FRONT_LIMIT, say)),
         #[cfg(feature = "mysql")]
         Dialect::MySql => Some(Plain::of_mysql(FRONT_LIMIT, say)),
     }
@@ -588,10 +580,6 @@ fn write(url: &SqlUrl, sql: &str) -> String {
     }
     for table in ["locks", "claims", "schema"] {
         text = text.replace(&format!("{{{table}}}"), &url.table(table));
-    }
-    for procedure in ["stand", "hand_over"] {
-        let name = url.table(&format!("{procedure}_{}", super::procedure::VERSION));
-        text = text.replace(&format!("{{{procedure}}}"), &name);
     }
     #[cfg(feature = "postgres")]
     if url.dialect == Dialect::Postgres {

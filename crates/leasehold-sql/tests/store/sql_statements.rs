@@ -32,9 +32,7 @@ impl Counts for testbed::Postgres {
     const HAND_OVER: [f64; 2] = [3.5, 7.0];
 
     fn counting() -> Self {
-        // Also counts the statements that a procedure runs.
-        let setup = Setup::new().fast().arg("-c").arg("pg_stat_statements.track=all");
-        let setup = setup.arg("-c").arg("pg_stat_statements.track_utility=off");
+        let setup = Setup::new().fast().arg("-c").arg("pg_stat_statements.track_utility=off");
         Self::with(setup.arg("-c").arg("shared_preload_libraries=pg_stat_statements"))
     }
 

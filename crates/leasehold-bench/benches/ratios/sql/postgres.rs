@@ -45,8 +45,6 @@ pub(crate) fn all(effort: Effort) -> Result<()> {
 /// Returns the setup of a server that counts statements.
 fn counting() -> Setup {
     let setup = Setup::new().arg("-c").arg("shared_preload_libraries=pg_stat_statements");
-    // Statements of procedures count, too.
-    let setup = setup.arg("-c").arg("pg_stat_statements.track=all");
     let setup = setup.arg("-c").arg("pg_stat_statements.track_utility=off");
     // This allows for a hundred listeners.
     setup.arg("-c").arg("max_connections=300")
