@@ -102,19 +102,6 @@
 //! MySQL's `SYSDATE(6)`, and the machine's clock on SQLite. The time at which a transaction began
 //! is never used.
 
-#![cfg_attr(
-    not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
-    allow(
-        dead_code,
-        unreachable_code,
-        unreachable_patterns,
-        unused_assignments,
-        unused_imports,
-        unused_variables,
-        reason = "each database needs a part of what all three need"
-    )
-)]
-
 mod background;
 #[cfg(feature = "postgres")]
 mod borrowed;
@@ -134,6 +121,7 @@ mod in_flight_leaves;
 mod join;
 mod limits;
 mod listening_connection;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod message;
 #[cfg(feature = "postgres")]
 mod place;
@@ -149,6 +137,7 @@ mod renew_unlocked;
 mod rows;
 mod schema;
 mod section;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod seen_names;
 mod session;
 mod shared;
@@ -189,6 +178,7 @@ use tokio::time::Instant;
 #[cfg(feature = "postgres")]
 use self::borrowed::BorrowedPool;
 use self::call::ReleaseHint;
+#[cfg(feature = "postgres")]
 use self::callers::CallersPool;
 pub use self::callers_pool::PoolExt;
 use self::contention_hints::ContentionHints;
@@ -197,6 +187,7 @@ use self::in_flight_joins::InFlightJoins;
 use self::in_flight_leaves::Leave;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use self::seen_names::SeenNames;
 use self::shared::Shared;
 use self::statements::Statements;
@@ -252,9 +243,12 @@ impl SqlStore {
     }
 
     async fn open_here(url: SqlUrl, shown: String, runtime: Handle) -> Result<Self> {
+        // A build with one database always assigns it.
         #[cfg(feature = "postgres")]
+        #[allow(unused_assignments, reason = "depends on the features")]
         let mut postgres = None;
         #[cfg(feature = "mysql")]
+        #[allow(unused_assignments, reason = "depends on the features")]
         let mut mysql = None;
         let connect: Arc<dyn Connect> = match url.dialect {
             #[cfg(feature = "sqlite")]
@@ -324,6 +318,7 @@ impl SqlStore {
             positions: positions::Positions::default(),
             leaves: Arc::default(),
             contention_hints: ContentionHints::default(),
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
             seen_names: SeenNames::default(),
             joining: Semaphore::new(calls.saturating_sub(1).max(1)),
             waiting: Semaphore::new(RENEWAL_CONNECTIONS - 1),

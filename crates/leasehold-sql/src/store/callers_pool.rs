@@ -1,5 +1,6 @@
 //! Clients that use an existing pool of the caller.
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 use leasehold_core::kit::Escaped;
 use leasehold_core::store::Store;
 use leasehold_core::{Builder, Client, Error, ErrorKind, Opening, Result};

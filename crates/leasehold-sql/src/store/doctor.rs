@@ -1,5 +1,6 @@
 //! Checks of a database's configuration; see [`leasehold_core::doctor`].
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 use std::collections::BTreeMap;
 
 use super::fault::{Failure, no_answer};
@@ -18,6 +19,7 @@ use leasehold_core::kit::wall_micros;
 use leasehold_core::{Result, doctor};
 
 /// Names and values of settings, as the server returns them.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 type Settings = BTreeMap<String, String>;
 
 impl Shared {
@@ -204,11 +206,13 @@ async fn clocks(wire: &mut dyn Wire, sql: &str) -> Result<Vec<Finding>, Failure>
 }
 
 /// Returns the setting of this name, if it exists and is a number.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 fn number(settings: &Settings, name: &str) -> Option<u64> {
     settings.get(name)?.parse().ok()
 }
 
 /// Returns a finding if few connections are left.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> {
     let left = number(settings, "max_connections")?.saturating_sub(number(settings, used)?);
     // One more client needs connections for its calls, for its renewals and for listening.

@@ -63,6 +63,7 @@ impl std::error::Error for PasswordChanging {}
 ///
 /// Such a client reads its password again for each connection. A failure means that the password is
 /// being changed, and that either the server or the file still has the old one.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(super) fn while_password_changes(error: sqlx::Error) -> sqlx::Error {
     let what = match &error {
         sqlx::Error::Configuration(boxed) => boxed.to_string(),

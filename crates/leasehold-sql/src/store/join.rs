@@ -4,14 +4,21 @@
 use std::time::Duration;
 
 use super::call::ReleaseHint;
-use super::fault::{self, Failure};
+#[cfg(feature = "mysql")]
+use super::fault;
+use super::fault::Failure;
 use super::queue_snapshot::{self, ReadScope};
-use super::rows::{Cells, int, kind_number, micros, plain};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use super::rows::Cells;
+use super::rows::{int, kind_number, micros, plain};
 use super::shared::Shared;
+#[cfg(feature = "mysql")]
 use super::url::Dialect;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::StoreTime;
-use leasehold_core::store::{Joined, Mode, Renew, Renewal, mismatch};
+use leasehold_core::store::{Joined, Mode, mismatch};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use leasehold_core::store::{Renew, Renewal};
 use leasehold_core::{Claim, Result, Token};
 
 impl Shared {
@@ -149,6 +156,7 @@ impl Shared {
                 }
             }
             // The statement that also works without a row costs three times as much.
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
             _ if self.seen_names.has(&claim.name) => {
                 args.extend(what());
                 args.push(lease());
@@ -167,6 +175,7 @@ impl Shared {
                     false => Ok(token),
                 }
             }
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
             _ => {
                 args.push(name());
                 args.extend(what());
@@ -186,6 +195,7 @@ impl Shared {
 
     /// Restarts the lease of a lock whose acquisition had to wait for the row. The lease must begin
     /// when the lock was granted, not before.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     async fn begin_now(
         &self,
         wire: &mut dyn Wire,
@@ -259,6 +269,7 @@ impl Shared {
 }
 
 /// If the lease began less than this before the lock was acquired, it is not restarted.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 const SOON: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -14,10 +14,14 @@ use super::rows::Cells;
 use super::shared::Shared;
 #[cfg(feature = "sqlite")]
 use super::sqlite;
-use super::url::{Dialect, SqlUrl, Synchronous, is_file};
+#[cfg(feature = "sqlite")]
+use super::url::Synchronous;
+use super::url::{Dialect, SqlUrl, is_file};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::version;
-use super::wire::{Arg, Row, Statement, Wire};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::wire::Statement;
+use super::wire::{Arg, Row, Wire};
 use super::{call, schema};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Guarantees, Liveness, Stall, Survival, Wakeup,

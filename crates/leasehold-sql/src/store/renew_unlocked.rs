@@ -226,6 +226,7 @@ fn in_json(name: &Name, dialect: Dialect) -> String {
     match dialect {
         #[cfg(feature = "mysql")]
         Dialect::MySql => hex(name.as_str()),
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         _ => name.as_str().to_owned(),
     }
 }

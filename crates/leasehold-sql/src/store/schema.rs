@@ -67,6 +67,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
                 // does not change.
                 #[cfg(feature = "postgres")]
                 Dialect::Postgres => " WITH (fillfactor = 40)",
+                #[cfg(any(feature = "sqlite", feature = "mysql"))]
                 _ => options,
             },
         ),
@@ -89,6 +90,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
                 // Waiting, renewing and granting rewrite the row too.
                 #[cfg(feature = "postgres")]
                 Dialect::Postgres => " WITH (fillfactor = 50)",
+                #[cfg(any(feature = "sqlite", feature = "mysql"))]
                 _ => options,
             },
         ),
@@ -98,6 +100,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
             // Without `standing` in the index, a grant changes no index.
             #[cfg(feature = "postgres")]
             Dialect::Postgres => "session",
+            #[cfg(any(feature = "sqlite", feature = "mysql"))]
             _ => "session, standing",
         };
         for (name, columns) in [("claim", "claim"), ("session", session)] {

@@ -13,7 +13,9 @@
 //! this client loses no notification. If the server crashes in between, the notification is lost,
 //! and the waiters' heartbeats find the grants.
 
-use std::collections::{BTreeSet, HashSet};
+#[cfg(feature = "mysql")]
+use std::collections::BTreeSet;
+use std::collections::HashSet;
 
 use super::fault::Failure;
 use super::queue_snapshot::{self, QueueSnapshot, ReadScope, SectionStart};
@@ -111,13 +113,19 @@ impl Shared {
 
     /// Returns the statements that notify other clients of their grants.
     fn news(&self, granted: &[Granted]) -> Vec<String> {
-        let elsewhere = granted.iter().filter(|(_, _, session)| *session != self.session);
+        #[cfg(any(feature = "postgres", feature = "mysql"))]
+        let elsewhere = || granted.iter().filter(|(_, _, session)| *session != self.session);
         match self.dialect {
+            // The notification FIFOs are written after the COMMIT.
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => Vec::new(),
+            Dialect::Sqlite => {
+                let _ = granted;
+                Vec::new()
+            }
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
-                let notification = elsewhere.filter(|(_, _, session)| session.starts_with(LISTENS));
+                let notification =
+                    elsewhere().filter(|(_, _, session)| session.starts_with(LISTENS));
                 let notification: Vec<(&str, String)> = notification
                     .map(|(id, token, session)| {
                         (session.as_str(), super::postgres::message(*id, *token))
@@ -127,7 +135,7 @@ impl Shared {
             }
             #[cfg(feature = "mysql")]
             Dialect::MySql => {
-                let sessions: BTreeSet<&str> = elsewhere.map(|(_, _, s)| s.as_str()).collect();
+                let sessions: BTreeSet<&str> = elsewhere().map(|(_, _, s)| s.as_str()).collect();
                 sessions.into_iter().filter_map(super::wake::waking).collect()
             }
         }

@@ -2,9 +2,11 @@
 //! grants.
 
 /// The prefix of a client that listens for notifications. Clients that cannot listen notify it too.
+#[cfg(feature = "postgres")]
 pub(super) const LISTENS: &str = "leasehold_hears_";
 
 /// The prefix of a client that polls.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(super) const ASKS: &str = "leasehold_asks_";
 
 /// The prefix of a client of MySQL that can be woken. It differs from that of PostgreSQL's

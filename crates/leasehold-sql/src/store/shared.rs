@@ -14,6 +14,7 @@ use super::notify_fifo::NotifyFifos;
 use super::pool::Pool;
 #[cfg(feature = "postgres")]
 use super::positions::Positions;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use super::seen_names::SeenNames;
 use super::statements::Statements;
 use super::url::Dialect;
@@ -40,6 +41,7 @@ pub(super) struct Shared {
     pub(super) joins: InFlightJoins,
     pub(super) leaves: Arc<InFlightLeaves>,
     pub(super) contention_hints: ContentionHints,
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(super) seen_names: SeenNames,
     /// Limits how many connections joins and heartbeats of waiters use. Joins use all but one of
     /// the connections for calls. Heartbeats of waiters use all but one of those for renewals.

@@ -16,6 +16,7 @@ pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
 /// The session limits for each transaction behind a pooler, where the session is not ours. They are
 /// sent with BEGIN ([`Place::begin`](super::place::Place::begin)), so they cost no round trip.
+#[cfg(feature = "postgres")]
 pub(super) const LIMITS_POOLED: &str =
     "SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
@@ -86,11 +87,16 @@ pub(super) struct Statements {
     /// that this client has not reported yet. If there is none, `sleep` sleeps, or `wait` waits for
     /// a lock that another connection holds. (One statement for both would keep a transaction
     /// open.)
+    #[cfg(feature = "mysql")]
     pub(super) granted_since: Statement,
+    #[cfg(feature = "mysql")]
     pub(super) is_new: Statement,
+    #[cfg(feature = "mysql")]
     pub(super) sleep: Statement,
+    #[cfg(feature = "mysql")]
     pub(super) wait: Statement,
     /// MySQL: acquires a lock of the server's own, by which other clients find our session.
+    #[cfg(feature = "mysql")]
     pub(super) be_named: Statement,
     /// The plain turn as one message, if the database accepts several statements in a message.
     pub(super) plain: Option<Plain>,
@@ -254,21 +260,26 @@ impl Statements {
                      JOIN {{locks}} l ON l.name = f.name WHERE f.nth <= {FIRST_FEW}"
                 ),
             ),
+            #[cfg(feature = "mysql")]
             granted_since: say(
                 "tii",
                 "SELECT claim, token, since FROM {claims} \
                  WHERE session = ? AND standing = 1 AND since > ?",
             ),
+            #[cfg(feature = "mysql")]
             is_new: say(
                 "",
                 "SELECT EXISTS(SELECT 1 FROM {claims} WHERE session = ? AND standing = 1 \
                  AND since > ? AND FIND_IN_SET(claim, ?) = 0) INTO @leasehold_is_new",
             ),
+            #[cfg(feature = "mysql")]
             sleep: say("", "SELECT SLEEP(IF(@leasehold_is_new, 0, ? / 1000000))"),
+            #[cfg(feature = "mysql")]
             wait: say(
                 "t",
                 "SELECT CAST(GET_LOCK(?, IF(@leasehold_is_new, 0, ? / 1000000)) AS CHAR)",
             ),
+            #[cfg(feature = "mysql")]
             be_named: say("t", "SELECT CAST(GET_LOCK(?, 0) AS CHAR)"),
             plain: plain(url),
             version: say("i", "SELECT version FROM {schema}"),
@@ -309,6 +320,7 @@ fn certifies(dialect: Dialect) -> bool {
     match dialect {
         #[cfg(feature = "mysql")]
         Dialect::MySql => true,
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         _ => false,
     }
 }
@@ -327,6 +339,7 @@ fn begin(url: &SqlUrl) -> &'static str {
 }
 
 fn plain(url: &SqlUrl) -> Option<Plain> {
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     let say = |shape, sql: &str| Statement { sql: write(url, sql).into(), shape };
     match url.dialect {
         #[cfg(feature = "sqlite")]
@@ -461,6 +474,7 @@ fn take(dialect: Dialect) -> &'static str {
              WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now})"
         }
         // The inner SELECTs read the clock once for all columns.
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         _ => {
             "UPDATE {locks} AS l SET kind = ?, capacity = ?, \
              (last_token, token, since, expires) = (SELECT t.token, t.token, t.now, t.now + {int} FROM \
@@ -491,6 +505,7 @@ fn take_new(dialect: Dialect) -> &'static str {
         // is after the wait. If the row looks held, perhaps from an old snapshot, the statement
         // only skips the attempt. On PostgreSQL a failed attempt would lock the row, and the row
         // lock is written and flushed.
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         _ => {
             "INSERT INTO {locks} AS l (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
@@ -525,6 +540,7 @@ fn create(dialect: Dialect) -> &'static str {
              weight, standing, since, expires, lock_delay, host, pid, label) \
              VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '')"
         }
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         _ => {
             "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \

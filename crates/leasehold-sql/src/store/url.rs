@@ -38,6 +38,10 @@ pub(super) struct SqlUrl {
     /// The password, if the URL names a file that contains it.
     pub(super) password: Option<Password>,
     /// PostgreSQL: the hosts, if there are several.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "only PostgreSQL has several")
+    )]
     pub(super) hosts: Vec<Host>,
     /// The prefix of the tables' names.
     pub(super) prefix: String,
@@ -200,11 +204,13 @@ impl SqlUrl {
     }
 
     /// Returns whether the next connection may use another password than the last one.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub(super) fn can_change_password(&self) -> bool {
         self.callers.is_some() || self.password.is_some()
     }
 
     /// Returns the path of SQLite's database file.
+    #[cfg(feature = "sqlite")]
     pub(super) fn path(&self) -> Result<&str> {
         let rest = self.driver.split_once(':').map_or("", |(_, rest)| rest);
         let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -373,6 +379,7 @@ pub(super) fn is_file(dialect: Dialect) -> bool {
     match dialect {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => true,
+        #[cfg(any(feature = "postgres", feature = "mysql"))]
         _ => false,
     }
 }

@@ -54,6 +54,7 @@ pub(super) struct Statement {
 pub(super) struct Done {
     pub(super) affected: u64,
     /// MySQL: the value that the statement passed to LAST_INSERT_ID().
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MySQL has it"))]
     pub(super) last_id: u64,
 }
 
@@ -107,6 +108,7 @@ pub(super) trait Wire: Send {
     fn rests(&mut self) {}
     /// Waits for the next message on the channels that this connection listens to. The future may
     /// be dropped at any time. Returns `None` if the connection is lost.
+    #[cfg(feature = "postgres")]
     async fn notification(&mut self) -> sqlx::Result<Option<String>> {
         std::future::pending().await
     }
