@@ -43,21 +43,26 @@ long) ignored=(--include-ignored) && export LEASEHOLD_TESTS=long ;;
 *) export LEASEHOLD_SERVERS=${LEASEHOLD_SERVERS:-oldest} ;;
 esac
 
-# Tests one store: its package and the command. One cargo command selects both, so nothing is built twice.
+# Tests one store: its packages and the command. One cargo command selects all, so nothing is built twice.
 one() {
-    local package=$1 features=$2 cargo=(cargo test --locked -p leasehold-cli -p "$1")
+    local packages=$1 features=$2 cargo=(cargo test --locked -p leasehold-cli)
     shift 2
+    for package in $packages; do cargo+=(-p "$package"); done
     [ -z "$features" ] || cargo+=(--features "$features")
     "${cargo[@]}" --lib --bins --test store --test command --no-run
     [ "$until" != build ] || exit 0
     "${cargo[@]}" --lib --bins --test store -- "$@"
     "${cargo[@]}" --test command -- "$what" "on_$what"
 }
-sql='leasehold-sql/sqlite leasehold-sql/postgres leasehold-sql/mysql leasehold-sql/tls'
+sql='leasehold-sql leasehold-transactions'
+databases='leasehold-sql/tls'
+for database in sqlite postgres mysql; do
+    databases+=" leasehold-sql/$database leasehold-transactions/$database"
+done
 case $what in
 file) one leasehold-file '' ;;
-sqlite | postgres) one leasehold-sql "$sql leasehold-cli/$what" "$what" ;;
-mysql) one leasehold-sql "$sql leasehold-cli/mysql" mysql mariadb ;;
+sqlite | postgres) one "$sql" "$databases leasehold-cli/$what" "$what" ;;
+mysql) one "$sql" "$databases leasehold-cli/mysql" mysql mariadb ;;
 redis) one leasehold-redis 'leasehold-redis/tls leasehold-cli/redis' --skip redlock ;;
 redlock) one leasehold-redis 'leasehold-redis/redlock leasehold-cli/redlock' redlock ;;
 zookeeper | etcd) one "leasehold-$what" "leasehold-$what/tls leasehold-cli/$what" ;;

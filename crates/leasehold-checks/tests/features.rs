@@ -18,9 +18,9 @@ fn packages(features: &str) -> BTreeSet<String> {
 const FEATURES: [(&str, &[&str]); 16] = [
     ("", &[]),
     ("file", &["leasehold-file"]),
-    ("sqlite", &["leasehold-sql"]),
-    ("postgres", &["leasehold-sql"]),
-    ("mysql", &["leasehold-sql"]),
+    ("sqlite", &["leasehold-sql", "leasehold-transactions"]),
+    ("postgres", &["leasehold-sql", "leasehold-transactions"]),
+    ("mysql", &["leasehold-sql", "leasehold-transactions"]),
     ("redis", &["leasehold-redis"]),
     ("redlock", &["leasehold-redis"]),
     ("zookeeper", &["leasehold-zookeeper"]),

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 
 use super::TokenStorage;
 use leasehold_core::{FencingToken, Name, Result};
-use leasehold_sql::database::Pool;
-use leasehold_sql::fence::raise;
+use leasehold_transactions::database::Pool;
+use leasehold_transactions::fence::raise;
 
 /// Keeps tokens in the table `leasehold_fence`, which
-/// [`fence::sql::check`](leasehold_sql::fence::check) uses too; see
-/// [`database::install`](leasehold_sql::database::install).
+/// [`fence::sql::check`](leasehold_transactions::fence::check) uses too; see
+/// [`database::install`](leasehold_transactions::database::install).
 ///
 /// Each request costs two separate statements. The first one raises the token, and the second one
 /// reads it. So the result is never smaller than the offered token, and it is larger only if a

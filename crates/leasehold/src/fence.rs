@@ -57,4 +57,4 @@ pub use leasehold_http as http;
 pub use leasehold_redis::fence as redis;
 #[cfg(feature = "sql")]
 #[doc(inline)]
-pub use leasehold_sql::fence as sql;
+pub use leasehold_transactions::fence as sql;

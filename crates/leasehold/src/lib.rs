@@ -195,7 +195,9 @@ pub use leasehold_core::{
 pub use leasehold_etcd::EtcdGuardExt;
 #[cfg(feature = "sql")]
 #[doc(inline)]
-pub use leasehold_sql::{database, lock_in, lock_in_timeout, once, try_lock_in, versioned};
+pub use leasehold_transactions::{
+    database, lock_in, lock_in_timeout, once, try_lock_in, versioned,
+};
 #[cfg(feature = "zookeeper")]
 pub use leasehold_zookeeper::ZooKeeperGuardExt;
 

@@ -11,10 +11,11 @@ use quote::ToTokens as _;
 use syn::{Attribute, Item, Visibility};
 
 /// The packages whose functions programs call, without the parts that are for implementing stores.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "leasehold",
     "leasehold-core",
     "leasehold-sql",
+    "leasehold-transactions",
     "leasehold-http",
     "leasehold-redis/src/fence.rs",
     "leasehold-cell/src/objects/fence.rs",

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::limits::LIMIT;
-use crate::database::codes::{self, Class};
+use crate::codes::{self, Class};
 use leasehold_core::{Error, ErrorKind};
 
 /// An operation that failed.

@@ -20,8 +20,6 @@ mod sql_requests;
 mod sql_sqlite;
 mod sql_statements;
 mod sql_tables;
-mod sql_transactions;
-mod sql_transactions_levels;
 mod sql_transactions_servers;
 mod sql_trust;
 mod texts;

@@ -2,7 +2,7 @@
 //! own database.
 //!
 //! ```sh
-//! cargo run -p leasehold-sql --features sqlite --example transactions
+//! cargo run -p leasehold-transactions --features sqlite --example transactions
 //! ```
 
 use leasehold::database::{self, error};

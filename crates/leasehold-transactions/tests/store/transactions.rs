@@ -53,7 +53,7 @@ mod postgres {
         bed!(options.connect(&testbed::postgres().database()).await.unwrap(), None)
     }
 
-    include!("sql_transactions/cases.rs");
+    include!("transactions/cases.rs");
 
     // R26, R23
     /// The session is killed in the middle of the work. Key, lock and write are rolled back with
@@ -235,7 +235,7 @@ mod mariadb {
         bed!(options.connect(&testbed::mariadb().database()).await.unwrap(), None)
     }
 
-    include!("sql_transactions/cases.rs");
+    include!("transactions/cases.rs");
 
     // R26, R23
     /// The session is killed in the middle of the work. Key, lock and write are rolled back with
@@ -338,7 +338,7 @@ mod sqlite {
         bed!(pool.connect_with(options).await.unwrap(), Some(directory))
     }
 
-    include!("sql_transactions/cases.rs");
+    include!("transactions/cases.rs");
 
     // R23, S60
     #[tokio::test]

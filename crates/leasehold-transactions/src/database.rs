@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use leasehold_core::{Error, Name, Result};
 
-pub(crate) mod codes;
 mod dialect;
 mod drivers;
 mod fault;

@@ -8,7 +8,7 @@
 
 /// The meaning of an error for the code that handles it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub enum Class {
     /// The transaction was rolled back to break a deadlock.
     Deadlock,
     /// The transaction was rolled back because another transaction changed data that this one had
@@ -59,7 +59,7 @@ pub(crate) enum Class {
 }
 
 /// Classifies PostgreSQL's SQLSTATE.
-pub(crate) fn postgres(code: &str) -> Class {
+pub fn postgres(code: &str) -> Class {
     use Class::*;
     match code {
         "40P01" => Deadlock,
@@ -95,7 +95,7 @@ pub(crate) fn postgres(code: &str) -> Class {
 }
 
 /// Classifies the error number of MySQL, MariaDB or ProxySQL, with the SQLSTATE if it is known.
-pub(crate) fn mysql(number: u16, state: &str) -> Class {
+pub fn mysql(number: u16, state: &str) -> Class {
     use Class::*;
     match number {
         1213 => Deadlock,
@@ -145,7 +145,7 @@ pub(crate) fn mysql(number: u16, state: &str) -> Class {
 }
 
 /// Classifies SQLite's extended result code, whose low byte is the primary code.
-pub(crate) fn sqlite(code: i32) -> Class {
+pub fn sqlite(code: i32) -> Class {
     use Class::*;
     match (code, code & 0xff) {
         // SQLITE_BUSY_SNAPSHOT.

@@ -1,11 +1,11 @@
 //! Error kinds, messages and hints for each database's error codes.
 
-use super::codes::{self, Class};
 use super::dialect::Dialect;
 use leasehold_core::ErrorKind;
 use leasehold_core::ErrorKind::{
     Config, Conflict, Contended, Corrupt, Denied, Full, Timeout, Unreachable,
 };
+use leasehold_sql::codes::{self, Class};
 
 /// The kind of an error, what went wrong, and a hint.
 pub(crate) type Described = (ErrorKind, &'static str, &'static str);

@@ -2,7 +2,7 @@
 //! duplicates each one lets through, with 32 concurrent writers on real databases.
 //!
 //! ```sh
-//! cargo run -p leasehold-sql --features sqlite,postgres,mysql --example four_statements
+//! cargo run -p leasehold-transactions --features sqlite,postgres,mysql --example four_statements
 //! cargo run … --example four_statements -- postgres://user@host/db mysql://user@host/db sqlite:file
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! A payment that is made once, however often the customer presses the button.
 //!
 //! ```sh
-//! cargo run -p leasehold-sql --features sqlite --example once_payment
+//! cargo run -p leasehold-transactions --features sqlite --example once_payment
 //! ```
 //!
 //! A lock is neither necessary nor sufficient for this. The outcome must be stored permanently,

@@ -1,8 +1,8 @@
 //! A paused holder of a lock, with two processes, a SIGSTOP and a ledger in PostgreSQL.
 //!
 //! ```sh
-//! cargo run -p leasehold-sql --features postgres --example fenced_ledger
-//! cargo run -p leasehold-sql --features postgres --example fenced_ledger -- postgres://user@host/db
+//! cargo run -p leasehold-transactions --features postgres --example fenced_ledger
+//! cargo run -p leasehold-transactions --features postgres --example fenced_ledger -- postgres://user@host/db
 //! ```
 //!
 //! A teller locks an account and reads its balance. Then *the operating system pauses the teller*.

@@ -32,7 +32,7 @@ macro_rules! transactions {
                 sqlx::query(AssertSqlSafe(format!("{} {level}", $level))).execute(c).await.unwrap();
             }
 
-            include!("sql_transactions_levels/cases.rs");
+            include!("transactions_levels/cases.rs");
         }
     };
 }
