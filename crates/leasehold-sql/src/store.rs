@@ -379,7 +379,7 @@ impl SqlStore {
     }
 
     /// Adds the lock and the store to an error.
-    fn on(&self, name: &Name) -> impl FnOnce(Error) -> Error {
+    fn add_context(&self, name: &Name) -> impl FnOnce(Error) -> Error {
         move |error| error.with_lock(name).with_store(&self.info.url)
     }
 
@@ -433,7 +433,7 @@ impl fmt::Debug for SqlStore {
     }
 }
 
-/// The caller of a call.
+/// Shows whether the caller of a call still waits for the reply.
 struct Caller(Weak<()>);
 
 impl Caller {
@@ -504,7 +504,7 @@ impl Store for SqlStore {
         let joined = self.call(|shared, caller| async move {
             shared.join_or_leave(mine, mode, &|| caller.has_gone()).await
         });
-        joined.await.map_err(self.on(&claim.name))
+        joined.await.map_err(self.add_context(&claim.name))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -532,7 +532,7 @@ impl Store for SqlStore {
             // The join may be executed after this `leave`, and removes its claim then.
             (_, Some(joins)) => joins.removed().await.map(|()| true),
         };
-        left.map_err(self.on(&claim.name))
+        left.map_err(self.add_context(&claim.name))
     }
 
     async fn convert(&self, claim: &Claim) -> Result<Converted> {
@@ -540,7 +540,7 @@ impl Store for SqlStore {
         let converted = self.call(|shared, caller| async move {
             shared.convert(&mine, &|| caller.has_gone()).await
         });
-        converted.await.map_err(self.on(&claim.name))
+        converted.await.map_err(self.add_context(&claim.name))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -551,7 +551,7 @@ impl Store for SqlStore {
         let lock = name.clone();
         let read = self
             .call(|shared, caller| async move { shared.read(&lock, &|| caller.has_gone()).await });
-        read.await.map_err(self.on(name))
+        read.await.map_err(self.add_context(name))
     }
 
     async fn holders(&self, name: &Name, _: Option<Token>) -> Result<Option<LockInfo>> {
@@ -559,7 +559,7 @@ impl Store for SqlStore {
         let read = self.call(|shared, caller| async move {
             shared.holders(&lock, &|| caller.has_gone()).await
         });
-        read.await.map_err(self.on(name))
+        read.await.map_err(self.add_context(name))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -584,6 +584,6 @@ impl Store for SqlStore {
         let evicted = self.call(|shared, caller| async move {
             shared.evict(&lock, which, &|| caller.has_gone()).await
         });
-        evicted.await.map_err(self.on(name))
+        evicted.await.map_err(self.add_context(name))
     }
 }

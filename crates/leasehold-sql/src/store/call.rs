@@ -27,7 +27,7 @@ use leasehold_core::{Claim, ClaimId, Name, Result};
 /// A function that returns whether no caller waits for the reply any more.
 pub(super) type IsCancelled<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
-/// Which connections a call uses.
+/// How a call is sent: on which connections, and whether it may be repeated.
 #[derive(Clone, Copy)]
 struct Lane<'a> {
     pool: &'a Pool,
@@ -52,7 +52,7 @@ pub(super) enum ReleaseHint {
 impl Shared {
     /// Runs `work` on a connection, with retries while the caller waits for the result. A caller
     /// that gets no reply calls again. `work` returns its result and the connection. Its second
-    /// argument is `in_doubt`.
+    /// argument is whether an earlier attempt may have been executed.
     async fn retry<T, F>(
         &self,
         lane: Lane<'_>,
@@ -122,19 +122,19 @@ impl Shared {
     }
 
     /// Returns the connections for calls other than renewals.
-    fn calls(&self) -> Lane<'_> {
+    fn call_lane(&self) -> Lane<'_> {
         Lane { pool: &self.pool, turns: None, is_repeatable: true }
     }
 
     /// Returns the connections for joins, which must not occupy all connections. A release must not
     /// wait for a thousand joins.
-    fn joins(&self) -> Lane<'_> {
-        Lane { turns: Some(&self.joining), ..self.calls() }
+    fn join_lane(&self) -> Lane<'_> {
+        Lane { turns: Some(&self.joining), ..self.call_lane() }
     }
 
     /// Returns the connections for renewals. A holder's renewal must not wait for the heartbeats of
     /// waiters, so these take turns.
-    fn renewals(&self, all: &[Renew]) -> Lane<'_> {
+    fn renewal_lane(&self, all: &[Renew]) -> Lane<'_> {
         let only_waiters = all.iter().all(|renewal| self.waiters.has(renewal.claim.id));
         let turns = only_waiters.then_some(&self.waiting);
         Lane { pool: &self.renewal_pool, turns, is_repeatable: true }
@@ -158,7 +158,7 @@ impl Shared {
         let wanted = &claim;
         let join =
             |mut on: Pooled, _| async move { (self.join(&mut *on.wire, wanted, mode).await, on) };
-        let done = self.retry(self.joins(), &record_sent, join).await.flatten();
+        let done = self.retry(self.join_lane(), &record_sent, join).await.flatten();
         let waits = matches!(done, Ok(Joined::Waiting(_)));
         let ended = self.joins.end(id, waits, sent.into_inner());
         if ended.given_up || ended.idle {
@@ -189,11 +189,10 @@ impl Shared {
             let left = self.leave(&mut *on.wire, claim, keep, hint).await;
             (left.map(|left| left || in_doubt), on)
         };
-        self.retry(self.calls(), is_cancelled, leave).await
+        self.retry(self.call_lane(), is_cancelled, leave).await
     }
 
-    /// Runs a `leave` as a full call, and passes its result to callers that have repeated the
-    /// request.
+    /// Sends a `leave`, and passes its result to callers that have repeated the request.
     pub(super) async fn leave_first(
         &self,
         claim: Claim,
@@ -211,7 +210,7 @@ impl Shared {
         let renew = |mut on: Pooled, _| async move {
             (self.renew_unlocked(&mut *on.wire, renewals).await, on)
         };
-        self.retry(self.renewals(renewals), &|| false, renew).await
+        self.retry(self.renewal_lane(renewals), &|| false, renew).await
     }
 
     /// Renews claims of one lock with its row locked, and settles its queue.
@@ -229,7 +228,7 @@ impl Shared {
             });
             (renewed.await, on)
         };
-        let renewed = self.retry(self.calls(), is_cancelled, renew).await?;
+        let renewed = self.retry(self.call_lane(), is_cancelled, renew).await?;
         Ok(renewed.unwrap_or_else(|| vec![Renewal::Lost; renewals.len()]))
     }
 
@@ -246,7 +245,7 @@ impl Shared {
             });
             (converted.await, on)
         };
-        let converted = self.retry(self.calls(), is_cancelled, convert).await?;
+        let converted = self.retry(self.call_lane(), is_cancelled, convert).await?;
         Ok(converted.unwrap_or(Converted::Lost))
     }
 
@@ -257,7 +256,7 @@ impl Shared {
     ) -> Result<Option<LockInfo>> {
         let read =
             |mut on: Pooled, _| async move { (self.read_all(&mut *on.wire, name).await, on) };
-        self.retry(self.calls(), is_cancelled, read).await
+        self.retry(self.call_lane(), is_cancelled, read).await
     }
 
     /// Reads a lock like [`read`](Self::read), but may omit waiters.
@@ -268,7 +267,7 @@ impl Shared {
     ) -> Result<Option<LockInfo>> {
         let read =
             |mut on: Pooled, _| async move { (self.read_holders(&mut *on.wire, name).await, on) };
-        self.retry(self.calls(), is_cancelled, read).await
+        self.retry(self.call_lane(), is_cancelled, read).await
     }
 
     pub(super) async fn list(
@@ -280,7 +279,7 @@ impl Shared {
             let rows = on.wire.rows(&self.sql.list, vec![Arg::Name(prefix.to_owned())]).await;
             (rows.map_err(Failure::from).and_then(queue_snapshot::snapshots), on)
         };
-        let mut all = self.retry(self.calls(), is_cancelled, list).await?;
+        let mut all = self.retry(self.call_lane(), is_cancelled, list).await?;
         all.retain(|(name, _)| name.as_str().starts_with(prefix));
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(all.iter_mut().filter_map(|(name, loaded)| describe(name, loaded)).collect())
@@ -299,7 +298,7 @@ impl Shared {
             });
             (evicted.await, on)
         };
-        let lane = Lane { is_repeatable: false, ..self.calls() };
+        let lane = Lane { is_repeatable: false, ..self.call_lane() };
         let evicted = self.retry(lane, is_cancelled, evict).await?.unwrap_or_default();
         #[cfg(feature = "sqlite")]
         self.notify_evicted(evicted.iter().map(|entry| entry.id).collect()).await;

@@ -1,4 +1,4 @@
-//! Names for which this client has recently waited.
+//! Names of locks that were recently not free.
 //!
 //! For these names, the client does not try the statement for a free lock first, because it would
 //! probably fail. A name is forgotten when its lock is found free.
@@ -20,8 +20,8 @@ const MOST: usize = 10_000;
 pub(super) struct ContentionHints(Mutex<HashMap<Name, Instant>>);
 
 impl ContentionHints {
-    /// Remembers that a claim waits for this lock.
-    pub(super) fn note(&self, name: &Name) {
+    /// Remembers that this lock was not free.
+    fn note(&self, name: &Name) {
         let mut all = locked(&self.0);
         if all.len() >= MOST {
             all.retain(|_, at| at.elapsed() < LATELY);
@@ -31,12 +31,12 @@ impl ContentionHints {
         }
     }
 
-    /// Updates the entry of a name with the result of a full join.
+    /// Updates the entry of a name with the answer of a join that did not acquire the lock with one
+    /// statement.
     pub(super) fn learn(&self, name: &Name, joined: &Joined) {
         match joined {
-            Joined::Waiting(_) => self.note(name),
+            Joined::Waiting(_) | Joined::Busy { .. } => self.note(name),
             Joined::Holding { .. } => drop(locked(&self.0).remove(name)),
-            Joined::Busy { .. } => {}
         }
     }
 

@@ -152,7 +152,10 @@ mod tests {
     }
 
     fn mutex(name: &str) -> Claim {
-        Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
+        let mut claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+        // These tests renew no claim.
+        (claim.lease, claim.waiter_lease) = (Duration::from_secs(60), Duration::from_secs(60));
+        claim
     }
 
     /// Returns the process ID and state of each claim.
@@ -405,10 +408,10 @@ mod tests {
     }
 
     /// The next client cannot be notified. The commit before the notification stays, and the
-    /// release succeeds.
+    /// hand-over succeeds.
     #[cfg(feature = "postgres")]
     #[tokio::test]
-    async fn release_succeeds_even_if_its_notification_fails() {
+    async fn hand_over_succeeds_even_if_its_notification_fails() {
         let url = testbed::postgres().database();
         let (one, other) = (open(&url).await, open(&url).await);
         let (first, next) = (mutex("unheard"), mutex("unheard"));
@@ -419,8 +422,8 @@ mod tests {
         // PostgreSQL rejects the name of this channel, because it is too long.
         let set = "SET session = 'leasehold_hears_' || repeat('x', 200)";
         wire.raw(&format!("UPDATE public.leasehold_claims {set}")).await.unwrap();
+        assert!(one.shared.hand_over(wire, &first).await.unwrap());
         one.shared.pool.put(pooled);
-        assert!(one.leave(&first, None).await.unwrap());
         let left = one.read(&first.name).await.unwrap().unwrap().claims;
         assert_eq!(left.iter().map(|claim| claim.state).collect::<Vec<_>>(), [ClaimState::Holding]);
     }
@@ -437,7 +440,8 @@ mod tests {
         let (first, next) = (mutex("locked"), mutex("locked"));
         store.join(&first, Mode::Wait).await.unwrap();
         store.join(&next, Mode::Wait).await.unwrap();
-        // The server ends our own transactions before the wait for the row ends.
+        // Not one of our own connections: the server would end its transaction before the wait for
+        // the row ends.
         let mut other = sqlx::PgConnection::connect(&url).await.unwrap();
         let lock = "BEGIN; SELECT 1 FROM leasehold_locks WHERE name = 'locked' FOR UPDATE";
         sqlx::raw_sql(lock).execute(&mut other).await.unwrap();
@@ -447,5 +451,33 @@ mod tests {
         sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
         pooled.wire.raw("ROLLBACK").await.unwrap();
         assert!(shared.hand_over(&mut *pooled.wire, &first).await.unwrap());
+    }
+
+    /// A connection that is borrowed from the caller's pool hands over once.
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn borrowed_connection_hands_over() {
+        use super::super::callers::CallersPool;
+        use super::super::url::SqlUrl;
+        let url = testbed::postgres().database();
+        let here = tokio::runtime::Handle::current();
+        let pool = sqlx::PgPool::connect(&url).await.unwrap();
+        let callers = Some(CallersPool::Postgres(pool, here.clone()));
+        let parsed = SqlUrl { callers, ..SqlUrl::parse(&url).unwrap() };
+        let store = SqlStore::open_parsed(parsed, url, &here).await.unwrap();
+        let mut taken = vec![store.shared.pool.take().await.unwrap()];
+        while !taken.last().is_some_and(|pooled| pooled.wire.is_borrowed()) {
+            taken.push(store.shared.pool.take().await.unwrap());
+        }
+        let mut borrowed = taken.pop().unwrap();
+        taken.into_iter().for_each(|pooled| store.shared.pool.put(pooled));
+        let (first, next) = (mutex("borrowed"), mutex("borrowed"));
+        store.join(&first, Mode::Wait).await.unwrap();
+        store.join(&next, Mode::Wait).await.unwrap();
+        assert!(store.shared.hand_over(&mut *borrowed.wire, &first).await.unwrap());
+        assert!(!store.shared.hand_over(&mut *borrowed.wire, &first).await.unwrap());
+        store.shared.pool.put(borrowed);
+        assert!(store.leave(&next, None).await.unwrap());
+        assert!(!store.leave(&next, None).await.unwrap());
     }
 }

@@ -1,5 +1,4 @@
-//! The statements of a plain turn. The argument for its correctness is in
-//! `plain.rs`.
+//! The statements of a plain turn. The argument for its correctness is in `plain.rs`.
 
 use super::wire::Statement;
 
