@@ -63,8 +63,8 @@ case $what in
 file) one leasehold-file '' ;;
 sqlite | postgres) one "$sql" "$databases leasehold-cli/$what" "$what" ;;
 mysql) one "$sql" "$databases leasehold-cli/mysql" mysql mariadb ;;
-redis) one leasehold-redis 'leasehold-redis/tls leasehold-cli/redis' --skip redlock ;;
-redlock) one leasehold-redis 'leasehold-redis/redlock leasehold-cli/redlock' redlock ;;
+redis) one leasehold-redis 'leasehold-redis/tls leasehold-cli/redis' ;;
+redlock) one leasehold-redlock 'leasehold-cli/redlock' ;;
 zookeeper | etcd) one "leasehold-$what" "leasehold-$what/tls leasehold-cli/$what" ;;
 memcached | nats) one leasehold-cell "leasehold-cell/$what leasehold-cli/$what" "$what" ;;
 s3 | gs | az) one leasehold-cell "leasehold-cell/$what leasehold-cli/$what" "::$what::" objects ;;

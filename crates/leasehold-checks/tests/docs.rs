@@ -310,7 +310,7 @@ fn the_statements_for_other_languages_are_up_to_date() {
 fn page_links_to_all_server_side_code() {
     const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let written = std::fs::read_to_string(format!("{DOCS}/internals/server-code.md")).unwrap();
-    for folder in ["leasehold-redis/src/redis/scripts", "leasehold-redis/src/redlock/scripts"] {
+    for folder in ["leasehold-redis/src/redis/scripts", "leasehold-redlock/src/scripts"] {
         for file in std::fs::read_dir(format!("{CRATES}/{folder}")).unwrap() {
             let name = file.unwrap().file_name();
             let link = format!("](../../crates/{folder}/{})", name.to_str().unwrap());

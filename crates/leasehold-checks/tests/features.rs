@@ -22,7 +22,7 @@ const FEATURES: [(&str, &[&str]); 16] = [
     ("postgres", &["leasehold-sql", "leasehold-transactions"]),
     ("mysql", &["leasehold-sql", "leasehold-transactions"]),
     ("redis", &["leasehold-redis"]),
-    ("redlock", &["leasehold-redis"]),
+    ("redlock", &["leasehold-redis", "leasehold-redlock"]),
     ("zookeeper", &["leasehold-zookeeper"]),
     ("etcd", &["leasehold-etcd"]),
     ("memcached", &["leasehold-cell"]),

@@ -3,7 +3,7 @@
 //! # What is modelled
 //! - *The nodes* are the real [`Node`]. The clients decide by the real [`Round`], [`Tally`] and
 //!   [`recollect`]. Another test compares the scripts with [`Node`]
-//!   (`crates/leasehold-redis/src/redlock/tests.rs`).
+//!   (`crates/leasehold-redlock/src/tests.rs`).
 //! - *The network* delays and reorders messages arbitrarily. A lost message is one that never
 //!   arrives. A client may abandon an attempt at any time and begin another. So answers arrive
 //!   late, and so do requests of attempts that are over.

@@ -101,13 +101,16 @@
 
 mod answer;
 mod cluster;
-pub(crate) mod connection;
+#[doc(hidden)]
+pub mod connection;
 mod doctor;
-pub(crate) mod fault;
+#[doc(hidden)]
+pub mod fault;
 mod follow;
 mod identity;
 mod info;
-pub(crate) mod keys;
+#[doc(hidden)]
+pub mod keys;
 mod probe;
 mod replicas;
 mod request;
@@ -115,7 +118,8 @@ mod sentinel;
 mod servers;
 #[cfg(test)]
 mod tests;
-pub(crate) mod url;
+#[doc(hidden)]
+pub mod url;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -381,7 +381,7 @@ pub mod store {
     pub use leasehold_redis::redis;
     #[cfg(feature = "redlock")]
     #[doc(inline)]
-    pub use leasehold_redis::redlock;
+    pub use leasehold_redlock as redlock;
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     #[doc(inline)]
     pub use leasehold_sql::store as sql;

@@ -51,7 +51,7 @@ stores! {
     "redis": &["redis+", "rediss+", "valkey+", "valkeys+"], leasehold_redis::redis::open;
     "zookeeper": &["zookeeper", "zookeepers"], leasehold_zookeeper::open;
     "etcd": &["etcd", "etcds"], leasehold_etcd::open;
-    "redlock": &["redlock", "redlocks"], leasehold_redis::redlock::open;
+    "redlock": &["redlock", "redlocks"], leasehold_redlock::open;
     "memcached": &["memcached", "memcacheds"], leasehold_cell::memcached::open;
     "nats": &["nats", "natss"], leasehold_cell::nats::open;
     "s3": &["s3"], leasehold_cell::objects::open;

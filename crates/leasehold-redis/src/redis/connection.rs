@@ -11,7 +11,7 @@
 //!   ([`PushListener::interrupted`]) after the new connection has subscribed, because messages in
 //!   between were lost.
 //! - *A reply does not arrive.* The caller's deadline ends the call, not the connection. But if a
-//!   call is abandoned after at least [`SUSPECT`], its connection receives no new calls, because
+//!   call is abandoned after at least one second, its connection receives no new calls, because
 //!   the network may have dropped it silently.
 //! - *The address now belongs to another server.* The new connection is refused ([`Gate`]).
 //! - *A caller's future is dropped.* Its request may be executed, and the reply is discarded when
@@ -58,7 +58,7 @@ const SUSPECT: Duration = Duration::from_secs(1);
 
 /// Check that a new connection leads to the store that this client has used before.
 #[async_trait]
-pub(crate) trait Gate: fmt::Debug + Send + Sync + 'static {
+pub trait Gate: fmt::Debug + Send + Sync + 'static {
     /// Refuses a new connection to `at` that leads to another store. Only the login has been sent
     /// over the connection before.
     async fn admit(&self, connection: &mut MultiplexedConnection, at: &Address) -> RedisResult<()>;
@@ -71,7 +71,7 @@ pub(crate) trait Gate: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Listener for the messages that a server pushes on leasehold's channels.
-pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
+pub trait PushListener: fmt::Debug + Send + Sync + 'static {
     /// Handles a message on one of the channels.
     fn message(&self, text: &[u8]);
     /// Handles a possible loss of messages.
@@ -88,7 +88,7 @@ pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
 }
 
 /// One server, and this client's connections to it.
-pub(crate) struct Node {
+pub struct Node {
     address: Address,
     login: Login,
     client: Client,
@@ -134,31 +134,31 @@ struct Connected {
 
 /// Script that the server runs in one atomic step.
 #[derive(Debug)]
-pub(crate) struct Script {
+pub struct Script {
     code: String,
     hash: String,
 }
 
 impl Script {
-    pub(crate) fn new(code: impl Into<String>) -> Self {
+    pub fn new(code: impl Into<String>) -> Self {
         let code = code.into();
         let hash = redis::Script::new(&code).get_hash().to_owned();
         Self { code, hash }
     }
 
     /// Returns the script with one part of its text replaced.
-    pub(crate) fn with(&self, part: &str, by: &str) -> Self {
+    pub fn with(&self, part: &str, by: &str) -> Self {
         Self::new(self.code.replacen(part, by, 1))
     }
 
     /// Returns a call of the script by its hash with `keys` keys. The caller appends keys and
     /// arguments.
-    pub(crate) fn call(&self, keys: usize) -> Cmd {
+    pub fn call(&self, keys: usize) -> Cmd {
         self.sized_call(keys, 0, 0)
     }
 
     /// Returns a call like `call`, with room for the given numbers of keys, arguments and bytes.
-    pub(crate) fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+    pub fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
         const BEFORE: &str = "EVALSHA";
         let mut cmd =
             Cmd::with_capacity(3 + keys + arguments, BEFORE.len() + self.hash.len() + 4 + bytes);
@@ -167,7 +167,7 @@ impl Script {
     }
 
     /// Returns the same call with the script in full, which the server then caches.
-    pub(crate) fn in_full(&self, call: &Cmd) -> Cmd {
+    pub fn in_full(&self, call: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVAL").arg(&self.code);
         for arg in call.args_iter().skip(2) {
@@ -193,7 +193,7 @@ impl Node {
     ///
     /// # Errors
     /// - [`ErrorKind::Config`]: the certificates of the URL cannot be used.
-    pub(crate) fn new(
+    pub fn new(
         address: Address,
         login: &Login,
         runtime: &Handle,
@@ -213,35 +213,35 @@ impl Node {
         }))
     }
 
-    pub(crate) fn address(&self) -> &Address {
+    pub fn address(&self) -> &Address {
         &self.address
     }
 
     /// Returns whether a call was abandoned without a reply since the server last replied. The
     /// server may have crashed without the network reporting it.
-    pub(crate) fn is_doubtful(&self) -> bool {
+    pub fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }
 
     /// Resets [`is_doubtful`](Self::is_doubtful) until the next call that goes unanswered.
-    pub(crate) fn trust_again(&self) {
+    pub fn trust_again(&self) {
         self.doubtful.store(false, Ordering::Relaxed);
     }
 
     /// Returns the channel for the notifications of claims that the calling runtime sends.
-    pub(crate) fn channel(&self) -> Option<Arc<str>> {
+    pub fn channel(&self) -> Option<Arc<str>> {
         self.link().channel.clone()
     }
 
     /// Returns whether a connection to this server is or was subscribed to a channel.
-    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+    pub fn listens_to(&self, channel: &str) -> bool {
         let ours = self.channel.as_ref().and_then(|c| channel.strip_prefix(&c.name));
         ours.is_some_and(|rest| rest.starts_with(':')) || locked(&self.adopted).contains(channel)
     }
 
     /// Subscribes to the channels of lost connections to other servers, in the background. Then
     /// reports to the listener that messages may have been lost.
-    pub(crate) fn adopt(self: &Arc<Self>, channels: Vec<String>) {
+    pub fn adopt(self: &Arc<Self>, channels: Vec<String>) {
         locked(&self.adopted).extend(channels.iter().cloned());
         let node = self.clone();
         drop(self.runtime.spawn(async move {
@@ -259,7 +259,7 @@ impl Node {
     }
 
     /// Runs one command. If this fails, the command may have been executed.
-    pub(crate) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
+    pub async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
         self.call_noting(cmd, &mut false).await
     }
 
@@ -273,8 +273,7 @@ impl Node {
     /// Runs one command like `call`, unless `over` returns true once the connection is open. Then
     /// returns `None` and sends nothing. There is no await point between this check and the
     /// connection's queue, so a command that is sent later arrives later.
-    #[cfg(feature = "redlock")]
-    pub(crate) async fn call_unless(
+    pub async fn call_unless(
         &self,
         over: impl Fn() -> bool,
         cmd: &Cmd,
@@ -307,14 +306,13 @@ impl Node {
     }
 
     /// Runs a script, and sends it in full if the server does not have it.
-    #[cfg(feature = "redlock")]
-    pub(crate) async fn run(&self, script: &Script, call: &Cmd) -> RedisResult<Value> {
+    pub async fn run(&self, script: &Script, call: &Cmd) -> RedisResult<Value> {
         self.run_noting(script, call, &mut false).await
     }
 
     /// Runs a script, and sends it in full if the server does not have it. Sets `doubt` if the
     /// script may have been executed although no reply arrived.
-    pub(crate) async fn run_noting(
+    pub async fn run_noting(
         &self,
         script: &Script,
         call: &Cmd,
@@ -330,7 +328,7 @@ impl Node {
 
     /// Runs many commands in one batch. Each has its own reply, which may be an error of the
     /// server.
-    pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
+    pub async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
         let sent = self.gate.as_ref().map(|gate| gate.now());
@@ -346,7 +344,7 @@ impl Node {
 
     /// Subscribes to changes of keys with these prefixes, on a separate connection. No prefix may
     /// be a prefix of another one.
-    pub(crate) async fn track(
+    pub async fn track(
         &self,
         prefixes: &[String],
         on_change: impl Fn(&[Value]) + Send + Sync + 'static,
@@ -530,13 +528,13 @@ impl Drop for Attempt {
 
 /// Connection on which the server reports changed keys. Dropping it closes the connection.
 #[derive(Debug)]
-pub(crate) struct Tracking {
+pub struct Tracking {
     _connection: MultiplexedConnection,
     broken: Arc<AtomicBool>,
 }
 
 impl Tracking {
-    pub(crate) fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 }

@@ -8,7 +8,7 @@ use leasehold_core::{Error, ErrorKind};
 /// Reason for a server's refusal. Redis states it in the first word of an error. An error within a
 /// script contains that word at a position that depends on the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// The script is not in the server's cache and has to be sent in full.
     NoScript,
     /// Another node serves the slot, from now on (`Moved`) or for this key only (`Ask`). With
@@ -88,7 +88,7 @@ const PHRASES: &[(&str, Refusal)] = &[
 ];
 
 /// Returns the reason for a refusal, or `None` if the error is not a reply of the server.
-pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
+pub fn refusal(error: &RedisError) -> Option<Refusal> {
     match error.kind() {
         Driver::AuthenticationFailed => return Some(Refusal::WrongPassword),
         Driver::RESP3NotSupported => return Some(Refusal::TooOld),
@@ -106,21 +106,20 @@ pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
 }
 
 /// Returns whether the connection is unusable. The request may have been executed.
-pub(crate) fn is_gone(error: &RedisError) -> bool {
+pub fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
 }
 
 /// Message about a server that is not the one that this client has used.
-pub(crate) const ANOTHER_SERVER: &str = "the URL now leads to another Redis server, which does \
+pub const ANOTHER_SERVER: &str = "the URL now leads to another Redis server, which does \
                                          not have this client's locks";
 /// Message about a node that does not belong to the cluster that this client uses. It follows the
 /// node's address.
-pub(crate) const ANOTHER_CLUSTER: &str =
-    "does not belong to the Redis Cluster that this client uses";
+pub const ANOTHER_CLUSTER: &str = "does not belong to the Redis Cluster that this client uses";
 
 /// Returns the error of a connection that was refused because it leads to another server or
 /// cluster. No request was sent, so another server may be tried.
-pub(crate) fn elsewhere(what: String) -> RedisError {
+pub fn elsewhere(what: String) -> RedisError {
     (Driver::Io, "connected to an unexpected server", what).into()
 }
 
@@ -128,7 +127,7 @@ pub(crate) fn elsewhere(what: String) -> RedisError {
 const OUTDATED: &str = "the password is being changed";
 
 /// Returns the error of a connection whose password is being changed.
-pub(crate) fn outdated() -> RedisError {
+pub fn outdated() -> RedisError {
     (Driver::Io, "the server rejected the password", OUTDATED.to_owned()).into()
 }
 
@@ -148,7 +147,7 @@ fn as_elsewhere(error: &RedisError) -> Option<(&str, &'static str)> {
 }
 
 /// Converts an error of the driver to one of leasehold, with a one-line message and a hint.
-pub(crate) fn explain(error: &RedisError) -> Error {
+pub fn explain(error: &RedisError) -> Error {
     if error.kind() == Driver::Io && error.detail() == Some(OUTDATED) {
         return Password::outdated("the Redis server");
     }
@@ -193,7 +192,7 @@ pub(crate) fn explain(error: &RedisError) -> Error {
 }
 
 /// Returns whether the user lacks access to a key, rather than to a command.
-pub(crate) fn is_about_keys(error: &RedisError) -> bool {
+pub fn is_about_keys(error: &RedisError) -> bool {
     let text = error.detail().unwrap_or_default();
     refusal(error) == Some(Refusal::NoPermission)
         && (text.contains("one of the keys") || text.contains("access a key"))
@@ -208,7 +207,7 @@ fn no_master(error: &RedisError) -> Error {
 }
 
 /// Returns the error of a server that accepted writes before and now rejects them.
-pub(crate) fn demoted(error: &RedisError) -> Error {
+pub fn demoted(error: &RedisError) -> Error {
     let what = "this Redis server was demoted to a replica and rejects writes until the fail-over \
                 is complete";
     let hint = "if it stays a replica, connect to its master, or use \
@@ -345,7 +344,7 @@ fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
 }
 
 /// Returns the server's own message on one line.
-pub(crate) fn shown(error: &RedisError) -> String {
+pub fn shown(error: &RedisError) -> String {
     let text = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),

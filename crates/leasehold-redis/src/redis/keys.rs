@@ -147,7 +147,7 @@ impl Keyspace {
 }
 
 /// Escapes the characters that have a special meaning in a pattern of SCAN.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
@@ -159,7 +159,7 @@ pub(crate) fn escaped(text: &str) -> String {
 }
 
 /// Returns the slot of a key, as Redis Cluster computes it.
-pub(crate) fn slot(key: &[u8]) -> u16 {
+pub fn slot(key: &[u8]) -> u16 {
     let hashed = match key.iter().position(|b| *b == b'{') {
         None => key,
         Some(open) => {

@@ -11,11 +11,11 @@ use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Default port of Redis.
-pub(crate) const PORT: u16 = 6379;
+pub const PORT: u16 = 6379;
 /// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26_379;
 /// Prefix of leasehold's own keys and channels, other than the locks' main keys.
-pub(crate) const RESERVED: &str = "leasehold:";
+pub const RESERVED: &str = "leasehold:";
 /// Maximum length of the prefix of lock names.
 const MAX_PREFIX: usize = 100;
 /// The words of error messages about TLS.
@@ -28,14 +28,14 @@ const TLS: TlsWords = TlsWords {
 
 /// Address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Address {
+pub enum Address {
     Tcp(String, u16),
     Unix(PathBuf),
 }
 
 impl Address {
     /// Parses an address that a server returned for another server.
-    pub(crate) fn reported(host: &str, port: &str) -> Option<Self> {
+    pub fn reported(host: &str, port: &str) -> Option<Self> {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let strange = |c: char| c.is_control() || c.is_whitespace();
         let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -55,11 +55,11 @@ impl fmt::Display for Address {
 
 /// Credentials, database and TLS settings for any server of the store.
 #[derive(Clone, Default)]
-pub(crate) struct Login {
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<Password>,
-    pub(crate) db: i64,
-    pub(crate) tls: Option<Tls>,
+pub struct Login {
+    pub user: Option<String>,
+    pub password: Option<Password>,
+    pub db: i64,
+    pub tls: Option<Tls>,
 }
 
 impl fmt::Debug for Login {
@@ -73,7 +73,7 @@ impl fmt::Debug for Login {
 
 /// Servers that form the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Deployment {
+pub enum Deployment {
     Single(Address),
     /// The server that the sentinels report as the master with this name.
     Sentinel {
@@ -86,7 +86,7 @@ pub(crate) enum Deployment {
 
 /// Action when fewer replicas than requested have a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shortfall {
+pub enum Shortfall {
     /// The lock is released, and the caller gets an error.
     Refuse,
     /// The lock is held anyway.
@@ -96,24 +96,24 @@ pub(crate) enum Shortfall {
 /// Setting `replicas=N`: how many replicas must have a grant, within which time, and what happens
 /// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Replicas {
-    pub(crate) count: u32,
-    pub(crate) within: Duration,
-    pub(crate) short: Shortfall,
+pub struct Replicas {
+    pub count: u32,
+    pub within: Duration,
+    pub short: Shortfall,
 }
 
 /// Parsed URL.
 #[derive(Clone, Debug)]
-pub(crate) struct RedisUrl {
-    pub(crate) deployment: Deployment,
-    pub(crate) login: Login,
+pub struct RedisUrl {
+    pub deployment: Deployment,
+    pub login: Login,
     /// Credentials for the sentinels, which have their own users.
-    pub(crate) sentinel_login: Login,
+    pub sentinel_login: Login,
     /// Prefix of the main keys, before the lock's name.
-    pub(crate) prefix: String,
-    pub(crate) replicas: Option<Replicas>,
+    pub prefix: String,
+    pub replicas: Option<Replicas>,
     /// Time after a server's start during which it grants no locks.
-    pub(crate) restart_delay: Duration,
+    pub restart_delay: Duration,
 }
 
 fn refused<T>(what: impl Into<String>, hint: &str) -> Result<T> {
@@ -121,7 +121,7 @@ fn refused<T>(what: impl Into<String>, hint: &str) -> Result<T> {
 }
 
 /// Parses a URL into its parts and the credentials in them.
-pub(crate) fn parts(url: &str, port: u16, encrypted: bool) -> Result<(UrlParts, Login)> {
+pub fn parts(url: &str, port: u16, encrypted: bool) -> Result<(UrlParts, Login)> {
     let mut parts = UrlParts::parse(url, "redis://host:port/", port)?;
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (user, password) = (given(parts.user.take()), given(parts.password.take()));
@@ -131,12 +131,12 @@ pub(crate) fn parts(url: &str, port: u16, encrypted: bool) -> Result<(UrlParts, 
 }
 
 /// Converts hosts to addresses.
-pub(crate) fn addresses(hosts: Vec<Host>) -> Vec<Address> {
+pub fn addresses(hosts: Vec<Host>) -> Vec<Address> {
     hosts.into_iter().map(|host| Address::Tcp(host.name, host.port)).collect()
 }
 
 /// Takes the prefix of lock names from the parameters.
-pub(crate) fn prefix(parts: &mut UrlParts) -> Result<String> {
+pub fn prefix(parts: &mut UrlParts) -> Result<String> {
     let prefix = parts.take("prefix").unwrap_or_default();
     if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
         return refused(
@@ -154,7 +154,7 @@ pub(crate) fn prefix(parts: &mut UrlParts) -> Result<String> {
 }
 
 impl RedisUrl {
-    pub(crate) fn parse(url: &str) -> Result<Self> {
+    pub fn parse(url: &str) -> Result<Self> {
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
         let (scheme, is_cluster, is_sentinel) = match scheme.split_once('+') {
             Some((scheme, "cluster")) => (scheme, true, false),
@@ -277,7 +277,7 @@ fn replicas(parts: &mut UrlParts) -> Result<Option<Replicas>> {
     Ok(Some(Replicas { count, within, short }))
 }
 
-pub(crate) fn database(text: &str) -> Result<i64> {
+pub fn database(text: &str) -> Result<i64> {
     let text = text.trim_matches('/');
     if text.is_empty() {
         return Ok(0);

@@ -1,5 +1,4 @@
-//! All tests of the stores on Redis, Valkey and Redlock. They are one program, so that their waits
-//! overlap.
+//! All tests of the stores on Redis and Valkey. They are one program, so that their waits overlap.
 //!
 //! A test that breaks a server starts its own. All other tests share one server of each kind
 //! (`testbed`).
@@ -19,11 +18,3 @@ mod redis_leases;
 mod redis_queue;
 mod redis_replicas;
 mod redis_requests;
-mod redlock_access;
-mod redlock_common;
-mod redlock_conformance;
-mod redlock_foreign;
-mod redlock_leases;
-mod redlock_members;
-mod redlock_queue;
-mod redlock_requests;

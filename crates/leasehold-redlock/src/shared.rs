@@ -8,8 +8,8 @@ use tokio::runtime::Handle;
 use super::claims::Claims;
 use super::node::{MEMORY_KEY, Node};
 use super::scripts::Scripts;
-use crate::redis::url::RESERVED;
 use leasehold_core::{Claim, Error, ErrorKind, Kind, Name, Result};
+use leasehold_redis::redis::url::RESERVED;
 
 /// State that the tasks of all calls share.
 #[derive(Debug)]

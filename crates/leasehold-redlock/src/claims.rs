@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::round::majority;
-use crate::redis::connection::PushListener;
 use leasehold_core::{Claim, ClaimId, Clock, Moment, Token};
+use leasehold_redis::redis::connection::PushListener;
 
 /// One claim of this client.
 #[derive(Debug)]

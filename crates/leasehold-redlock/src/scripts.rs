@@ -85,7 +85,7 @@
 
 use redis::Value;
 
-use crate::redis::connection::Script;
+use leasehold_redis::redis::connection::Script;
 
 /// Milliseconds by which the record outlives the lock.
 pub(super) const MEMORY: u64 = 120_000;

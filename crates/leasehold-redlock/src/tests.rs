@@ -77,7 +77,7 @@ impl Bench {
         })
     }
 
-    fn first(&self, script: &crate::redis::connection::Script, call: &redis::Cmd) -> i64 {
+    fn first(&self, script: &leasehold_redis::redis::connection::Script, call: &redis::Cmd) -> i64 {
         let mut answer: Elements = self.runtime.block_on(self.node.ask(script, call)).unwrap();
         answer.number().unwrap()
     }

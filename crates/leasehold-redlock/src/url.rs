@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::redis::url::{Address, Login, PORT, addresses, database, parts, prefix};
 use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_redis::redis::url::{Address, Login, PORT, addresses, database, parts, prefix};
 
 /// Hint with the form of the URL.
 const FORM: &str = "use redlock://host1,host2,host3,host4,host5";

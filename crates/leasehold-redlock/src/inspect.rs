@@ -11,9 +11,9 @@ use super::node::Trouble;
 use super::round::majority;
 use super::scripts::{self, Elements};
 use super::shared::Shared;
-use crate::redis::keys::escaped;
 use leasehold_core::store::{ClaimInfo, ClaimState, Evict, LockInfo};
 use leasehold_core::{Holder, Kind, Name, Result, Token};
+use leasehold_redis::redis::keys::escaped;
 
 /// Number of waiters that one script call reads, and maximum number of waiters shown.
 const PAGE: u64 = 500;

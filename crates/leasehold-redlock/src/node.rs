@@ -23,11 +23,11 @@ use super::claims::{Claims, NodePushListener};
 use super::round::Known;
 use super::scripts::{self, Elements, Scripts};
 use super::url::RedlockUrl;
-use crate::redis::connection::{Node as Connection, Script};
-use crate::redis::fault;
-use crate::redis::fault::Refusal;
-use crate::redis::url::Address;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
+use leasehold_redis::redis::connection::{Node as Connection, Script};
+use leasehold_redis::redis::fault;
+use leasehold_redis::redis::fault::Refusal;
+use leasehold_redis::redis::url::Address;
 
 /// Key of a node's memory.
 pub(super) const MEMORY_KEY: &str = "leasehold:redlock";

@@ -129,7 +129,7 @@ fn no_vote(what: &str, trouble: &Trouble) -> Finding {
     let why = "without its vote, fewer further failures are tolerated";
     let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica | Trouble::HasReplicas(_))
         || matches!(trouble, Trouble::Failed(e)
-            if crate::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
+            if leasehold_redis::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
     let restart = "start it, or replace it with another server in every client's URL";
     match broken {
         true => {

@@ -56,6 +56,8 @@
 //!
 //! No client can detect two servers that use one name at the same time, each for some of the
 //! clients. A fail-over causes exactly that, so a server that has a replica has no vote.
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -89,6 +91,9 @@ mod shared;
 mod tests;
 mod token_restore;
 mod url;
+#[cfg(test)]
+#[path = "../../leasehold-redis/src/values.rs"]
+mod values;
 
 use attempt::{Busy, Outcome};
 use claims::{Claims, Entry, Held, random};
