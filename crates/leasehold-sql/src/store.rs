@@ -69,12 +69,12 @@
 //!   (`store/listening_connection.rs`). After a period of silence, the client checks that the
 //!   connection still works. Up to PostgreSQL 18, a notification wakes all listening sessions of
 //!   the database, and the server runs a transaction in each of them. Clients far from the front
-//!   therefore do not listen and poll their positions (`store/positions.rs`).
+//!   therefore do not listen and poll their positions (`store/postgres/positions.rs`).
 //! - **MySQL.** The granting client ends the sleep of the waiting client's session, also directly
-//!   after the transaction (`store/wake.rs`).
+//!   after the transaction (`store/mysql/wake.rs`).
 //! - **SQLite.** The granting client writes to the waiting client's notification FIFO next to the
-//!   database file (`store/notify_fifo.rs`). Each client also polls occasionally for grants that
-//!   were not notified (`store/listen.rs`).
+//!   database file (`store/sqlite/notify_fifo.rs`). Each client also polls occasionally for grants that
+//!   were not notified (`store/sqlite/listen.rs`).
 //! - **Otherwise** one task of the client polls for all its waiters with one statement. This
 //!   applies to PostgreSQL behind a pooler and to SQLite where no file can be created. It also
 //!   applies when the server has no room for a connection that listens or sleeps.
@@ -103,18 +103,12 @@
 //! is never used.
 
 mod background;
-#[cfg(feature = "postgres")]
-mod borrowed;
 mod call;
 mod callers;
 mod callers_pool;
 mod contention_hints;
 mod doctor;
-#[cfg(feature = "postgres")]
-mod elsewhere;
 mod fault;
-#[cfg(feature = "postgres")]
-mod hosts;
 mod identity;
 mod in_flight_joins;
 mod in_flight_leaves;
@@ -123,13 +117,9 @@ mod limits;
 mod listening_connection;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod message;
-#[cfg(feature = "postgres")]
-mod place;
 mod plain;
 mod plain_words;
 mod pool;
-#[cfg(feature = "postgres")]
-mod positions;
 mod promises;
 mod queue_snapshot;
 mod renew;
@@ -146,24 +136,12 @@ mod url;
 mod version;
 mod wire;
 
-#[cfg(feature = "sqlite")]
-mod listen;
-#[cfg(feature = "sqlite")]
-mod located;
 #[cfg(feature = "mysql")]
 mod mysql;
-#[cfg(feature = "sqlite")]
-mod notify_fifo;
-#[cfg(feature = "mysql")]
-mod plain_mysql;
-#[cfg(feature = "postgres")]
-mod plain_postgres;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-#[cfg(feature = "mysql")]
-mod wake;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -175,8 +153,6 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-#[cfg(feature = "postgres")]
-use self::borrowed::BorrowedPool;
 use self::call::ReleaseHint;
 #[cfg(feature = "postgres")]
 use self::callers::CallersPool;
@@ -187,6 +163,8 @@ use self::in_flight_joins::InFlightJoins;
 use self::in_flight_leaves::Leave;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
+#[cfg(feature = "postgres")]
+use self::postgres::borrowed::BorrowedPool;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use self::seen_names::SeenNames;
 use self::shared::Shared;
@@ -315,7 +293,7 @@ impl SqlStore {
             waiters: Arc::default(),
             joins: InFlightJoins::default(),
             #[cfg(feature = "postgres")]
-            positions: positions::Positions::default(),
+            positions: postgres::positions::Positions::default(),
             leaves: Arc::default(),
             contention_hints: ContentionHints::default(),
             #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -351,7 +329,7 @@ impl SqlStore {
         }
         #[cfg(feature = "mysql")]
         if url.dialect == Dialect::MySql {
-            tasks.push(runtime.spawn(wake::sleep(connect, shared.clone())).abort_handle());
+            tasks.push(runtime.spawn(mysql::wake::sleep(connect, shared.clone())).abort_handle());
         }
         #[cfg(feature = "sqlite")]
         if let Some(notify_fifos) = notify_fifos {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::limits::LIMIT;
 use super::pool::Pool;
 #[cfg(feature = "postgres")]
-use super::positions::Need;
+use super::postgres::positions::Need;
 use super::rows::Cells;
 use super::shared::Shared;
 use super::statements::PAGE;

@@ -168,7 +168,7 @@ impl From<sqlx::Error> for Failure {
         };
         let code = code_of(&error).unwrap_or_default();
         #[cfg(feature = "postgres")]
-        if let Some(what) = super::elsewhere::elsewhere(&code, &error.to_string()) {
+        if let Some(what) = super::postgres::elsewhere::elsewhere(&code, &error.to_string()) {
             return Self::Changed(Error::new(ErrorKind::Unreachable, what));
         }
         match &error {

@@ -1,5 +1,8 @@
 //! The connection to MySQL and MariaDB with InnoDB.
 
+mod plain;
+pub(super) mod wake;
+
 use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

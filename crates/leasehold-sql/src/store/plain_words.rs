@@ -2,7 +2,7 @@
 
 use super::wire::Statement;
 
-/// The statements of a plain turn (`plain_postgres.rs`, `plain_mysql.rs`).
+/// The statements of a plain turn (`postgres/plain.rs`, `mysql/plain.rs`).
 #[derive(Debug)]
 pub(super) struct Plain {
     /// Locks the lock's row. Argument: name.

@@ -18,7 +18,7 @@
 //!
 //! Connections that were idle for a while are closed, except the last one, because other clients
 //! may need the room. If the caller has a pool, calls that find our connections busy borrow from
-//! that pool (`borrowed.rs`). In this case, the client opens no more connections than renewals
+//! that pool (`postgres/borrowed.rs`). In this case, the client opens no more connections than renewals
 //! need.
 //!
 //! A call that is dropped while it waits here has taken nothing. A call that is dropped while it

@@ -18,6 +18,13 @@
 //! - *A lost, late or duplicate notification* is harmless. A heartbeat finds the grant if its
 //!   notification was lost, and a duplicate only names a grant that is known.
 
+pub(super) mod borrowed;
+pub(super) mod elsewhere;
+mod hosts;
+mod place;
+pub(super) mod plain;
+pub(super) mod positions;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::pin::pin;
@@ -33,14 +40,14 @@ use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::borrowed::Borrowed;
+use self::borrowed::Borrowed;
+use self::hosts::{Hosts, Server};
+use self::place::Place;
+use self::positions::Need;
 use super::callers::CallersPool;
 use super::fault::{self, Failure};
-use super::hosts::{Hosts, Server};
 use super::listening_connection::ListenResult;
 use super::message::{self, Message};
-use super::place::{self, Place};
-use super::positions::Need;
 use super::shared::Shared;
 use super::url::SqlUrl;
 use super::wire::{Arg, Cell, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
@@ -546,7 +553,7 @@ pub(super) async fn listen(postgres: Arc<Postgres>, shared: Arc<Shared>) {
     }
 }
 
-/// Listens while a waiter is near the front of a queue, and polls otherwise (`positions.rs`). Ends
+/// Listens while a waiter is near the front of a queue, and polls otherwise (`postgres/positions.rs`). Ends
 /// once the connection is lost.
 async fn listen_or_poll(shared: &Shared) {
     let (listening, waiters) = (shared.pool.listening(), &shared.waiters);

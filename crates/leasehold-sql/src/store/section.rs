@@ -136,7 +136,7 @@ impl Shared {
             #[cfg(feature = "mysql")]
             Dialect::MySql => {
                 let sessions: BTreeSet<&str> = elsewhere().map(|(_, _, s)| s.as_str()).collect();
-                sessions.into_iter().filter_map(super::wake::waking).collect()
+                sessions.into_iter().filter_map(super::mysql::wake::waking).collect()
             }
         }
     }

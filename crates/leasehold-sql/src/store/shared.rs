@@ -9,13 +9,13 @@ use tokio::sync::{Semaphore, watch};
 use super::contention_hints::ContentionHints;
 use super::in_flight_joins::InFlightJoins;
 use super::in_flight_leaves::InFlightLeaves;
-#[cfg(feature = "sqlite")]
-use super::notify_fifo::NotifyFifos;
 use super::pool::Pool;
 #[cfg(feature = "postgres")]
-use super::positions::Positions;
+use super::postgres::positions::Positions;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use super::seen_names::SeenNames;
+#[cfg(feature = "sqlite")]
+use super::sqlite::notify_fifo::NotifyFifos;
 use super::statements::Statements;
 use super::url::Dialect;
 use leasehold_core::kit::Waiters;

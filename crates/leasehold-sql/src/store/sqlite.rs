@@ -6,6 +6,10 @@
 //! warning is reported. A file on a network file system is refused, because SQLite's locks do not
 //! exclude other machines there.
 
+mod listen;
+mod located;
+pub(super) mod notify_fifo;
+
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -16,9 +20,9 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions, Row};
 
+use self::located::{Checked, Located, not_mounted_alone};
+use self::notify_fifo::NotifyFifos;
 use super::fault;
-use super::located::{Checked, Located, not_mounted_alone};
-use super::notify_fifo::NotifyFifos;
 use super::rows;
 use super::schema;
 use super::url::{SqlUrl, Synchronous};

@@ -15,7 +15,7 @@ pub(super) const FRONT_LIMIT: usize = 16;
 pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
 /// The session limits for each transaction behind a pooler, where the session is not ours. They are
-/// sent with BEGIN ([`Place::begin`](super::place::Place::begin)), so they cost no round trip.
+/// sent with BEGIN ([`Place::begin`](super::postgres::place::Place::begin)), so they cost no round trip.
 #[cfg(feature = "postgres")]
 pub(super) const LIMITS_POOLED: &str =
     "SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";

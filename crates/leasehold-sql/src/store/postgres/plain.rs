@@ -1,13 +1,13 @@
 //! The SQL of a plain turn on PostgreSQL. The argument for its correctness is in `plain.rs`.
 
-use super::plain_words::Plain;
-use super::session::LISTENS;
-use super::wire::Statement;
+use crate::store::plain_words::Plain;
+use crate::store::session::LISTENS;
+use crate::store::wire::Statement;
 
 impl Plain {
     /// Creates the statements. `write` translates a statement for the database. `front` is the
     /// number of claims in the front.
-    pub(super) fn of_postgres(
+    pub(in crate::store) fn of_postgres(
         front: usize,
         write: impl Fn(&'static str, &str) -> Statement,
     ) -> Self {

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::background::POLL;
 use super::notify_fifo::{Notifications, NotifyFifo, NotifyFifos};
-use super::shared::Shared;
+use crate::store::background::POLL;
+use crate::store::shared::Shared;
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Token};
 
@@ -28,7 +28,7 @@ const SELDOM: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// Notifies this client's waiters of their grants. Never returns.
-    pub(super) async fn listen(self: Arc<Self>, notify_fifos: Arc<NotifyFifos>) {
+    pub(in crate::store) async fn listen(self: Arc<Self>, notify_fifos: Arc<NotifyFifos>) {
         let mut fifo: Option<NotifyFifo> = None;
         let mut pauses = PollPauses { pause: POLL[0], is_notified: true };
         let mut next = pin!(sleep(Duration::ZERO));
@@ -77,7 +77,7 @@ impl Shared {
     }
 
     /// Notifies another client that one of its claims was granted.
-    pub(super) fn notify_grant(&self, session: &str, id: ClaimId, token: Token) {
+    pub(in crate::store) fn notify_grant(&self, session: &str, id: ClaimId, token: Token) {
         if let Some(notify_fifos) = self.notify_fifos.as_ref().filter(|_| session != self.session) {
             notify_fifos.notify(session, id, token);
         }
@@ -85,7 +85,7 @@ impl Shared {
 
     /// Notifies the clients of these claims that the claims were evicted. The message is only a
     /// hint. If it is lost, the holder finds out at its next renewal.
-    pub(super) async fn notify_evicted(&self, evicted: Vec<ClaimId>) {
+    pub(in crate::store) async fn notify_evicted(&self, evicted: Vec<ClaimId>) {
         let Some(notify_fifos) = self.notify_fifos.clone() else { return };
         // On a separate thread, because the directory may be large.
         let _ = tokio::task::spawn_blocking(move || notify_fifos.notify_evicted(&evicted)).await;

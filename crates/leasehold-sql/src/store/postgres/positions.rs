@@ -57,14 +57,14 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 /// The positions of a client's waiting claims.
 #[derive(Debug, Default)]
-pub(super) struct Positions {
+pub(in crate::store) struct Positions {
     all: Mutex<HashMap<ClaimId, Position>>,
     changed: Notify,
 }
 
 /// The action that the waiting claims need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(in crate::store) enum Need {
     /// No claim waits.
     Nothing,
     /// A claim is near the front.
@@ -87,7 +87,7 @@ struct Position {
 
 impl Positions {
     /// Adds a claim that is about to join. Call it after the claim was added to the waiters.
-    pub(super) fn add(&self, claim: &Claim) {
+    pub(in crate::store) fn add(&self, claim: &Claim) {
         let slots = (claim.capacity / claim.weight.max(1)).max(1);
         let position = || Position {
             name: claim.name.clone(),
@@ -102,7 +102,7 @@ impl Positions {
     }
 
     /// Notes how many claims are ahead of this one.
-    pub(super) fn note(&self, id: ClaimId, ahead: usize) {
+    pub(in crate::store) fn note(&self, id: ClaimId, ahead: usize) {
         if let Some(position) = locked(&self.all).get_mut(&id) {
             position.note(ahead, Instant::now());
             self.changed.notify_one();
@@ -111,7 +111,7 @@ impl Positions {
 
     /// Notes the answer to a poll: the positions of the first few claims of each lock. This
     /// client's other claims on that lock are further back.
-    pub(super) fn polled(&self, found: &[(ClaimId, usize)]) {
+    pub(in crate::store) fn polled(&self, found: &[(ClaimId, usize)]) {
         let (found, now): (HashMap<_, _>, _) = (found.iter().copied().collect(), Instant::now());
         let mut all = locked(&self.all);
         let mut last: HashMap<Name, usize> = HashMap::new();
@@ -132,7 +132,7 @@ impl Positions {
 
     /// Returns what the claims that still wait need, and forgets the others. A client that
     /// `listens` continues to listen until it knows that all its claims are far from the front.
-    pub(super) fn need(&self, listens: bool, waits: impl Fn(ClaimId) -> bool) -> Need {
+    pub(in crate::store) fn need(&self, listens: bool, waits: impl Fn(ClaimId) -> bool) -> Need {
         let mut all = locked(&self.all);
         all.retain(|id, _| waits(*id));
         if all.values().any(|position| position.is_near().unwrap_or(listens)) {
@@ -143,7 +143,7 @@ impl Positions {
     }
 
     /// Waits until a claim was added or a position was noted since the last call.
-    pub(super) async fn changed(&self) {
+    pub(in crate::store) async fn changed(&self) {
         self.changed.notified().await;
     }
 }

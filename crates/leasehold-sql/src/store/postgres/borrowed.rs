@@ -20,12 +20,12 @@ use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::limits::SLOW;
-use super::wire::{Connect, Wire};
+use crate::store::limits::SLOW;
+use crate::store::wire::{Connect, Wire};
 
 /// A borrowed connection. When dropped, it is returned to the pool if it was marked as clean, and
 /// closed otherwise.
-pub(super) struct Borrowed<DB: Database> {
+pub(in crate::store) struct Borrowed<DB: Database> {
     /// `Some` until this value is dropped or the connection is detached.
     connection: Option<PoolConnection<DB>>,
     /// The runtime of the pool.
@@ -35,17 +35,17 @@ pub(super) struct Borrowed<DB: Database> {
 
 impl<DB: Database> Borrowed<DB> {
     /// Returns the connection, to send statements on it.
-    pub(super) fn connection(&mut self) -> sqlx::Result<&mut DB::Connection> {
+    pub(in crate::store) fn connection(&mut self) -> sqlx::Result<&mut DB::Connection> {
         self.connection.as_deref_mut().ok_or(sqlx::Error::PoolClosed)
     }
 
     /// Marks the connection as clean, because no operation is in progress on it.
-    pub(super) fn is_clean(&mut self) {
+    pub(in crate::store) fn is_clean(&mut self) {
         self.is_clean = true;
     }
 
     /// Removes the connection from the pool and returns it.
-    pub(super) fn detached(mut self) -> sqlx::Result<DB::Connection> {
+    pub(in crate::store) fn detached(mut self) -> sqlx::Result<DB::Connection> {
         let runtime = self.runtime.clone();
         let _there = runtime.enter();
         self.connection.take().map(PoolConnection::detach).ok_or(sqlx::Error::PoolClosed)
@@ -65,7 +65,7 @@ impl<DB: Database> Drop for Borrowed<DB> {
 }
 
 /// A pool of the caller that lends its connections.
-pub(super) struct BorrowedPool<DB: Database> {
+pub(in crate::store) struct BorrowedPool<DB: Database> {
     pool: Pool<DB>,
     /// The runtime of the pool's owner.
     runtime: Handle,
@@ -74,10 +74,11 @@ pub(super) struct BorrowedPool<DB: Database> {
 }
 
 /// A function that creates the `Wire` for a borrowed connection.
-pub(super) type Speak<DB> = Box<dyn Fn(Borrowed<DB>) -> sqlx::Result<Box<dyn Wire>> + Send + Sync>;
+pub(in crate::store) type Speak<DB> =
+    Box<dyn Fn(Borrowed<DB>) -> sqlx::Result<Box<dyn Wire>> + Send + Sync>;
 
 impl<DB: Database> BorrowedPool<DB> {
-    pub(super) fn new(pool: Pool<DB>, runtime: Handle, wire: Speak<DB>) -> Self {
+    pub(in crate::store) fn new(pool: Pool<DB>, runtime: Handle, wire: Speak<DB>) -> Self {
         Self { pool, runtime, wire }
     }
 }

@@ -9,14 +9,17 @@
 //! A claim that is known to hold is the first in the queue, because a mutex has only one holder,
 //! and no waiter is ahead of a holder.
 
-use super::plain_words::Plain;
-use super::session::SLEEPS;
-use super::wire::Statement;
+use crate::store::plain_words::Plain;
+use crate::store::session::SLEEPS;
+use crate::store::wire::Statement;
 
 impl Plain {
     /// Creates the statements. `write` translates a statement for the database. `front` is the
     /// number of claims in the front.
-    pub(super) fn of_mysql(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> Self {
+    pub(in crate::store) fn of_mysql(
+        front: usize,
+        write: impl Fn(&'static str, &str) -> Statement,
+    ) -> Self {
         Self {
             lock: write("", LOCK),
             stand: write("iii", &stand(front)),

@@ -13,21 +13,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::fault;
-use super::limits::LOGIN;
+use crate::store::fault;
+use crate::store::limits::LOGIN;
 use leasehold_core::kit::{Addresses, Host};
 
 /// One database host and its addresses.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(in crate::store) struct Server {
     /// The host, or `None` if the URL has only one. In that case, the driver's options name it.
-    pub(super) host: Option<Host>,
-    pub(super) addresses: Addresses,
+    pub(in crate::store) host: Option<Host>,
+    pub(in crate::store) addresses: Addresses,
 }
 
 /// The hosts of a URL.
 #[derive(Debug)]
-pub(super) struct Hosts {
+pub(in crate::store) struct Hosts {
     all: Vec<Arc<Server>>,
     /// The index of the host that served last.
     last: AtomicUsize,
@@ -35,7 +35,7 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// Creates the list of hosts from the URL. If the URL lists none, there is one unnamed host.
-    pub(super) fn new(listed: &[Host]) -> Self {
+    pub(in crate::store) fn new(listed: &[Host]) -> Self {
         let server =
             |host: Option<Host>| Arc::new(Server { host, addresses: Addresses::new(LOGIN) });
         let mut all: Vec<_> = listed.iter().cloned().map(|host| server(Some(host))).collect();
@@ -46,12 +46,15 @@ impl Hosts {
     }
 
     /// Returns the host that served last.
-    pub(super) fn last(&self) -> &Server {
+    pub(in crate::store) fn last(&self) -> &Server {
         &self.all[self.last.load(Ordering::SeqCst)]
     }
 
     /// Connects with `connect`, which fails for a host that is not the primary.
-    pub(super) async fn connect<C, F>(&self, connect: impl Fn(Arc<Server>) -> F) -> sqlx::Result<C>
+    pub(in crate::store) async fn connect<C, F>(
+        &self,
+        connect: impl Fn(Arc<Server>) -> F,
+    ) -> sqlx::Result<C>
     where
         C: Send + 'static,
         F: Future<Output = sqlx::Result<C>> + Send + 'static,

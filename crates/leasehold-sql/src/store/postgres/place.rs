@@ -36,10 +36,10 @@ use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
 
 use super::elsewhere::{ELSEWHERE, OTHER};
-use super::fault;
-use super::statements::LIMITS_POOLED;
-use super::url::SqlUrl;
-use super::version;
+use crate::store::fault;
+use crate::store::statements::LIMITS_POOLED;
+use crate::store::url::SqlUrl;
+use crate::store::version;
 use leasehold_core::{Error, ErrorKind};
 
 /// The search path that finds only the server's own objects.
@@ -47,9 +47,9 @@ const PIN: &str = "search_path = pg_catalog, pg_temp";
 
 /// The location of a store's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(in crate::store) struct Place {
     /// The schema's name, as written in SQL.
-    pub(super) schema: String,
+    pub(in crate::store) schema: String,
     /// The cluster and the database, if this role may read them.
     identity: Option<Identity>,
     /// The role's setting of `synchronous_commit`.
@@ -90,7 +90,7 @@ fn pinned(is_ours: bool, sql: &str) -> String {
 /// Sets the search path of a new connection, and refuses a connection that leads to another
 /// database. `known` is the location that an earlier connection has found. Without it, this
 /// connection finds the tables.
-pub(super) async fn arrive(
+pub(in crate::store) async fn arrive(
     connection: &mut PgConnection,
     url: &SqlUrl,
     known: Option<&Place>,
@@ -280,7 +280,7 @@ fn is_plain(name: &str) -> bool {
 impl Place {
     /// Returns the SQL that begins a transaction on a session that is not ours. In that
     /// transaction, bare names find only the server's own objects. The SQL fails on another server.
-    pub(super) fn begin(&self, is_borrowed: bool) -> String {
+    pub(in crate::store) fn begin(&self, is_borrowed: bool) -> String {
         let mut begin =
             format!("BEGIN ISOLATION LEVEL READ COMMITTED; {LIMITS_POOLED}; SET LOCAL {PIN}");
         // Borrowed sessions must commit as durably as the guarantees state.

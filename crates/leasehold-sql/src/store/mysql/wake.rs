@@ -34,14 +34,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::fault;
-use super::limits::SLOW;
-use super::rows::Cells;
-use super::session::SLEEPS;
-use super::shared::Shared;
-use super::statements::Statements;
-use super::version;
-use super::wire::{Arg, Cell, Connect, Row, Statement, Step, Wire};
+use crate::store::fault;
+use crate::store::limits::SLOW;
+use crate::store::rows::Cells;
+use crate::store::session::SLEEPS;
+use crate::store::shared::Shared;
+use crate::store::statements::Statements;
+use crate::store::version;
+use crate::store::wire::{Arg, Cell, Connect, Row, Statement, Step, Wire};
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Token};
 
@@ -61,7 +61,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// Returns the statement that wakes a session, if its name consists only of letters, digits and `_`
 /// and has the prefix [`SLEEPS`].
-pub(super) fn waking(session: &str) -> Option<String> {
+pub(in crate::store) fn waking(session: &str) -> Option<String> {
     let is_plain = session.len() <= 64
         && session.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         && session.starts_with(SLEEPS);
@@ -69,7 +69,7 @@ pub(super) fn waking(session: &str) -> Option<String> {
 }
 
 /// Runs the connection that sleeps at the server while claims of this client wait. Never returns.
-pub(super) async fn sleep(connect: Arc<dyn Connect>, shared: Arc<Shared>) {
+pub(in crate::store) async fn sleep(connect: Arc<dyn Connect>, shared: Arc<Shared>) {
     loop {
         while shared.waiters.count() == 0 {
             shared.waiters.more().await;
@@ -258,9 +258,9 @@ fn has_room(answers: &[i64]) -> bool {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::SqlStore;
-    use super::super::url::SqlUrl;
     use super::*;
+    use crate::store::SqlStore;
+    use crate::store::url::SqlUrl;
     use leasehold_core::store::{Mode, Store};
     use leasehold_core::{Claim, Kind, Name};
 
@@ -284,7 +284,7 @@ mod tests {
         let (holds, waits) = (holds.unwrap(), waits.unwrap());
         // The test sleeps instead of the client's task.
         waits.tasks.iter().for_each(|task| task.abort());
-        let connect = super::super::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
+        let connect = crate::store::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
         let mut query = BlockedQuery::begin(&connect, &waits.shared).await.unwrap().expect("room");
         let claim = || Claim::new(Name::new("popular").unwrap(), Kind::Mutex, 1, 1).unwrap();
         for is_early in [false, true, false] {
@@ -325,14 +325,14 @@ mod tests {
     /// for two seconds each time that two wake-ups collide.)
     async fn nobody_is_held_up_by_who_is_woken(url: &str) {
         let here = tokio::runtime::Handle::current();
-        let connect = super::super::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
+        let connect = crate::store::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
         let (mut sleeping, mut sessions) = (tokio::task::JoinSet::new(), Vec::new());
         let lost = Arc::new(AtomicUsize::new(0));
         for _ in 0..16 {
             let store = SqlStore::open(url, &here).await.unwrap();
             store.tasks.iter().for_each(|task| task.abort());
             sessions.push(waking(&store.shared.session).expect("the session has no name"));
-            let connect = super::super::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
+            let connect = crate::store::mysql::MySql::new(&SqlUrl::parse(url).unwrap()).unwrap();
             let lost = lost.clone();
             sleeping.spawn(async move {
                 loop {

@@ -66,7 +66,7 @@ const YOUNG: Duration = Duration::from_secs(60);
 
 /// The FIFOs of all clients of one database file.
 #[derive(Debug)]
-pub(super) struct NotifyFifos {
+pub(in crate::store) struct NotifyFifos {
     /// The path of the database file itself, not of a symbolic link to it. This way all clients
     /// find the same FIFOs. SQLite locates its log the same way.
     database: PathBuf,
@@ -79,7 +79,7 @@ impl NotifyFifos {
     ///
     /// # Errors
     /// An I/O error if no file can be created there.
-    pub(super) fn beside(database: &Path) -> io::Result<Self> {
+    pub(in crate::store) fn beside(database: &Path) -> io::Result<Self> {
         let database = real(database)?;
         let name = database.file_name().unwrap_or_default();
         if name.len() + INFIX.len() + DIGITS > LONGEST_NAME {
@@ -92,13 +92,13 @@ impl NotifyFifos {
     }
 
     /// Checks whether a FIFO can be created, and removes it again. Needs a runtime with I/O.
-    pub(super) fn try_one(&self) -> io::Result<()> {
+    pub(in crate::store) fn try_one(&self) -> io::Result<()> {
         let id = ClaimId::random().map_err(io::Error::other)?.to_hex();
         self.create(&format!("_{}", &id[..DIGITS])).map(drop)
     }
 
     /// Creates this client's FIFO. Needs a runtime with I/O.
-    pub(super) fn create(&self, session: &str) -> io::Result<NotifyFifo> {
+    pub(in crate::store) fn create(&self, session: &str) -> io::Result<NotifyFifo> {
         let path = self.path_of(session).ok_or(Errno::INVAL)?;
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let created = self.open_to_us(&path);
@@ -143,7 +143,7 @@ impl NotifyFifos {
 
     /// Notifies the client of this session that its claim was granted, if its FIFO is writable and
     /// has room for a line.
-    pub(super) fn notify(&self, session: &str, id: ClaimId, token: Token) {
+    pub(in crate::store) fn notify(&self, session: &str, id: ClaimId, token: Token) {
         let Some(fifo) = self.path_of(session) else { return };
         if let Some(mut fifo) = self.open_writer(&fifo) {
             let _ = fifo.write(line(id, token).as_bytes());
@@ -151,7 +151,7 @@ impl NotifyFifos {
     }
 
     /// Notifies all clients that these claims were evicted.
-    pub(super) fn notify_evicted(&self, evicted: &[ClaimId]) {
+    pub(in crate::store) fn notify_evicted(&self, evicted: &[ClaimId]) {
         if evicted.is_empty() {
             return;
         }
@@ -181,14 +181,14 @@ impl NotifyFifos {
     }
 
     /// Removes this client's FIFO, so that other clients no longer find it.
-    pub(super) fn remove(&self, session: &str) {
+    pub(in crate::store) fn remove(&self, session: &str) {
         if let Some(fifo) = self.path_of(session) {
             let _ = fs::remove_file(fifo);
         }
     }
 
     /// Removes the FIFOs of dead clients.
-    pub(super) fn sweep(&self) {
+    pub(in crate::store) fn sweep(&self) {
         self.all().iter().for_each(|fifo| drop(self.open_writer(fifo)));
     }
 
@@ -243,7 +243,7 @@ fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
 
 /// This client's FIFO, which is removed when dropped.
 #[derive(Debug)]
-pub(super) struct NotifyFifo {
+pub(in crate::store) struct NotifyFifo {
     path: PathBuf,
     inode: (u64, u64),
     inbox: Receiver,
@@ -253,16 +253,16 @@ pub(super) struct NotifyFifo {
 
 /// The notifications that were read from a FIFO.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Notifications {
-    pub(super) granted: Vec<(ClaimId, Token)>,
-    pub(super) evicted: Vec<ClaimId>,
+pub(in crate::store) struct Notifications {
+    pub(in crate::store) granted: Vec<(ClaimId, Token)>,
+    pub(in crate::store) evicted: Vec<ClaimId>,
     /// Whether the pipe may have been full, so that notifications may be missing.
-    pub(super) is_full: bool,
+    pub(in crate::store) is_full: bool,
 }
 
 impl NotifyFifo {
     /// Returns whether other clients find this FIFO.
-    pub(super) fn is_in_place(&self) -> bool {
+    pub(in crate::store) fn is_in_place(&self) -> bool {
         let there = fs::symlink_metadata(&self.path);
         there.is_ok_and(|seen| (seen.dev(), seen.ino()) == self.inode)
     }
@@ -270,7 +270,7 @@ impl NotifyFifo {
     /// Waits for the next notifications.
     ///
     /// Cancel safe: dropping the future changes nothing.
-    pub(super) async fn next(&mut self) -> io::Result<Notifications> {
+    pub(in crate::store) async fn next(&mut self) -> io::Result<Notifications> {
         let mut page = [0; PAGE];
         loop {
             self.inbox.readable().await?;

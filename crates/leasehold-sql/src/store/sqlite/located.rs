@@ -35,8 +35,8 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
-use super::fault;
-use super::wire::{Arg, Done, Row, Statement, Step, Wire};
+use crate::store::fault;
+use crate::store::wire::{Arg, Done, Row, Statement, Step, Wire};
 use leasehold_core::{Error, Result};
 
 type Inode = (u64, u64);
@@ -54,7 +54,7 @@ fn inode(path: &Path) -> std::io::Result<Option<Inode>> {
 
 /// The files that a connection has open.
 #[derive(Clone, Debug)]
-pub(super) struct Located {
+pub(in crate::store) struct Located {
     path: PathBuf,
     database: Inode,
     /// The log and index files that existed.
@@ -64,7 +64,10 @@ pub(super) struct Located {
 impl Located {
     /// Returns the files of a connection that has just read from the database file. `before` is the
     /// inode before the file was opened. Returns `None` if the file was replaced in between.
-    pub(super) fn now(path: &Path, before: Option<Inode>) -> std::io::Result<Option<Self>> {
+    pub(in crate::store) fn now(
+        path: &Path,
+        before: Option<Inode>,
+    ) -> std::io::Result<Option<Self>> {
         let found = inode(path)?;
         let Some(database) = found.filter(|_| before.is_none() || before == found) else {
             return Ok(None);
@@ -83,12 +86,12 @@ impl Located {
     }
 
     /// Returns the inode of the file at this path, before the file is opened.
-    pub(super) fn before(path: &Path) -> Option<Inode> {
+    pub(in crate::store) fn before(path: &Path) -> Option<Inode> {
         inode(path).ok().flatten()
     }
 
     /// Returns whether both values are the same database file.
-    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+    pub(in crate::store) fn is_same_as(&self, other: &Self) -> bool {
         self.database == other.database
     }
 
@@ -113,7 +116,7 @@ impl Located {
 
 /// Returns an error for a file that is a mount point, because each client that mounts it would have
 /// its log in another directory.
-pub(super) fn not_mounted_alone(path: &Path) -> Result<()> {
+pub(in crate::store) fn not_mounted_alone(path: &Path) -> Result<()> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) };
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     match is_mount(&mounts, &real) {
@@ -143,12 +146,12 @@ fn is_mount(mounts: &str, path: &Path) -> bool {
 }
 
 /// A connection whose results are reported only while its path leads to its file.
-pub(super) struct Checked<W> {
-    pub(super) wire: W,
-    pub(super) located: Located,
+pub(in crate::store) struct Checked<W> {
+    pub(in crate::store) wire: W,
+    pub(in crate::store) located: Located,
     /// Returns whether a transaction is open. In a transaction, only the COMMIT and failures are
     /// checked.
-    pub(super) is_open: fn(&W) -> bool,
+    pub(in crate::store) is_open: fn(&W) -> bool,
 }
 
 impl<W> Checked<W> {
