@@ -22,7 +22,7 @@ const PACKAGES: [&str; 7] = [
 ];
 
 /// Parts for authors of stores, and parts that only leasehold's own tests use.
-const INSIDE: [&str; 9] = [
+const INSIDE: [&str; 10] = [
     "/kit",
     "/queue",
     "/store",
@@ -32,6 +32,7 @@ const INSIDE: [&str; 9] = [
     "/doctor.rs",
     "/bin/",
     "/wire.rs",
+    "/codes.rs",
 ];
 
 /// A method, a function or a type, with its documentation.

@@ -147,7 +147,7 @@ impl Script {
     }
 
     /// Returns the script with one part of its text replaced.
-    pub fn with(&self, part: &str, by: &str) -> Self {
+    pub(crate) fn with(&self, part: &str, by: &str) -> Self {
         Self::new(self.code.replacen(part, by, 1))
     }
 
@@ -158,7 +158,7 @@ impl Script {
     }
 
     /// Returns a call like `call`, with room for the given numbers of keys, arguments and bytes.
-    pub fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+    pub(crate) fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
         const BEFORE: &str = "EVALSHA";
         let mut cmd =
             Cmd::with_capacity(3 + keys + arguments, BEFORE.len() + self.hash.len() + 4 + bytes);
@@ -219,12 +219,12 @@ impl Node {
 
     /// Returns whether a call was abandoned without a reply since the server last replied. The
     /// server may have crashed without the network reporting it.
-    pub fn is_doubtful(&self) -> bool {
+    pub(crate) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }
 
     /// Resets [`is_doubtful`](Self::is_doubtful) until the next call that goes unanswered.
-    pub fn trust_again(&self) {
+    pub(crate) fn trust_again(&self) {
         self.doubtful.store(false, Ordering::Relaxed);
     }
 
@@ -234,14 +234,14 @@ impl Node {
     }
 
     /// Returns whether a connection to this server is or was subscribed to a channel.
-    pub fn listens_to(&self, channel: &str) -> bool {
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
         let ours = self.channel.as_ref().and_then(|c| channel.strip_prefix(&c.name));
         ours.is_some_and(|rest| rest.starts_with(':')) || locked(&self.adopted).contains(channel)
     }
 
     /// Subscribes to the channels of lost connections to other servers, in the background. Then
     /// reports to the listener that messages may have been lost.
-    pub fn adopt(self: &Arc<Self>, channels: Vec<String>) {
+    pub(crate) fn adopt(self: &Arc<Self>, channels: Vec<String>) {
         locked(&self.adopted).extend(channels.iter().cloned());
         let node = self.clone();
         drop(self.runtime.spawn(async move {
@@ -259,6 +259,9 @@ impl Node {
     }
 
     /// Runs one command. If this fails, the command may have been executed.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the operation may or may not have happened.
     pub async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
         self.call_noting(cmd, &mut false).await
     }
@@ -273,6 +276,9 @@ impl Node {
     /// Runs one command like `call`, unless `over` returns true once the connection is open. Then
     /// returns `None` and sends nothing. There is no await point between this check and the
     /// connection's queue, so a command that is sent later arrives later.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the operation may or may not have happened.
     pub async fn call_unless(
         &self,
         over: impl Fn() -> bool,
@@ -306,13 +312,16 @@ impl Node {
     }
 
     /// Runs a script, and sends it in full if the server does not have it.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the operation may or may not have happened.
     pub async fn run(&self, script: &Script, call: &Cmd) -> RedisResult<Value> {
         self.run_noting(script, call, &mut false).await
     }
 
     /// Runs a script, and sends it in full if the server does not have it. Sets `doubt` if the
     /// script may have been executed although no reply arrived.
-    pub async fn run_noting(
+    pub(crate) async fn run_noting(
         &self,
         script: &Script,
         call: &Cmd,
@@ -328,6 +337,9 @@ impl Node {
 
     /// Runs many commands in one batch. Each has its own reply, which may be an error of the
     /// server.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the operation may or may not have happened.
     pub async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
@@ -344,7 +356,7 @@ impl Node {
 
     /// Subscribes to changes of keys with these prefixes, on a separate connection. No prefix may
     /// be a prefix of another one.
-    pub async fn track(
+    pub(crate) async fn track(
         &self,
         prefixes: &[String],
         on_change: impl Fn(&[Value]) + Send + Sync + 'static,
@@ -528,13 +540,13 @@ impl Drop for Attempt {
 
 /// Connection on which the server reports changed keys. Dropping it closes the connection.
 #[derive(Debug)]
-pub struct Tracking {
+pub(crate) struct Tracking {
     _connection: MultiplexedConnection,
     broken: Arc<AtomicBool>,
 }
 
 impl Tracking {
-    pub fn is_broken(&self) -> bool {
+    pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 }

@@ -106,20 +106,21 @@ pub fn refusal(error: &RedisError) -> Option<Refusal> {
 }
 
 /// Returns whether the connection is unusable. The request may have been executed.
-pub fn is_gone(error: &RedisError) -> bool {
+pub(crate) fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
 }
 
 /// Message about a server that is not the one that this client has used.
-pub const ANOTHER_SERVER: &str = "the URL now leads to another Redis server, which does \
+pub(crate) const ANOTHER_SERVER: &str = "the URL now leads to another Redis server, which does \
                                          not have this client's locks";
 /// Message about a node that does not belong to the cluster that this client uses. It follows the
 /// node's address.
-pub const ANOTHER_CLUSTER: &str = "does not belong to the Redis Cluster that this client uses";
+pub(crate) const ANOTHER_CLUSTER: &str =
+    "does not belong to the Redis Cluster that this client uses";
 
 /// Returns the error of a connection that was refused because it leads to another server or
 /// cluster. No request was sent, so another server may be tried.
-pub fn elsewhere(what: String) -> RedisError {
+pub(crate) fn elsewhere(what: String) -> RedisError {
     (Driver::Io, "connected to an unexpected server", what).into()
 }
 
@@ -127,7 +128,7 @@ pub fn elsewhere(what: String) -> RedisError {
 const OUTDATED: &str = "the password is being changed";
 
 /// Returns the error of a connection whose password is being changed.
-pub fn outdated() -> RedisError {
+pub(crate) fn outdated() -> RedisError {
     (Driver::Io, "the server rejected the password", OUTDATED.to_owned()).into()
 }
 
@@ -192,7 +193,7 @@ pub fn explain(error: &RedisError) -> Error {
 }
 
 /// Returns whether the user lacks access to a key, rather than to a command.
-pub fn is_about_keys(error: &RedisError) -> bool {
+pub(crate) fn is_about_keys(error: &RedisError) -> bool {
     let text = error.detail().unwrap_or_default();
     refusal(error) == Some(Refusal::NoPermission)
         && (text.contains("one of the keys") || text.contains("access a key"))
@@ -207,7 +208,7 @@ fn no_master(error: &RedisError) -> Error {
 }
 
 /// Returns the error of a server that accepted writes before and now rejects them.
-pub fn demoted(error: &RedisError) -> Error {
+pub(crate) fn demoted(error: &RedisError) -> Error {
     let what = "this Redis server was demoted to a replica and rejects writes until the fail-over \
                 is complete";
     let hint = "if it stays a replica, connect to its master, or use \

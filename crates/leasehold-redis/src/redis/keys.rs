@@ -159,7 +159,7 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// Returns the slot of a key, as Redis Cluster computes it.
-pub fn slot(key: &[u8]) -> u16 {
+pub(crate) fn slot(key: &[u8]) -> u16 {
     let hashed = match key.iter().position(|b| *b == b'{') {
         None => key,
         Some(open) => {

@@ -35,7 +35,7 @@ pub enum Address {
 
 impl Address {
     /// Parses an address that a server returned for another server.
-    pub fn reported(host: &str, port: &str) -> Option<Self> {
+    pub(crate) fn reported(host: &str, port: &str) -> Option<Self> {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let strange = |c: char| c.is_control() || c.is_whitespace();
         let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -56,8 +56,8 @@ impl fmt::Display for Address {
 /// Credentials, database and TLS settings for any server of the store.
 #[derive(Clone, Default)]
 pub struct Login {
-    pub user: Option<String>,
-    pub password: Option<Password>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<Password>,
     pub db: i64,
     pub tls: Option<Tls>,
 }
@@ -73,7 +73,7 @@ impl fmt::Debug for Login {
 
 /// Servers that form the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deployment {
+pub(crate) enum Deployment {
     Single(Address),
     /// The server that the sentinels report as the master with this name.
     Sentinel {
@@ -86,7 +86,7 @@ pub enum Deployment {
 
 /// Action when fewer replicas than requested have a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shortfall {
+pub(crate) enum Shortfall {
     /// The lock is released, and the caller gets an error.
     Refuse,
     /// The lock is held anyway.
@@ -96,24 +96,24 @@ pub enum Shortfall {
 /// Setting `replicas=N`: how many replicas must have a grant, within which time, and what happens
 /// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replicas {
-    pub count: u32,
-    pub within: Duration,
-    pub short: Shortfall,
+pub(crate) struct Replicas {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+    pub(crate) short: Shortfall,
 }
 
 /// Parsed URL.
 #[derive(Clone, Debug)]
-pub struct RedisUrl {
-    pub deployment: Deployment,
-    pub login: Login,
+pub(crate) struct RedisUrl {
+    pub(crate) deployment: Deployment,
+    pub(crate) login: Login,
     /// Credentials for the sentinels, which have their own users.
-    pub sentinel_login: Login,
+    pub(crate) sentinel_login: Login,
     /// Prefix of the main keys, before the lock's name.
-    pub prefix: String,
-    pub replicas: Option<Replicas>,
+    pub(crate) prefix: String,
+    pub(crate) replicas: Option<Replicas>,
     /// Time after a server's start during which it grants no locks.
-    pub restart_delay: Duration,
+    pub(crate) restart_delay: Duration,
 }
 
 fn refused<T>(what: impl Into<String>, hint: &str) -> Result<T> {
@@ -154,7 +154,7 @@ pub fn prefix(parts: &mut UrlParts) -> Result<String> {
 }
 
 impl RedisUrl {
-    pub fn parse(url: &str) -> Result<Self> {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
         let (scheme, is_cluster, is_sentinel) = match scheme.split_once('+') {
             Some((scheme, "cluster")) => (scheme, true, false),
