@@ -456,9 +456,8 @@ impl Store for SqlStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (shared, url) = (self.shared.clone(), self.parsed.clone());
-        let looked = self.runtime.spawn(async move { shared.diagnose(&url).await });
-        looked.await.unwrap_or_else(|_| Err(closed()))
+        let url = self.parsed.clone();
+        self.call(|shared, _| async move { shared.diagnose(&url).await }).await
     }
 
     async fn disconnect(&self) {
