@@ -1080,7 +1080,7 @@ func TestAWaitThatEndsReportsTheLastError(t *testing.T) {
 			}
 			return forward()
 		}).store())
-		_, err := client.Acquire(background, "x y", Options{Wait: 300 * time.Millisecond})
+		_, err := client.Acquire(background, "x y", Options{Wait: 2 * time.Second})
 		var problem *Error
 		check(t, errors.As(err, &problem), err)
 		return problem

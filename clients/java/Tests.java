@@ -1049,7 +1049,7 @@ public final class Tests {
     private LeaseholdException ends(String direct, String method, Reply answer) throws Exception {
         Rule rule = (each, body, forward) -> each.equals(method) ? answer : forward.run();
         var client = client(proxy(direct, rule).store());
-        try (var held = client.acquire("x y", wait(300))) {
+        try (var held = client.acquire("x y", wait(2000))) {
             throw new AssertionError(held);
         } catch (LeaseholdException error) {
             return error;

@@ -249,7 +249,7 @@ test('a wait that ends reports the last error', async (t) => {
   const ends = async (method, answer, wanted) => {
     const rule = async (each, forward) => (each === method ? answer : forward());
     const { store } = await proxy(t, socket, rule);
-    await assert.rejects(lock('x y', { store, wait: 300 }), wanted);
+    await assert.rejects(lock('x y', { store, wait: 2000 }), wanted);
   };
   const full = [429, '{"kind": "full", "detail": "over quota"}'];
   await ends('POST', full, /\[full\]/);

@@ -238,7 +238,7 @@ class OverHttp(tests.Case):
     def test_a_wait_that_ends_reports_the_last_error(self):
         def ends(method, answer):
             with self.assertRaises(leasehold.Error) as ended:
-                self.through(lambda each, forward: answer if each == method else forward(), wait=0.3).acquire()
+                self.through(lambda each, forward: answer if each == method else forward(), wait=2).acquire()
             return ended.exception
 
         full = 429, b'{"kind": "full", "detail": "over quota"}'

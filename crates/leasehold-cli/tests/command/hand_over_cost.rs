@@ -185,8 +185,8 @@ fn cost(by: By, store: &str, name: &str, waiters: usize, calls: &dyn Fn() -> f64
             None => in_order = false,
         }
     });
-    let remaining = queued(&locks, name);
-    assert!(!in_order || remaining > waiters / 2, "most other waiters have left the queue");
+    // On a busy machine, claims may expire. Their waiters then join again.
+    eventually("most waiters are in the queue", || queued(&locks, name) > waiters / 2);
     crowd.end();
     drop(held);
     in_order.then(|| (busy - idle) / HAND_OVERS as f64)
