@@ -238,9 +238,8 @@ fn advised(mut error: clap::Error, words: &[OsString]) -> clap::Error {
                        tip: leasehold starts no shell: leasehold run NAME sh -c '...'";
         return usage_error("run", ErrorKind::UnknownArgument, message);
     }
-    if error.get(ContextKind::SuggestedArg).is_none()
-        && let Some(option) = similar_option(unknown, words)
-    {
+    // Ours is the option with the fewest edits. clap's may be a longer one: --max-hold for --mx.
+    if let Some(option) = similar_option(unknown, words) {
         error.insert(ContextKind::SuggestedArg, ContextValue::String(option));
     }
     error

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use leasehold::doctor::{Finding, Severity};
 use leasehold::store::Guarantees;
-use leasehold::store::kit::public_secrets;
+use leasehold::store::kit::{is_no_store, public_secrets};
 use leasehold::{Error, ErrorKind};
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ use crate::args::DoctorArgs;
 use crate::block_on::block_on;
 use crate::exit::{self, Failure};
 use crate::table::{aligned, clean};
+use crate::take::connect_to_existing;
 
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     match block_on(examine(args)) {
@@ -40,7 +41,12 @@ struct Seen {
 async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
     let url = args.store.url();
     let scheme = url.split(':').next().unwrap_or_default();
-    let locks = match args.store.connect().await {
+    // A new store can be examined only after it has been created.
+    let (connected, is_new) = match connect_to_existing(&args.store).await {
+        Err(error) if is_no_store(&error) => (args.store.connect().await, true),
+        connected => (connected, false),
+    };
+    let locks = match connected {
         Ok(locks) => locks,
         Err(error) if is_refusal(&error) && is_known(scheme) => {
             let store = error.store().map(str::to_owned);
@@ -59,6 +65,7 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
         Err(error) => return Err(error.into()),
     };
     findings.extend(public_secrets(url));
+    findings.extend(is_new.then(created));
     Ok(Seen { store, guarantees, findings })
 }
 
@@ -73,6 +80,14 @@ fn is_known(scheme: &str) -> bool {
 /// Returns whether the store itself returned the error, which means that it is reachable.
 fn is_refusal(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed | ErrorKind::Timeout)
+}
+
+fn created() -> Finding {
+    Finding::note(
+        "created",
+        "this store did not exist, so doctor has created it",
+        "if you expected an existing store, check the URL",
+    )
 }
 
 fn refused(error: &Error) -> Finding {

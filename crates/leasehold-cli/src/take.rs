@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::store::kit::{decoded_bytes, is_no_store};
+use leasehold::store::kit::{decoded_bytes, is_no_store, no_store};
 use leasehold::store::{ClaimState, LockInfo, Place};
 use leasehold::{Client, Error, ErrorKind, Hold, Holder, LockRequest, MIN_LEASE, MultiGuard};
 
@@ -35,7 +35,7 @@ const NO_STORE: &str = "check the store's URL; `leasehold run` creates a store w
 
 /// Fails if the directory of a `file:` URL is not a store, because a command that takes no lock
 /// must not create one. (The user's own store, `file:`, may be created.)
-fn check_directory(url: &str) -> Result<(), Failure> {
+fn check_directory(url: &str) -> leasehold::Result<()> {
     let Some(("file", rest)) = url.split_once(':') else { return Ok(()) };
     let path = rest.strip_prefix("//").unwrap_or(rest);
     let path = path.strip_prefix("localhost").unwrap_or(path);
@@ -48,8 +48,17 @@ fn check_directory(url: &str) -> Result<(), Failure> {
     if !path.is_absolute() || !["locks", "clients", "tokens"].into_iter().all(lacks) {
         return Ok(());
     }
-    let what = format!("no store found at file:{}", path.display());
-    Err(Failure::new(UNAVAILABLE, what).hint(NO_STORE))
+    let what = match path.try_exists() {
+        Ok(false) => "does not exist",
+        _ => "contains no locks",
+    };
+    Err(no_store(format!("the directory {} {what}", path.display())))
+}
+
+/// Connects to a store that must exist.
+pub(crate) async fn connect_to_existing(store: &StoreArgs) -> leasehold::Result<Client> {
+    check_directory(store.url())?;
+    store.connect_to_existing().await
 }
 
 /// Returns the failure of a command that connects to an existing store.
@@ -66,8 +75,7 @@ pub(crate) async fn with_store<T>(
     work: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     check_shared(store.url())?;
-    check_directory(store.url())?;
-    let locks = store.connect_to_existing().await.map_err(not_connected)?;
+    let locks = connect_to_existing(store).await.map_err(not_connected)?;
     events::note_store(locks.url());
     let done = work(&locks).await;
     // Nothing is held, so a failure to close has no effect.

@@ -18,7 +18,8 @@ pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote
 pub use crate::store::missing::{is_no_store, no_store};
 pub use crate::store::namespaced::namespaced;
 pub use crate::store::secrets::{
-    Password, default_store, public_secrets, store_of_environment, store_url, with_passwords,
+    Password, default_namespace, default_store, public_secrets, store_of_environment, store_url,
+    with_passwords,
 };
 pub use crate::store::url::parts::{Host, UrlParts};
 pub use crate::store::url::redacted;

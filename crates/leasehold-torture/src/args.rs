@@ -15,7 +15,9 @@ use super::ledger;
 use super::reach::applicable;
 use super::relay::shortest_lease;
 use super::served::is_served;
-use leasehold::store::kit::{default_store, parse_duration as duration, store_url, with_passwords};
+use leasehold::store::kit::{
+    default_namespace, default_store, parse_duration as duration, store_url, with_passwords,
+};
 
 /// Break clients and servers and verify the guarantees
 ///
@@ -50,6 +52,18 @@ pub struct Args {
         value_parser = store
     )]
     store: String,
+    /// Prefix of the names of the test's locks [default: $LEASEHOLD_NAMESPACE]
+    ///
+    /// For a store where this user may lock only names with a prefix. A fenced resource in the
+    /// store has no prefix.
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        default_value = default_namespace(),
+        hide_default_value = true,
+        hide_short_help = true
+    )]
+    namespace: String,
     /// How long to run [default: 10s, or longer if the store recovers slowly]
     #[arg(long = "duration", alias = "seconds", value_name = "DUR", value_parser = time)]
     seconds: Option<u32>,
@@ -195,6 +209,8 @@ fn skew(text: &str) -> std::result::Result<Duration, String> {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) store: String,
+    /// Prefix of the locks' names.
+    pub(super) namespace: String,
     /// The requested duration in seconds. See [`Plan::time`].
     seconds: Option<u32>,
     pub(super) clients: u32,
@@ -240,6 +256,7 @@ impl Plan {
         faults.dedup();
         Self {
             store: args.store.clone(),
+            namespace: args.namespace.clone(),
             seconds: args.seconds,
             clients: args.clients,
             locks: args.locks,
@@ -324,7 +341,9 @@ impl Plan {
         ];
         let every = self.fault_every.map(|every| ("--fault-every", shown(every)));
         let skew = self.clock_skew.map(|skew| ("--clock-skew", shown(skew)));
-        let words = options.into_iter().chain(every).chain(skew);
+        let namespace = Some(("--namespace", self.namespace.clone()));
+        let namespace = namespace.filter(|(_, prefix)| !prefix.is_empty());
+        let words = options.into_iter().chain(namespace).chain(every).chain(skew);
         let words = words.flat_map(|(name, value)| [name.to_owned(), value]);
         let mut words: Vec<String> =
             ["leasehold", "stress"].map(Into::into).into_iter().chain(words).collect();

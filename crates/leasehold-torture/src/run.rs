@@ -28,24 +28,20 @@ const SLACK: Duration = Duration::from_secs(1);
 
 /// Returns the locks of one run, `of_each` of each kind. While a fault blocks one, the others stay
 /// in use. Their names are unique to the run, so other clients' locks are not touched.
-fn locks(run: u64, kinds: &[Kind], of_each: u32) -> Vec<LockSpec> {
+fn locks(prefix: &str, kinds: &[Kind], of_each: u32) -> Vec<LockSpec> {
     let spec = |(kind, n): (&Kind, u32)| {
         let (word, capacity) = match kind {
             Kind::Mutex => ("mutex", 1),
             Kind::RwLock => ("rwlock", MAX_READERS),
             Kind::Semaphore => ("semaphore", PERMITS),
         };
-        LockSpec { name: format!("{}{word}-{n}", prefix(run)), kind: *kind, capacity }
+        LockSpec { name: format!("{prefix}{word}-{n}"), kind: *kind, capacity }
     };
     kinds.iter().flat_map(|kind| (1..=of_each).map(move |n| (kind, n))).map(spec).collect()
 }
 
 fn run_name(run: u64) -> String {
     format!("{run:016x}")
-}
-
-fn prefix(run: u64) -> String {
-    format!("leasehold-torture-{}/", run_name(run))
 }
 
 /// Returns the time after which a crashed holder's lock is free.
@@ -134,7 +130,8 @@ pub(super) async fn run_on(store: Client, plan: Plan) -> leasehold::Result<(Tria
     // the first.
     let run = Rng::new().u64(..);
     let reach = Reach::new(&store, &plan.store)?;
-    let locks = locks(run, &kinds, plan.locks);
+    let prefix = format!("{}leasehold-torture-{}/", plan.namespace, run_name(run));
+    let locks = locks(&prefix, &kinds, plan.locks);
     let ledger = match plan.fence_in_store {
         true => {
             Some((ledger::open(&plan.store, &run_name(run), locks.len()).await?, run_name(run)))
@@ -163,7 +160,7 @@ pub(super) async fn run_on(store: Client, plan: Plan) -> leasehold::Result<(Tria
         state: Mutex::new(state),
         ended: Notify::new(),
     });
-    let probe = store.mutex(format!("leasehold-torture-probe/{}", run_name(run)));
+    let probe = store.mutex(format!("{}leasehold-torture-probe/{}", plan.namespace, run_name(run)));
     let mut notes = JoinSet::new();
     notes.spawn(parent.clone().note_stalls());
     notes.spawn(parent.clone().note_slow_store(probe));
@@ -172,7 +169,7 @@ pub(super) async fn run_on(store: Client, plan: Plan) -> leasehold::Result<(Tria
     torture(&parent, &plan, time, &faults, recovery, &mut rng).await?;
     parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
     notes.shutdown().await;
-    let residue = residue(&store, &prefix(run), recovery).await?;
+    let residue = residue(&store, &prefix, recovery).await?;
     let stored = match &ledger {
         Some((ledger, _)) => Some(stored(ledger.as_ref(), parent.locks.len()).await?),
         None => None,

@@ -185,7 +185,7 @@ impl Worker {
         let connect = |n: u64| {
             let worker = self.clone();
             tokio::task::spawn_local(async move {
-                let run = worker.specs.first().and_then(|spec| spec.name.split_once('/'));
+                let run = worker.specs.first().and_then(|spec| spec.name.rsplit_once('/'));
                 let name = format!("{}/begin-{}-{n}", run.map_or("", |(run, _)| run), worker.id);
                 let lock = worker.locks.mutex(name).lease(worker.lease);
                 // Problems of the store are reported by the lanes.

@@ -1,11 +1,11 @@
 //! Options for the store and for acquiring a lock, which many commands share.
 
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
-use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold::store::kit::{default_store, parse_duration as duration, store_url};
+use leasehold::store::kit::{
+    default_namespace, default_store, parse_duration as duration, store_url,
+};
 
 use super::heading;
 use crate::missing;
@@ -61,14 +61,6 @@ pub(crate) struct StoreArgs {
         help_heading = heading::STORE,
     )]
     namespace: String,
-}
-
-/// Reads the namespace here and not through clap, as for the store's URL. clap treats a variable
-/// like an option on the command line, and shows the option in usage lines as if it were required.
-fn default_namespace() -> &'static OsStr {
-    static NAMESPACE: LazyLock<OsString> =
-        LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());
-    &NAMESPACE
 }
 
 /// Returns the URL with `create=no`, if its store is one that a client may create when it connects.

@@ -180,6 +180,7 @@ fn mistyped_words_have_a_suggestion() {
         ("run x --tyr -- true", "'--try'"),
         ("run --tyr x true", "'--try'"),
         ("run --mxa 3 x true", "'--max'"),
+        ("run --mx 3 x true", "'--max'"),
         ("elect --jsno x true", "'--json'"),
         ("evict --tokne 7 x", "'--token'"),
     ] {

@@ -20,6 +20,26 @@ fn well_configured_store_passes_doctor() {
     assert!(stdout["findings"].is_array());
 }
 
+/// A mistyped URL must not pass for a well-configured store.
+#[test]
+fn new_store_is_reported() {
+    let place = Place::new();
+    let mut urls = vec![format!("file:{}", place.path("locks").display())];
+    if cfg!(feature = "sqlite") {
+        urls.push(format!("sqlite:{}", place.path("db").display()));
+    }
+    for url in urls {
+        let ids = || {
+            let output = place.output(&["doctor", "--json", "--store", &url]);
+            assert_eq!(output.status.code(), Some(0), "{output:?}");
+            let stdout: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let findings = stdout["findings"].as_array().unwrap().clone();
+            findings.into_iter().filter(|finding| finding["id"] == "created").count()
+        };
+        assert_eq!((ids(), ids()), (1, 0), "{url}");
+    }
+}
+
 #[cfg(feature = "sqlite")]
 #[test]
 fn broken_guarantee_exits_with_1_and_names_the_fix() {

@@ -61,6 +61,19 @@ fn run_without_evidence_is_inconclusive() {
 }
 
 #[test]
+fn locks_are_in_the_namespace() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", directory.path().join("locks").display());
+    let history = directory.path().join("history").display().to_string();
+    let words = ["--store", &store, "--namespace", "acme/", "--seconds", "1", "--fault", "none"];
+    let out = torture(&[&words[..], &["--history", &history]].concat());
+    assert!(matches!(out.status.code(), Some(0 | 3)), "{out:?}");
+    let history = std::fs::read_to_string(history).unwrap();
+    assert!(history.contains("\"acme/leasehold-torture-"), "{history}");
+    assert!(!history.contains("\"leasehold-torture-"), "{history}");
+}
+
+#[test]
 fn usage_error_has_a_cause_and_a_hint() {
     let cases: [&[&str]; 3] = [
         &["--store", "file:", "--fault", "cut"],

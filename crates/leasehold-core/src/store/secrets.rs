@@ -278,6 +278,16 @@ pub fn default_store() -> &'static OsStr {
     &DEFAULT
 }
 
+/// Returns the default of an option `--namespace`: `LEASEHOLD_NAMESPACE`, or no prefix.
+///
+/// clap does not read the variable, because it would show the option in usage lines as if it were
+/// required.
+pub fn default_namespace() -> &'static OsStr {
+    static DEFAULT: LazyLock<OsString> =
+        LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());
+    &DEFAULT
+}
+
 /// Returns the store that the environment names: a URL, or the marker for a URL in a file.
 fn named() -> OsString {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
