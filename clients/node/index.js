@@ -44,6 +44,9 @@ const SYSTEM = 71;
 const SHORTAGES = ['EAGAIN', 'EMFILE', 'ENFILE', 'ENOMEM'];
 // Milliseconds that the command has to release. It gives up earlier on a store that does not answer.
 const FAREWELL = 30_000;
+// Why a lock is lost that this process did not release, and why a wait ends that this process gave up.
+const ENDED = 'another process ended the leasehold process';
+const CANCELLED = 'the wait was cancelled';
 // The first and the longest pause before a candidate rejoins the queue, in milliseconds.
 const PAUSE = [100, 10_000];
 // The longest time in milliseconds. The command counts nanoseconds in 64 bits.
@@ -104,6 +107,13 @@ class Held extends EventEmitter {
   }
 }
 
+/** A string without NUL, which no command line can contain. */
+function text(name, value) {
+  if (typeof value !== 'string') throw new TypeError(`${name} must be a string, not ${inspect(value)}`);
+  if (value.includes('\0')) throw new TypeError(`${name} contains a NUL character: ${inspect(value)}`);
+  return value;
+}
+
 /** A time in whole milliseconds, or nothing if there is no limit. */
 function milliseconds(name, value, isEndless = false) {
   if (value == null) return null;
@@ -129,7 +139,7 @@ function whole(name, value) {
 }
 
 /**
- * Acquires a lock and resolves with a `Held`.
+ * Acquires a lock and resolves with a `Held`. Rejects with a `TypeError` or `RangeError` that names an invalid option.
  *
  * Options, with times in milliseconds, which are rounded to whole ones:
  * - `store`: the URL of the store
@@ -146,6 +156,7 @@ function whole(name, value) {
  * - `command`: the path of the `leasehold` program; it is used for servers too, if it is given
  */
 async function lock(name, options = {}) {
+  text('name', name);
   const { store, shared, exclusive, signal, onWaiting } = options;
   const values = {
     wait: milliseconds('wait', options.wait, true),
@@ -155,11 +166,13 @@ async function lock(name, options = {}) {
     'lock-delay': milliseconds('lockDelay', options.lockDelay),
     max: whole('of', options.of),
     permits: whole('permits', options.permits),
-    label: options.label,
+    label: options.label == null ? null : text('label', options.label),
     shared: Boolean(shared),
     exclusive: Boolean(exclusive),
   };
   if (store === '') throw new TypeError("store is empty: is the variable set? For this machine's locks, use file:");
+  // Without its value, which may contain a password.
+  if (String(store).includes('\0')) throw new TypeError('store contains a NUL character');
   signal?.throwIfAborted();
   const url = store ?? defaultStore();
   const isDirect = options.command == null && http.isUrl(url);
@@ -190,6 +203,8 @@ function cannotStart(command, error) {
 class Command {
   constructor(name, command, store, values) {
     this.command = command;
+    // Whether `release` was called, and whether the command was running then.
+    this.isEnding = this.isRequested = false;
     // A child process may have the same pipes open, so the command also watches this process.
     this.words = ['hold', '--json', `--caller=${process.pid}`];
     const times = ['wait', 'lease', 'max-hold', 'min-hold', 'lock-delay'];
@@ -206,14 +221,22 @@ class Command {
   start(onEvent, onEnd) {
     const { command, words, env } = this;
     // In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
-    const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
+    let child;
+    try {
+      child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
+    } catch (error) {
+      // Node throws some errors, such as E2BIG, and emits the others.
+      onEnd({}, cannotStart(command, error));
+      return;
+    }
     let last = {};
     child.on('error', (error) => onEnd(last, cannotStart(command, error)));
     // The system has no more processes or files.
     if (!child.stdin) return;
     this.process = child;
     let errors = '';
-    child.stdin.on('error', () => {});
+    // The command ended before the release was requested.
+    child.stdin.on('error', () => (this.isRequested = false));
     child.stderr.on('data', (data) => (errors += data));
     const lines = createInterface({ input: child.stdout });
     lines.on('line', (line) => {
@@ -230,6 +253,8 @@ class Command {
       }
       // From the text: a JavaScript number has only 53 bits.
       if (last.event === 'held') last.token = BigInt(/"token":(\d+)/.exec(line)[1]);
+      // The command received a signal. Another client may hold the lock now.
+      if (last.event === 'released' && !this.isRequested) last = { event: 'lost', reason: ENDED };
       onEvent(last);
     });
     child.on('close', (status, by) => {
@@ -239,7 +264,11 @@ class Command {
   }
 
   release() {
-    this.process?.stdin.end('release\n');
+    if (!this.process || this.isEnding) return;
+    const { stdin } = this.process;
+    this.isEnding = true;
+    this.isRequested = !stdin.destroyed;
+    stdin.end('release\n');
   }
 
   /** Ends a command that hangs. Its hold ends when the lease expires. */
@@ -269,6 +298,8 @@ function follow(held, { signal, onWaiting }, resolve, reject) {
   signal?.addEventListener('abort', abort, { once: true });
   held._ended = new Promise((ended) => {
     const onEvent = (event) => {
+      // The wait was cancelled, and the keeper already releases the lock. `onEnd` reports that.
+      if (event.event === 'held' && held._leaving) return;
       apply(held, event, resolve);
       // An error of the callback must not become an error of the keeper.
       if (event.event === 'waiting' && onWaiting) queueMicrotask(() => onWaiting(held));
@@ -276,8 +307,8 @@ function follow(held, { signal, onWaiting }, resolve, reject) {
     };
     const onEnd = (last, failure = error(last)) => {
       signal?.removeEventListener('abort', abort);
-      if (held.state === 'waiting') {
-        reject(failure);
+      if (held.token === null) {
+        reject(held._leaving && last.event !== 'failed' ? new LeaseholdError(CANCELLED) : failure);
       } else if (last.event === 'released') {
         held.state = 'released';
       } else {

@@ -327,6 +327,26 @@ test('invalid options are rejected', async (t) => {
     await assert.rejects(lock('x', { store, command: path }), /not the leasehold command/);
   }
   await assert.rejects(lock('x', { store, command: '/nowhere' }), /cannot start \/nowhere/);
+  // Node throws these errors of the system, and emits others as events.
+  const file = join(directory(t), 'file');
+  writeFileSync(file, '');
+  for (const [options, kind] of [[{ command: `${file}/leasehold` }, 'ENOTDIR'], [{ command: '' }, '']]) {
+    const wanted = (e) => e instanceof LeaseholdError && /^cannot start /.test(e.message) && e.message.includes(kind);
+    await assert.rejects(lock('x', { store, ...options }), wanted);
+    await assert.rejects(elect('x', { store, ...options }).next(), wanted);
+  }
+  if (!overHttp) await assert.rejects(lock('x', { store, label: 'y'.repeat(300_000) }), /cannot start .*E2BIG/);
+  for (const take of [lock, (name, options) => elect(name, options).next()]) {
+    for (const name of [undefined, null, {}, 5, 'a\0b']) {
+      await assert.rejects(take(name, { store }), (e) => e instanceof TypeError && e.message.startsWith('name '));
+    }
+    for (const label of [{}, 5, 'a\0b']) {
+      await assert.rejects(take('x', { store, label }), (e) => e instanceof TypeError && e.message.startsWith('label '));
+    }
+    // The URL may contain a password.
+    const wanted = { name: 'TypeError', message: 'store contains a NUL character' };
+    await assert.rejects(take('x', { store: 'redis://:secret@\0/' }), wanted);
+  }
   // An unset variable would otherwise select the locks of this machine.
   await assert.rejects(lock('x', { store: '' }), /store is empty/);
   for (const name of ['of', 'permits']) {
@@ -460,4 +480,38 @@ test('a lock is lost when its command is killed', overHttp ? aboutTheCommand : w
   // The hold ended when its lease expired.
   const later = await withLock(name, { wait: 60_000 }, (next) => next.token);
   assert(later > held.token);
+});
+
+test('a lock is lost when its command is terminated', aboutTheCommand, async (t) => {
+  const store = files(t);
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGQUIT']) {
+    const held = await lock('x y', { store });
+    const lost = once(held, 'lost');
+    process.kill(held._keeper.process.pid, signal);
+    const [loss] = await lost;
+    assert(loss instanceof Lost && /another process ended the leasehold process/.test(loss.message), signal);
+    assert.deepEqual([held.lost, held.state], [true, 'lost']);
+    assert.throws(() => held.check(), Lost);
+    // The command has released the lock.
+    await withLock('x y', { store, wait: 60_000 }, () => {});
+    await assert.rejects(held.release(), Lost);
+    assert.equal(held.state, 'lost');
+  }
+  // The command has ended when the release is requested.
+  const late = await lock('x y', { store });
+  process.kill(late._keeper.process.pid, 'SIGTERM');
+  const end = Date.now() + 60_000;
+  while (claims(store) > 0) assert(Date.now() < end, 'never');
+  spawnSync('sleep', ['0.5']);
+  await assert.rejects(late.release(), Lost);
+  // A command that prints the line and does not end.
+  const lines = [{ event: 'held', token: 7, sequencer: 's' }, { event: 'released' }].map(prints).join('\n');
+  const brief = await lock('x', { command: standIn(t, `${lines}\nexec sleep 1000`) });
+  await eventually(() => brief.lost);
+  brief._keeper.process.kill('SIGKILL');
+  // A lock that was granted after its wait was cancelled is not returned.
+  const [waiting, [held, released]] = [prints({ event: 'waiting', ahead: 1 }), lines.split('\n')];
+  const path = standIn(t, [waiting, 'read line', held, released].join('\n'));
+  const onWaiting = (held) => held.release();
+  await assert.rejects(lock('x', { command: path, onWaiting }), /the wait was cancelled/);
 });

@@ -421,7 +421,7 @@ class Behavior(Case):
                         "import leasehold, os, signal, threading, time\n"
                         f"{code}\n"
                         f"away = {{'store': '{UNREACHABLE}', 'wait': 0}}\n"
-                        "for options in {'wait': 0}, {'permits': 2}, {'command': 'false'}, away:\n"
+                        "for options in {'wait': 0}, {'lease': 0.01}, {'command': 'false'}, away:\n"
                         " try: leasehold.lock('x y', **options).acquire()\n"
                         " except leasehold.Error as e: print(type(e).__name__, e.code, e.status)\n"
                         "leads = leasehold.elect('x y', wait=0)\n"
@@ -433,10 +433,34 @@ class Behavior(Case):
                     self.assertEqual(said[3:], ["Unavailable 69 503", "[]"])
 
     def test_invalid_options_are_rejected(self):
-        for options in ({"shared": True, "exclusive": True}, {"permits": 2}):
-            with self.assertRaises(leasehold.Error) as refused:
-                self.lock(**options).acquire()
-            self.assertEqual(refused.exception.code, 2)
+        with self.assertRaises(leasehold.Error) as refused:
+            self.lock(lease=0.01).acquire()
+        self.assertEqual(refused.exception.code, 2)
+        for options, message in (
+            ({"shared": True, "exclusive": True}, "^shared and exclusive exclude each other"),
+            ({"shared": True, "of": 2}, "^of and shared exclude each other"),
+            ({"exclusive": True, "of": 2}, "^of and exclusive exclude each other"),
+            ({"permits": 2}, "^permits requires of"),
+            ({"of": 2**32}, "^of must be at most 4294967295, not 4294967296"),
+            ({"of": 2, "permits": 2**32}, "^permits must be at most "),
+            ({"lease": 0}, "^lease must be more than 0 seconds, not 0"),
+            ({"max_hold": 0.0}, "^max_hold must be more than 0 seconds, not 0.0"),
+            ({"label": "a\0b"}, "^label contains a NUL character"),
+            ({"label": "\ud800"}, "^label contains characters that are not Unicode"),
+            # The URL may contain a password.
+            ({"store": "redis://:secret@\0/"}, "^store contains a NUL character$"),
+        ):
+            for make in (leasehold.lock, leasehold.elect):
+                with self.assertRaisesRegex(ValueError, message):
+                    make("x y", **{"store": self.store, **options})
+        for make in (leasehold.lock, leasehold.elect):
+            for name in (None, b"x", 5, object()):
+                with self.assertRaisesRegex(TypeError, "^name must be a string, not "):
+                    make(name, store=self.store)
+            with self.assertRaisesRegex(TypeError, "^label must be a string, not b'z'"):
+                make("x y", store=self.store, label=b"z")
+            with self.assertRaisesRegex(ValueError, "^name contains a NUL character"):
+                make("x\0y", store=self.store)
         for path in ("echo", self.stand_in("echo 5"), self.stand_in("echo '{}'")):
             with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
                 self.lock(command=path).acquire()
@@ -553,6 +577,45 @@ class Behavior(Case):
         with leasehold.lock(name, store=store, wait=60) as later:
             self.assertGreater(later.token, held.token)
 
+    @about_the_command
+    def test_a_lock_is_lost_when_its_command_is_terminated(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            with self.subTest(number):
+                called = threading.Event()
+                with self.assertRaisesRegex(leasehold.Lost, "another process ended the leasehold process"):
+                    with self.lock(on_lost=lambda held: called.set()) as held:
+                        os.kill(held._keeper.process.pid, number)
+                        self.assertTrue(held.lost.wait(60))
+                        self.assertEqual(held.state, "lost")
+                        with self.assertRaises(leasehold.Lost):
+                            held.check()
+                        # The command has released the lock.
+                        with self.lock(wait=60):
+                            pass
+                self.assertTrue(called.wait(60))
+                self.assertEqual(held.state, "lost")
+        # The command has ended when the release is requested.
+        held = self.lock().acquire()
+        with held._keeper._stdin:
+            os.kill(held._keeper.process.pid, signal.SIGTERM)
+            held._keeper.process.wait()
+            held._abandon()
+        with self.assertRaises(leasehold.Lost):
+            held.release()
+        # The term of a leader ends.
+        election = leasehold.elect("x y", store=self.store)
+        for term in election:
+            os.kill(term._keeper.process.pid, signal.SIGTERM)
+            eventually(lambda: not election.leads())
+            election.stop()
+        # A command that prints the line and does not end.
+        path = self.stand_in(
+            'echo \'{"event":"held","token":7,"sequencer":"s"}\'\necho \'{"event":"released"}\'\nexec sleep 1000'
+        )
+        held = self.lock(command=path).acquire()
+        self.assertTrue(held.lost.wait(60))
+        held._keeper.process.kill()
+
 
 STORE = os.environ.get("LEASEHOLD_STORE")
 
@@ -585,6 +648,38 @@ class OnlyPython(Case):
 
         asyncio.run(work())
         self.assertEqual(lost, [])
+
+    def test_a_release_in_on_waiting_ends_the_wait(self):
+        ways = {"release": lambda held: held.release(), "release_async": lambda held: asyncio.run(held.release_async())}
+        for way, release in ways.items():
+            with self.subTest(way), self.lock():
+                returned, ended = [], []
+
+                def on_waiting(held):
+                    release(held)
+                    returned.append(held)
+
+                def wait():
+                    try:
+                        self.lock(on_waiting=on_waiting).acquire()
+                    except leasehold.Error as error:
+                        ended.append(str(error))
+
+                thread = threading.Thread(target=wait, daemon=True)
+                thread.start()
+                thread.join(60)
+                self.assertEqual((len(returned), ended), (1, ["the wait was cancelled"]))
+                eventually(lambda: self.claims() == 1)
+                # On another thread, it waits for the end as usual.
+                returned[0].release()
+
+    def test_a_lock_granted_after_its_wait_was_cancelled_is_not_returned(self):
+        path = self.stand_in(
+            'echo \'{"event":"waiting","ahead":1}\'\nread line\n'
+            'echo \'{"event":"held","token":7,"sequencer":"s"}\'\necho \'{"event":"released"}\''
+        )
+        with self.assertRaisesRegex(leasehold.Error, "^the wait was cancelled$"):
+            self.lock(command=path, on_waiting=lambda held: held.release()).acquire()
 
     def test_a_cancelled_release_continues_after_its_loop_is_closed(self):
         said = self.output(

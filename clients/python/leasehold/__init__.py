@@ -90,6 +90,11 @@ _FAREWELL = 30
 _AT_EXIT = 5
 # The longest time in seconds. The command counts nanoseconds in 64 bits.
 _CENTURY = 100 * 365 * 86400
+# The largest number of permits.
+_MOST = 2**32 - 1
+# Why a `Held` ends that was not released by this process, and why a wait ends that this process gave up.
+_ENDED = "another process ended the leasehold process"
+_CANCELLED = "the wait was cancelled"
 # The first and the longest pause before a candidate rejoins the queue, in seconds.
 _PAUSE = (0.1, 10)
 
@@ -198,7 +203,10 @@ class Lock:
     - ``on_lost``: called with the :class:`Held` when the lock is lost
     - ``command``: the path of the ``leasehold`` program; it is used for servers too, if it is given
 
-    The callbacks run in a background thread.
+    The callbacks run in a background thread. `on_waiting` may call ``release`` to end the wait: ``acquire`` then raises
+    :class:`Error`.
+
+    Raises ``ValueError`` or ``TypeError`` with the name of an invalid option.
     """
 
     def __init__(
@@ -222,16 +230,25 @@ class Lock:
     ):
         options = {
             "wait": _milliseconds("wait", wait, endless=True),
-            "lease": _milliseconds("lease", lease),
-            "max-hold": _milliseconds("max_hold", max_hold, endless=True),
+            "lease": _milliseconds("lease", lease, positive=True),
+            "max-hold": _milliseconds("max_hold", max_hold, endless=True, positive=True),
             "min-hold": _milliseconds("min_hold", min_hold),
             "lock-delay": _milliseconds("lock_delay", lock_delay),
             "max": _whole("of", of),
             "permits": _whole("permits", permits),
-            "label": label,
+            "label": _unicode("label", label),
         }
         options.update(shared=bool(shared), exclusive=bool(exclusive))
-        self.name = name
+        if options["shared"] and options["exclusive"]:
+            raise ValueError("shared and exclusive exclude each other: set one of them")
+        if of is not None and (shared or exclusive):
+            raise ValueError(f"of and {'shared' if shared else 'exclusive'} exclude each other: set one of them")
+        if permits is not None and of is None:
+            raise ValueError("permits requires of, the size of the semaphore")
+        if name is None:
+            raise TypeError("name must be a string, not None")
+        self.name = _unicode("name", name)
+        _text("store", store, is_secret=True)
         if store == "":
             raise ValueError("store is empty: is the variable set? For this machine's locks, use file:")
         url = _store() if store is None else store
@@ -369,6 +386,8 @@ class Held:
         self._ended = concurrent.futures.Future()
         self._leaving = False
         self._owner = os.getpid()
+        # The thread that keeps the lock and calls the callbacks.
+        self._thread = None
         # What acquires, renews and releases the lock. It reports the events of `leasehold hold --json`.
         self._keeper = keeper(self)
 
@@ -390,10 +409,10 @@ class Held:
         """Releases the lock. Raises ``Lost`` if it was lost before. A second call has the same result.
 
         It has no effect in a fork of the process that acquired the lock. At interpreter shutdown, after the `atexit`
-        handlers, it does not wait for the result.
+        handlers, it does not wait for the result. In `on_waiting`, it begins to leave the queue and returns.
         """
         self._abandon()
-        if self._is_forked() or sys.is_finalizing():
+        if self._is_forked() or sys.is_finalizing() or self._is_in_callback():
             return
         try:
             self._ended.result(_FAREWELL)
@@ -405,7 +424,7 @@ class Held:
     async def release_async(self):
         """Like :meth:`release`, for asyncio. If it is cancelled, the release continues in the background."""
         self._abandon()
-        if self._is_forked():
+        if self._is_forked() or self._is_in_callback():
             return
         try:
             await asyncio.wait_for(_done(self._ended), _FAREWELL)
@@ -420,6 +439,10 @@ class Held:
 
     def _is_forked(self):
         return os.getpid() != self._owner
+
+    def _is_in_callback(self):
+        """Whether this is the thread that keeps the lock. It cannot wait for its own end."""
+        return threading.get_ident() == self._thread and not self._ended.done()
 
     def _loss(self):
         if self._is_forked():
@@ -443,7 +466,8 @@ class Held:
         self._ended.set_result(None)
 
     def _begin(self):
-        """Called when the keeper has begun."""
+        """Called by the thread of the keeper when it has begun."""
+        self._thread = threading.get_ident()
         _LIVE.add(self)
 
     def _apply(self, line):
@@ -452,12 +476,13 @@ class Held:
             self.ahead, self.held_by, self.holders = line["ahead"], line.get("held_by"), line.get("holders", [])
             if self._on_waiting:
                 _call(self._on_waiting, self)
+        elif event == "held" and self._leaving:
+            # The wait was cancelled, and the keeper already releases the lock. `_end` reports that.
+            pass
         elif event == "held":
             self.token, self.sequencer, self.state = line["token"], line["sequencer"], "held"
             self.deadline = line.get("deadline")
-            # If the wait was cancelled, the keeper already releases the lock.
-            if not self._granted.done():
-                self._granted.set_result(self)
+            self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
             self.state = "at_risk" if event == "at_risk" else "held"
             self.deadline = line.get("deadline")
@@ -476,8 +501,11 @@ class Held:
             code = last.get("code") if failed else code or None
             message = last.get("message") or said or f"the leasehold process ended without a result (exit code {code})"
             was_killed = not failed and (code is None or code < 0)
-            self._granted.set_exception(_error(message, code, was_killed))
-            self._ended.set_result(None)
+            was_cancelled = not failed and self._leaving
+            self._granted.set_exception(Error(_CANCELLED) if was_cancelled else _error(message, code, was_killed))
+            # A grant that came after the wait was cancelled may be lost.
+            if not self._ended.done():
+                self._ended.set_result(None)
         elif event == "released":
             self.state = "released"
             self._ended.set_result(None)
@@ -519,6 +547,8 @@ class _Command:
         self.process = None
         # Guards stdin, whose number may belong to another file after it is closed. Reentrant, for signal handlers.
         self._stdin = threading.RLock()
+        # Whether this process requested the release while the command was running.
+        self._is_requested = False
 
     def start(self):
         # In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
@@ -552,13 +582,25 @@ class _Command:
             pipe.close()
 
     def _ask_for_release(self):
+        if self.process.stdin.closed:
+            return
+        # An exception may have interrupted an earlier call after its write.
+        is_repeated, self._is_requested = self._is_requested, True
         try:
             # A fork may have the command's stdin open as well, so closing it is not enough.
             self.process.stdin.write(b"release\n")
-        except (OSError, ValueError):
+        except OSError:
+            # The command ended before the request.
+            self._is_requested = is_repeated
+        except ValueError:
+            # A signal handler has released the lock meanwhile.
             pass
         finally:
             self.process.stdin.close()
+
+    def _has_requested(self):
+        with self._stdin:
+            return self._is_requested
 
     def _follow(self):
         self._held._begin()
@@ -570,6 +612,9 @@ class _Command:
                     last = json.loads(line)
                     if not isinstance(last, dict):
                         raise ValueError(line)
+                    if last["event"] == "released" and not self._has_requested():
+                        # The command received a signal. Another client may hold the lock now.
+                        last = {"event": "lost", "reason": _ENDED}
                     self._held._apply(last)
             said = process.stderr.read().decode(errors="replace").strip()
         except (ValueError, KeyError, TypeError):
@@ -636,7 +681,27 @@ async def _done(future):
     await waiter
 
 
-def _milliseconds(name, value, endless=False):
+def _text(name, value, is_secret=False):
+    """A string that a command line and a request can contain, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__ if is_secret else repr(value)}")
+    if "\0" in value:
+        raise ValueError(f"{name} contains a NUL character" + ("" if is_secret else f": {value!r}"))
+    return value
+
+
+def _unicode(name, value):
+    """A string of Unicode characters, or None."""
+    try:
+        (_text(name, value) or "").encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} contains characters that are not Unicode: {value!r}") from None
+    return value
+
+
+def _milliseconds(name, value, endless=False, positive=False):
     """A time in whole milliseconds. None: not given, or no limit."""
     if value is None:
         return None
@@ -652,6 +717,8 @@ def _milliseconds(name, value, endless=False):
         return None
     if not 0 <= seconds <= _CENTURY:
         raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
+    if positive and not seconds:
+        raise ValueError(f"{name} must be more than 0 seconds, not {value!r}")
     # 0 has a meaning of its own, so a shorter time than a millisecond does not become 0.
     return round(seconds * 1000) or (1 if seconds else 0)
 
@@ -666,6 +733,8 @@ def _whole(name, value):
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {value!r}")
+    if number > _MOST:
+        raise ValueError(f"{name} must be at most {_MOST}, not {value!r}")
     return number
 
 

@@ -399,23 +399,13 @@ class Keeper:
         return {"event": "lost", "message": self._held.reason}
 
     def _claim(self):
-        """The fields of the claim. The server checks the others."""
+        """The fields of the claim. `Lock` has checked some of them, and the server checks the others."""
         options = self._options
-        try:
-            f"{self._held.name}{options['label']}".encode()
-        except UnicodeEncodeError:
-            raise _Failed(_USAGE, "invalid name or label: it is not Unicode") from None
         shared, exclusive, of, permits = (options[name] for name in ("shared", "exclusive", "max", "permits"))
-        if bool(shared) + bool(exclusive) + (of is not None) > 1:
-            raise _Failed(_USAGE, "shared, exclusive and of cannot be used together")
-        if permits is not None and of is None:
-            raise _Failed(_USAGE, "permits needs of, the size of the semaphore")
-        lease, max_hold = options["lease"], options["max-hold"]
+        lease = options["lease"]
         lease = _LEASE if lease is None else lease
         if not _LEASES[0] <= lease <= _LEASES[1]:
             raise _Failed(_USAGE, f"invalid lease {lease} ms: expected 50 ms to 1 day")
-        if max_hold == 0:
-            raise _Failed(_USAGE, "max_hold must be greater than zero")
         self._lease = lease / 1000
         claim = {"name": self._held.name, "lease_ms": lease, "waiter_lease_ms": min(lease, _WAITER_LEASE * 1000)}
         claim.update(host=socket.gethostname(), pid=os.getpid(), label=options["label"] or "")

@@ -27,6 +27,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, PipeWriter, Write};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use nix::errno::Errno;
@@ -182,9 +183,22 @@ fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> NotStarted {
     }
 }
 
+/// Returns whether the program is named by a path, and not searched for in `PATH`.
+fn has_slash(program: &std::ffi::OsStr) -> bool {
+    program.as_encoded_bytes().contains(&b'/')
+}
+
 /// Returns why a program cannot be executed.
 pub(crate) fn cannot_be_run(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
     match error.kind() {
+        // The kernel reports a missing interpreter like a missing file.
+        ErrorKind::NotFound if Path::new(program).is_file() && has_slash(program) => {
+            let what = format!("cannot execute {program:?}: its interpreter was not found");
+            Failure::new(NOT_EXECUTABLE, what).hint(
+                "check the line that begins with #!, and that lines do not end with CR LF; for a \
+                 binary, check that its loader is installed",
+            )
+        }
         ErrorKind::NotFound => {
             let failure = Failure::new(NOT_FOUND, format!("{program:?}: command not found"));
             match program.to_string_lossy().contains([' ', '|', ';', '&']) {

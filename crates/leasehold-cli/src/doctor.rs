@@ -61,6 +61,10 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
     let _ = locks.close().await;
     let mut findings = match diagnosed {
         Ok(findings) => findings,
+        // The service answers this user's claims, if they have the token's prefix.
+        Err(error) if error.kind() == ErrorKind::Denied && scheme.starts_with("http") => {
+            vec![Finding::note("denied", error.reason(), NO_RIGHT)]
+        }
         Err(error) if is_refusal(&error) => vec![refused(&error)],
         Err(error) => return Err(error.into()),
     };
@@ -81,6 +85,9 @@ fn is_known(scheme: &str) -> bool {
 fn is_refusal(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed | ErrorKind::Timeout)
 }
+
+/// What the token of a service lacks.
+const NO_RIGHT: &str = "only a token with the right inspect for all names can check the store";
 
 fn created() -> Finding {
     Finding::note(

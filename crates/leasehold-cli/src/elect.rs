@@ -9,7 +9,6 @@
 //! Between two terms it pauses, longer each time, so that a CMD that fails immediately causes
 //! little load. After a long term the pause is one second. During the pause other candidates lead.
 
-use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::args::ElectArgs;
 use crate::command_end::CommandEnd;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
-use crate::run::{report_outcome, run, settle};
+use crate::run::{Term, report_outcome, run, settle};
 use crate::signals::Signals;
 use crate::table::short;
 
@@ -40,27 +39,31 @@ async fn elect(
     let max_hold = settle(&mut args);
     let [first, longest] = PAUSES;
     let mut pause = first;
+    let term = Term::default();
     loop {
-        let led_since = Cell::default();
-        let term = run(&args, max_hold, events, signals, &led_since).await;
-        let is_over = match &term {
+        term.held_since.set(None);
+        let ended = run(&args, max_hold, events, signals, &term).await;
+        let is_over = match &ended {
             Ok(CommandEnd::Signal(_) | CommandEnd::Interrupted) => true,
             _ if signals.told_to_end() => true,
             // The exit code of CMD has no meaning here.
             Ok(CommandEnd::Code(_)) => false,
-            Err(failure) => {
-                [exit::USAGE, exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&failure.code)
-            }
+            Err(failure) => match failure.code {
+                // The options were valid in an earlier term or a moment ago, so the store or a
+                // proxy is being changed.
+                exit::USAGE => !term.was_accepted.get(),
+                code => [exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&code),
+            },
         };
         if is_over {
-            return term;
+            return ended;
         }
         // A term that `--max-hold` ended is somewhat shorter.
         let long = max_hold.map_or(longest, |most| longest.min(most / 2));
-        if led_since.get().is_some_and(|since| since.elapsed() > long) {
+        if term.held_since.get().is_some_and(|since| since.elapsed() > long) {
             pause = first;
         }
-        let why = match term {
+        let why = match ended {
             Ok(CommandEnd::Code(code)) => format!("the command exited with {code}"),
             Ok(_) => "the term ended".to_owned(),
             Err(failure) => failure.message,

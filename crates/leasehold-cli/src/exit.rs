@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
-use leasehold::{Error, ErrorKind};
+use leasehold::{Error, ErrorKind, Kind};
 use nix::errno::Errno;
 
 use crate::events::{self, Event};
@@ -128,16 +128,23 @@ impl From<Error> for Failure {
             " [{}]",
             context.into_iter().flatten().collect::<Vec<_>>().join(", ")
         ));
-        let hint = match error.kind() {
-            Mismatch => Some(
-                "the default is a mutex; --shared and --exclusive take a read-write lock, --max N a \
-                 semaphore of N"
-                    .to_owned(),
-            ),
-            kind => error.hint().map(|hint| in_options(hint, kind)),
-        };
+        let hint =
+            same_kind(&error).or_else(|| error.hint().map(|hint| in_options(hint, error.kind())));
         Self { hint, ..Self::new(code, message) }
     }
+}
+
+/// Returns the options that select the kind in use, for a request of another kind.
+fn same_kind(error: &Error) -> Option<String> {
+    let reason = error.reason();
+    let (_, kind) = reason.rsplit_once("but is in use as a ")?;
+    Some(match kind.strip_prefix("semaphore of ") {
+        Some(capacity) => format!("add --max {capacity}, or use another name"),
+        None if kind == Kind::RwLock.to_string() => {
+            "add --exclusive (or --shared, to read), or use another name".to_owned()
+        }
+        None => "remove --shared, --exclusive and --max, or use another name".to_owned(),
+    })
 }
 
 /// Replaces the names of the library's options by the command's.

@@ -21,7 +21,7 @@ use crate::events::{self, Event, note};
 use crate::exit::{self, Failure};
 use crate::frozen;
 use crate::signals::{self, Signals};
-use crate::table::{quoted, short};
+use crate::table::short;
 use crate::take::{CLOSE_TIMEOUT, Taking, connect_to_take, with_store};
 
 pub(crate) fn freeze(args: FreezeArgs) -> ExitCode {
@@ -75,7 +75,7 @@ async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Optio
         Ok(Err(failure)) => Err(failure),
         Ok(Ok(Released::Pending)) => {
             let what = format!("the store did not answer: {name:?} may or may not be frozen");
-            let hint = format!("leasehold show {}", quoted(&name));
+            let hint = take.store.command("show", Some(&name));
             Err(Failure::new(exit::UNAVAILABLE, what).hint(hint))
         }
         Ok(Ok(_)) => {
@@ -87,13 +87,14 @@ async fn take_and_leave(args: FreezeArgs, signals: &mut Signals) -> Result<Optio
 }
 
 pub(crate) fn unfreeze(args: &UnfreezeArgs) -> ExitCode {
-    match block_on(with_store(&args.store, async |locks| thaw(locks, &args.name).await)) {
+    match block_on(with_store(&args.store, async |locks| thaw(locks, args).await)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-async fn thaw(locks: &Client, name: &str) -> Result<(), Failure> {
+async fn thaw(locks: &Client, args: &UnfreezeArgs) -> Result<(), Failure> {
+    let UnfreezeArgs { store, name } = args;
     let claims = locks.inspect(name).await?.map_or_else(Vec::new, |lock| lock.claims);
     let frozen = claims.iter().filter(|claim| frozen::reason(claim).is_some());
     let mut ended = 0;
@@ -103,10 +104,10 @@ async fn thaw(locks: &Client, name: &str) -> Result<(), Failure> {
     match ended {
         0 if !claims.is_empty() => {
             Err(Failure::new(exit::NOT_HELD, format!("{name:?} is not frozen"))
-                .hint(format!("leasehold show {}", quoted(name))))
+                .hint(store.command("show", Some(name))))
         }
         0 => Err(Failure::new(exit::NOT_HELD, format!("{name:?} is not frozen"))
-            .hint("check the name: leasehold ls")),
+            .hint(format!("check the name: {}", store.command("ls", None)))),
         _ => Ok(()),
     }
 }

@@ -50,7 +50,7 @@ use tokio::time::timeout;
 use crate::args::HoldArgs;
 use crate::block_on::block_on;
 use crate::control_socket::ControlSocket;
-use crate::events::timed;
+use crate::events::{note, timed};
 use crate::exit::{self, Failure};
 use crate::inherited;
 use crate::priority;
@@ -305,6 +305,12 @@ async fn give_back(guard: Hold, caller: &Caller) -> Result<(), Failure> {
         released => {
             use leasehold::Released::{Now, Shared};
             let answered = matches!(released, Ok(Ok(Now | Shared)));
+            if let Ok(Err(error)) = released {
+                let why = error.reason();
+                note(&format!(
+                    "could not release {name:?}: {why}; the lock is freed when its lease expires"
+                ));
+            }
             caller.report(&HoldLine::Released { name: &name, token, answered });
             Ok(())
         }

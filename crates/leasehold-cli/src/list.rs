@@ -46,7 +46,8 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
             (None, false) => {
                 let name = clean(&args.name);
                 if std::io::stderr().is_terminal() {
-                    note("hint: `leasehold ls` lists the locks that are in use");
+                    let ls = args.store.command("ls", None);
+                    note(&format!("hint: `{ls}` lists the locks that are in use"));
                 }
                 format!("lock   {name} (free)\nstore  {}\n", clean(locks.url()))
             }

@@ -10,26 +10,25 @@ use std::process::ExitCode;
 use leasehold::store::Evict;
 use leasehold::{Client, Token};
 
-use crate::args::{EvictArgs, ReleaseArgs};
+use crate::args::{EvictArgs, ReleaseArgs, StoreArgs};
 use crate::block_on::block_on;
 use crate::control_socket::ControlSocket;
 use crate::events::note;
 use crate::exit::{self, Failure};
 use crate::frozen;
-use crate::table::quoted;
 use crate::take::{held_by, with_store};
 
 pub(crate) fn main(args: &ReleaseArgs) -> ExitCode {
     let ReleaseArgs { store, name, token, .. } = args;
     finish(block_on(with_store(store, async |locks| match *token {
         Some(token) => release(locks, name, token).await,
-        None => evict(locks, name, None).await,
+        None => evict(locks, store, name, None).await,
     })))
 }
 
 pub(crate) fn evict_main(args: &EvictArgs) -> ExitCode {
     let EvictArgs { store, name, token } = args;
-    finish(block_on(with_store(store, async |locks| evict(locks, name, *token).await)))
+    finish(block_on(with_store(store, async |locks| evict(locks, store, name, *token).await)))
 }
 
 fn finish(done: Result<(), Failure>) -> ExitCode {
@@ -62,7 +61,14 @@ async fn release(locks: &Client, name: &str, token: Token) -> Result<(), Failure
     }
 }
 
-async fn evict(locks: &Client, name: &str, token: Option<Token>) -> Result<(), Failure> {
+async fn evict(
+    locks: &Client,
+    store: &StoreArgs,
+    name: &str,
+    token: Option<Token>,
+) -> Result<(), Failure> {
+    let nothing_held =
+        |what: String| Failure::new(exit::NOT_HELD, what).hint(store.command("show", Some(name)));
     let lock = match token {
         // The holders of a lock that cannot be read can be evicted too.
         None => locks.holders(name).await.ok().flatten(),
@@ -71,7 +77,7 @@ async fn evict(locks: &Client, name: &str, token: Option<Token>) -> Result<(), F
     if let Some(frozen) = lock.as_ref().filter(|lock| frozen::is_frozen(lock)) {
         let state = held_by(frozen).unwrap_or_default();
         let what = format!("{name:?} has no holder: it is {state}");
-        let hint = format!("to end the freeze: leasehold unfreeze {}", quoted(name));
+        let hint = format!("to end the freeze: {}", store.command("unfreeze", Some(name)));
         return Err(Failure::new(exit::NOT_HELD, what).hint(hint));
     }
     let whom = token.map_or(Evict::Holders, Evict::Token);
@@ -79,9 +85,9 @@ async fn evict(locks: &Client, name: &str, token: Option<Token>) -> Result<(), F
     let has_holder = lock.is_none_or(|lock| lock.holders().next().is_some());
     let done = match (evicted, token) {
         (0, Some(token)) => {
-            return Err(nothing_held(name, format!("token {token} does not hold {name:?}")));
+            return Err(nothing_held(format!("token {token} does not hold {name:?}")));
         }
-        (0, None) => return Err(nothing_held(name, format!("{name:?} has no holder"))),
+        (0, None) => return Err(nothing_held(format!("{name:?} has no holder"))),
         (_, Some(token)) => format!("evicted the holder of {name:?} with token {token}"),
         (_, None) if !has_holder => format!("ended the cooldown of {name:?}"),
         (1, None) => format!("evicted the holder of {name:?}"),
@@ -89,8 +95,4 @@ async fn evict(locks: &Client, name: &str, token: Option<Token>) -> Result<(), F
     };
     note(&done);
     Ok(())
-}
-
-fn nothing_held(name: &str, what: String) -> Failure {
-    Failure::new(exit::NOT_HELD, what).hint(format!("leasehold show {}", quoted(name)))
 }

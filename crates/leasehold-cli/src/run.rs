@@ -35,7 +35,7 @@ use crate::{boottime, nested, priority, reenter};
 pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let max_hold = settle(&mut args);
     report_outcome(Style::of(args.json, args.verbose), async |events, signals| {
-        run(&args, max_hold, events, signals, &Cell::default()).await
+        run(&args, max_hold, events, signals, &Term::default()).await
     })
 }
 
@@ -78,14 +78,22 @@ pub(crate) fn settle(args: &mut RunArgs) -> Option<Duration> {
     max_hold
 }
 
-/// Acquires the locks, runs CMD and releases the locks, once. `held_since` is set when the lock is
-/// acquired.
+/// How far a run has come.
+#[derive(Debug, Default)]
+pub(crate) struct Term {
+    /// Whether the store has accepted a claim, in this run or an earlier one.
+    pub(crate) was_accepted: Cell<bool>,
+    /// When the locks were acquired.
+    pub(crate) held_since: Cell<Option<Instant>>,
+}
+
+/// Acquires the locks, runs CMD and releases the locks, once. `term` receives how far it comes.
 pub(crate) async fn run(
     args: &RunArgs,
     max_hold: Option<Duration>,
     events: &Events,
     signals: &mut Signals,
-    held_since: &Cell<Option<Instant>>,
+    term: &Term,
 ) -> Result<CommandEnd, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
@@ -101,7 +109,7 @@ pub(crate) async fn run(
         return Err(reenter::exec(args, &above, events));
     }
     let waited = tokio::select! {
-        held = wait(&locks, args, started, events) => held.map_err(|failure| {
+        held = wait(&locks, args, started, events, term) => held.map_err(|failure| {
             Err(match args.once_per {
                 Some(_) => failure.naming("--min-hold", "--once-per"),
                 None => failure,
@@ -118,7 +126,8 @@ pub(crate) async fn run(
             return end;
         }
     };
-    held_since.set(Some(Instant::now()));
+    term.was_accepted.set(true);
+    term.held_since.set(Some(Instant::now()));
     let ends = max_hold.and_then(boottime::after);
     signals.all().map_err(|e| Failure::system("cannot catch signals", e))?;
     let job = Job { args, locks: &locks, events, ends };
@@ -147,6 +156,7 @@ async fn wait(
     args: &RunArgs,
     started: Instant,
     events: &Events,
+    term: &Term,
 ) -> Result<HeldLocks, Failure> {
     let (news, mut waiting) = tokio::sync::mpsc::unbounded_channel();
     let ahead = Ahead::default();
@@ -171,7 +181,10 @@ async fn wait(
     let held = loop {
         tokio::select! {
             held = &mut taking => break held,
-            Some(news) = waiting.recv() => tell_waiting(news),
+            Some(news) = waiting.recv() => {
+                term.was_accepted.set(true);
+                tell_waiting(news);
+            }
             never = &mut showing, if events.shows_progress() => match never {},
         }
     };

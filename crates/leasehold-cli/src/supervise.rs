@@ -1,7 +1,7 @@
 //! Supervises CMD while it runs under its locks, and ends it if its locks require that. The
 //! [kill_policy](crate::kill_policy) module defines when CMD is stopped because of its locks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, ErrorKind, LostReason, Released, State};
 use nix::sys::signal::Signal;
@@ -315,6 +315,24 @@ impl Supervisor<'_> {
         false
     }
 
+    /// Ends what CMD started, after a signal to leasehold has ended CMD. Otherwise these processes
+    /// would run next to the following holder.
+    async fn end_the_rest(&mut self, signals: &mut Signals) {
+        if !self.descendants.is_any_left() {
+            return;
+        }
+        self.descendants.terminate();
+        let until = Instant::now() + self.job.args.kill_after.unwrap_or(GRACE);
+        while self.descendants.is_any_left() && Instant::now() < until {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            self.look();
+            if self.done > Danger::None {
+                return;
+            }
+        }
+        self.end_descendants(signals).await;
+    }
+
     /// Kills what CMD started, after CMD was stopped because of its lock. While some of these
     /// processes survive, the lock is kept as long as possible, unless a signal ends leasehold.
     async fn end_descendants(&mut self, signals: &mut Signals) {
@@ -344,6 +362,9 @@ impl Supervisor<'_> {
     /// Releases the locks after CMD has ended, and returns how leasehold must end.
     async fn end(mut self, held: HeldLocks, signals: &mut Signals) -> Result<CommandEnd, Failure> {
         let group = self.child.group();
+        if self.done == Danger::None && signals.told_to_end() {
+            self.end_the_rest(signals).await;
+        }
         if self.done > Danger::None {
             self.end_descendants(signals).await;
         }

@@ -13,7 +13,7 @@ use leasehold::{Client, Error, ErrorKind, Hold, Holder, LockRequest, MIN_LEASE, 
 
 use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE, USAGE};
-use crate::table::{quoted, short};
+use crate::table::short;
 use crate::{events, frozen, nested};
 
 /// Time limit for a store that does not answer a release. After it, the lease frees the lock.
@@ -85,7 +85,7 @@ pub(crate) async fn with_store<T>(
 
 /// Minimum time to keep retrying while the store is unreachable. It is also the library's limit
 /// during a wait.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Returns how long to keep retrying with this lease.
 pub(crate) fn patience(args: &TakeArgs) -> Duration {
@@ -334,21 +334,21 @@ impl Taking<'_> {
             }
             _ => state,
         };
-        let shell_name = quoted(name);
+        let command = |subcommand| args.store.command(subcommand, Some(name));
         let is_held = info.as_ref().is_none_or(|info| info.holders().next().is_some());
         let hint = match &info {
             Some(info) if frozen::is_frozen(info) => {
-                format!("wait, or end the freeze: leasehold unfreeze {shell_name}")
+                format!("wait, or end the freeze: {}", command("unfreeze"))
             }
             Some(_) if !is_held && by.is_some() => {
-                format!("to end the cooldown: leasehold evict {shell_name}")
+                format!("to end the cooldown: {}", command("evict"))
             }
             // `--once-per` does not wait, so the hint must not suggest `--wait`.
-            _ if args.quiet => format!("to see the queue: leasehold show {shell_name}"),
+            _ if args.quiet => format!("to see the queue: {}", command("show")),
             _ if args.try_only => {
-                format!("drop --try to wait, or see the queue: leasehold show {shell_name}")
+                format!("drop --try to wait, or see the queue: {}", command("show"))
             }
-            _ => format!("wait longer (--wait), or see the queue: leasehold show {shell_name}"),
+            _ => format!("wait longer (--wait), or see the queue: {}", command("show")),
         };
         let failure = Failure::new(args.conflict_code(), message).hint(hint);
         Failure { silent: args.quiet, ..failure }

@@ -8,14 +8,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use leasehold::store::Wakeup;
-use leasehold::{Client, LockEvents};
+use leasehold::{Client, Error, LockEvents};
 use tokio::sync::Notify;
 
 use crate::args::WaitArgs;
 use crate::block_on::block_on;
 use crate::exit::{self, Failure};
-use crate::table::{quoted, short};
-use crate::take::{held_by, with_store};
+use crate::table::short;
+use crate::take::{PATIENCE, held_by, with_store};
 
 /// The first and the longest pause between two polls, if the store does not notify watchers.
 const PAUSE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
@@ -54,6 +54,12 @@ async fn follow(mut changes: LockEvents, changed: &Notify) -> Infallible {
     }
 }
 
+/// Returns whether to poll again after this error. `since` is the time of the store's last answer,
+/// or of the start.
+fn is_passing(error: &Error, since: Instant, has_answered: bool) -> bool {
+    (has_answered || error.is_transient()) && since.elapsed() < PATIENCE
+}
+
 /// Polls until the lock is in the wanted state. It polls after each notification, and periodically.
 async fn poll(
     args: &WaitArgs,
@@ -62,9 +68,23 @@ async fn poll(
     changed: &Notify,
 ) -> Result<(), Failure> {
     let started = Instant::now();
+    let mut answered = None;
     loop {
         // The waiters are not read. The lock is free if it has neither a holder nor a cooldown.
-        let lock = locks.holders(&args.name).await?;
+        let lock = match locks.holders(&args.name).await {
+            Ok(lock) => lock,
+            // An error passes if the store has answered before, as it does for waiters in a queue.
+            Err(error) if is_passing(&error, answered.unwrap_or(started), answered.is_some()) => {
+                let left = args.timeout.map(|limit| limit.saturating_sub(started.elapsed()));
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Err(error.into());
+                }
+                tokio::time::sleep(left.map_or(PAUSE[1], |left| PAUSE[1].min(left))).await;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        answered = Some(Instant::now());
         let holder = lock.as_ref().and_then(|lock| lock.holders().next());
         let is_free = lock.as_ref().is_none_or(|lock| lock.claims.is_empty());
         let is_so = if args.held { holder.is_some() } else { is_free };
@@ -81,7 +101,7 @@ async fn poll(
                 None => format!("{name:?} is about to be acquired by a waiter"),
             };
             let why = format!("timed out after {limit}: {state}");
-            let hint = format!("leasehold show {}", quoted(name));
+            let hint = args.store.command("show", Some(name));
             return Err(Failure::new(exit::NOT_ACQUIRED, why).hint(hint));
         }
         tokio::select! {

@@ -22,8 +22,8 @@ pub use crate::store::secrets::{
     with_passwords,
 };
 pub use crate::store::url::parts::{Host, UrlParts};
-pub use crate::store::url::redacted;
 pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};
+pub use crate::store::url::{redacted, split_query};
 pub use crate::store::waiters::Waiters;
 pub use crate::types::answer::frozen_label;
 pub use crate::types::limits::{LISTED_HOLDERS, drift, request_timeout};

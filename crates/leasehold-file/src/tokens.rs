@@ -32,13 +32,14 @@
 
 use leasehold_core::kit::locked;
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -68,6 +69,8 @@ pub(super) struct Tokens {
 
 /// The only format of a store so far. A file without a number has this format.
 const FORMAT: u32 = 1;
+/// The maximum number of bytes that are read from the durable file.
+const MOST_BYTES: u64 = 4096;
 
 fn format_1() -> u32 {
     FORMAT
@@ -279,7 +282,7 @@ impl Tokens {
     }
 
     fn read_durable(&self) -> Result<Option<Durable>> {
-        let bytes = match fs::read(&self.durable) {
+        let bytes = match read_regular(&self.durable) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fault("read", &self.durable, e)),
@@ -354,6 +357,19 @@ pub(super) fn newer(path: &Path, format: u64) -> Error {
     Error::new(ErrorKind::Unsupported, what).with_hint("upgrade this leasehold")
 }
 
+/// Reads a small regular file. Another member of the directory's group may have put something else
+/// there: a FIFO, whose reader blocks, or a link to a device without an end.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Returns the error for a file that stays locked.
 pub(super) fn stuck(path: &Path) -> Error {
     let path = path.to_string_lossy();
@@ -392,6 +408,22 @@ mod tests {
         other.raise_ceiling(5).unwrap();
         assert_eq!(durable(&other), Some(1_000 + AHEAD));
         assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 2, "temporary files remain");
+    }
+
+    #[test]
+    fn only_a_regular_token_file_is_read() {
+        let tmp = tempfile::tempdir().unwrap();
+        let file = tmp.path().join("tokens");
+        let reason = || read_regular(&file).unwrap_err().to_string();
+        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        assert_eq!(reason(), "not a regular file");
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(reason().contains("symbolic link"), "{}", reason());
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
+        assert_eq!(read_regular(&file).unwrap().len() as u64, MOST_BYTES);
     }
 
     // S61

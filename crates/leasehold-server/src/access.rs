@@ -237,7 +237,8 @@ impl Access {
         let unidentified = || {
             unauthorized(
                 "this request has no valid token".to_owned(),
-                "send the header \"Authorization: Bearer TOKEN\"",
+                "send the header \"Authorization: Bearer TOKEN\", or add ?token_file=PATH to the \
+                 store's URL",
             )
         };
         if let Some(value) = headers.get(AUTHORIZATION) {

@@ -91,7 +91,8 @@ pub(crate) async fn identify(
 
 /// Returns the response to a path that has no route.
 pub(crate) async fn not_found() -> Failure {
-    let hint = "use a path below /v1/claims, /v1/locks, /v1/events, /v1/check or /v1/store";
+    let hint = "use a path below /v1/claims, /v1/locks, /v1/events, /v1/check or /v1/store; write a \
+                / in a name as %2F";
     invalid("this path does not exist", hint).with_status(StatusCode::NOT_FOUND)
 }
 

@@ -1,5 +1,6 @@
 //! Serves connections within limits, and drains them at shutdown.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -14,7 +15,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tower_service::Service as _;
 
@@ -26,6 +27,8 @@ use crate::tls::Tls;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// How long the store has to confirm the releases when the server ends.
 const CLOSE: Duration = Duration::from_secs(5);
+/// How long requests may last that clients have sent when the last stream ended.
+const LAST_REQUESTS: Duration = Duration::from_secs(1);
 /// The interval between checks whether the token file or a certificate has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted, for example because there are too many open
@@ -46,10 +49,11 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// Serves until `shutdown` is ready, then drains. While it drains, it accepts no new claims or
-/// connections, and notifies open streams. It waits for open requests and streams for about
+/// Serves until `shutdown` is ready, then drains. While it drains, it accepts no new claims, and
+/// notifies open streams. It waits for open requests and streams for about
 /// [`Limits::drain`](crate::Limits) at most, and then a few seconds for the store to confirm the
-/// last releases.
+/// last releases. Until the last stream has ended, it executes renewals and releases, so that
+/// clients without another server keep their locks.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future closes all connections, and releases the locks of hold streams
@@ -57,22 +61,29 @@ pub enum Listener {
 pub async fn serve(service: Service, listeners: Vec<Listener>, shutdown: impl Future<Output = ()>) {
     let router = service.router();
     let places = Arc::new(Semaphore::new(service.limits().connections));
+    // Closed when the last connection from before the drain has ended.
+    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
+    let closing = watch::Sender::new(false);
     let mut tasks = JoinSet::new();
     let mut encrypted = Vec::new();
     for listener in listeners {
         if let Listener::Tls(_, tls) = &listener {
             encrypted.push(tls.clone());
         }
-        tasks.spawn(accept(service.clone(), router.clone(), listener, places.clone()));
+        let end = (open.clone(), closing.subscribe());
+        tasks.spawn(accept(service.clone(), router.clone(), listener, places.clone(), end));
     }
+    drop(open);
     tokio::select! {
         () = shutdown => {}
         () = reload(&service, &encrypted) => {}
     }
     service.drain();
     let limit = service.limits().drain + Duration::from_secs(1);
+    let _ = tokio::time::timeout(limit, all_closed.recv()).await;
+    closing.send_replace(true);
     let all_done = async { while tasks.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(limit, all_done).await;
+    let _ = tokio::time::timeout(LAST_REQUESTS, all_done).await;
     let _ = tokio::time::timeout(CLOSE, service.close()).await;
     let _ = tokio::time::timeout(CLOSE, service.close_history()).await;
 }
@@ -108,10 +119,18 @@ async fn reload(service: &Service, encrypted: &[Arc<Tls>]) {
     }
 }
 
-/// Accepts connections until the server drains, then waits for their end.
-async fn accept(service: Service, router: Router, listener: Listener, places: Arc<Semaphore>) {
+/// Accepts connections until the server closes, then waits for their end. The connections from
+/// before the drain keep `open`.
+async fn accept(
+    service: Service,
+    router: Router,
+    listener: Listener,
+    places: Arc<Semaphore>,
+    (open, mut closing): (mpsc::Sender<Infallible>, watch::Receiver<bool>),
+) {
     let mut connections = JoinSet::new();
     let mut draining = service.draining();
+    let mut open = Some(open);
     loop {
         let accepted = async {
             let place = places.clone().acquire_owned().await;
@@ -121,7 +140,11 @@ async fn accept(service: Service, router: Router, listener: Listener, places: Ar
             accepted = accepted => accepted,
             // Removes ended connections, so that they do not accumulate.
             Some(_) = connections.join_next() => continue,
-            () = drained(&mut draining) => break,
+            () = drained(&mut draining), if open.is_some() => {
+                open = None;
+                continue;
+            }
+            () = drained(&mut closing) => break,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -130,24 +153,29 @@ async fn accept(service: Service, router: Router, listener: Listener, places: Ar
                 continue;
             }
         };
-        let (service, router) = (service.clone(), router.clone());
+        let (service, router, open) = (service.clone(), router.clone(), open.clone());
         connections.spawn(async move {
-            let _place = place;
+            let before_drain = open.is_some();
+            let _kept = (place, open);
             let client = Client { peer, address: stream.address() };
             match stream {
-                Accepted::Tcp(stream) => connection(&service, router, stream, client).await,
+                Accepted::Tcp(stream) => {
+                    connection(&service, router, stream, client, before_drain).await;
+                }
                 Accepted::Tls(stream, tls) => {
                     let mut draining = service.draining();
                     let accepted = tokio::select! {
                         accepted = tls.accept(stream) => accepted,
-                        () = drained(&mut draining) => None,
+                        () = drained(&mut draining), if before_drain => None,
                     };
                     if let Some((stream, peer)) = accepted {
                         let client = Client { peer, ..client };
-                        connection(&service, router, stream, client).await;
+                        connection(&service, router, stream, client, before_drain).await;
                     }
                 }
-                Accepted::Unix(stream) => connection(&service, router, stream, client).await,
+                Accepted::Unix(stream) => {
+                    connection(&service, router, stream, client, before_drain).await;
+                }
             }
         });
     }
@@ -201,9 +229,15 @@ async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Serves the requests that this client sends on its connection.
-async fn connection<S>(service: &Service, router: Router, stream: S, client: Client)
-where
+/// Serves the requests that this client sends on its connection. While the server drains, that is
+/// one request, so that the client connects to another server if there is one.
+async fn connection<S>(
+    service: &Service,
+    router: Router,
+    stream: S,
+    client: Client,
+    before_drain: bool,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (limits, client) = (service.limits(), Arc::new(client));
@@ -218,6 +252,11 @@ where
         .header_read_timeout(limits.request_time)
         .max_buf_size(limits.header_bytes.max(8192))
         .max_headers(MAX_HEADERS);
+    if !before_drain {
+        builder.keep_alive(false);
+        let _ = builder.serve_connection(TokioIo::new(stream), handle).await;
+        return;
+    }
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), handle));
     let mut draining = service.draining();
     tokio::select! {

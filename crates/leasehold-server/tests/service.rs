@@ -377,6 +377,30 @@ async fn a_server_that_shuts_down_takes_no_claims_and_releases_its_streams() {
     assert!(store.read(&name).await.unwrap().is_none(), "the lock is still held");
 }
 
+/// Clients without another server must not lose their locks while a stream delays the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draining_server_renews_and_releases_claims() {
+    let mut server = Server::open("memory:").await;
+    server.post("/v1/claims", try_join(1, "held")).await.is(201);
+    let mut holder = server.stream("POST", "/v1/locks/a/hold", "").await;
+    holder.until("held").await;
+    server.shut_down();
+    holder.until("draining").await;
+    let path = format!("/v1/claims/{}", id(1));
+    for _ in 0..2 {
+        let renewed = server.call("PUT", &path, json!({"name": "held", "lease_ms": 60000})).await;
+        assert_eq!(renewed.is(200).json()["status"], "held");
+    }
+    server.post("/v1/claims", try_join(2, "b")).await.is(503);
+    server.get("/readyz").await.is(503);
+    let metrics = server.get("/metrics").await.is(200).text;
+    assert!(metrics.contains("leasehold_server_draining 1"), "{metrics}");
+    server.call("DELETE", &format!("{path}?name=held"), Value::Null).await.is(200);
+    // Without streams there is nothing to wait for.
+    drop(holder);
+    tokio::time::timeout(support::PATIENCE / 4, server.task).await.unwrap().unwrap();
+}
+
 /// If the router is part of another web service, that service owns the connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_of_a_draining_service_rejects_claims() {

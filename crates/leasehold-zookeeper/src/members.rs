@@ -91,12 +91,15 @@ impl Members {
         self.state().fault.clone()
     }
 
-    /// Returns the current time limit for an overdue reply.
-    pub(super) fn patience(&self) -> Duration {
+    /// Returns the current time limit for an overdue reply. `begun`: whether the member has sent
+    /// anything on this connection. A server that is starting accepts connections and never answers
+    /// their greeting, so the greeting is soon sent again, even to the only member.
+    pub(super) fn patience(&self, begun: bool) -> Duration {
         let (at_first, at_most) = self.patience;
         let state = self.state();
+        let at_most = if state.alone { self.patience_alone } else { at_most };
         match state.silent {
-            _ if state.alone => self.patience_alone,
+            _ if state.alone && begun => self.patience_alone,
             Some((when, before)) if self.clock.now().since(when) < REMEMBERED => {
                 (before * 2).min(at_most)
             }
@@ -121,7 +124,7 @@ impl Members {
 
     async fn addresses(&self, host: &Arc<Host>) -> Vec<Member> {
         let asked = tokio::net::lookup_host((host.name.as_str(), host.port));
-        let found = match timeout(self.patience(), asked).await {
+        let found = match timeout(self.patience(true), asked).await {
             Ok(Ok(found)) => found.collect(),
             Ok(Err(why)) => {
                 self.note(host, &why.to_string());
@@ -137,7 +140,7 @@ impl Members {
 
     /// Connects to a member.
     pub(super) async fn reach(&self, member: &Member) -> io::Result<Box<dyn Stream>> {
-        let patience = self.patience();
+        let patience = self.patience(true);
         let stream = timeout(patience, TcpStream::connect(member.address)).await??;
         stream.set_nodelay(true)?;
         match &self.tls {
@@ -160,13 +163,13 @@ impl Members {
     }
 
     /// Records that a member was left because of an overdue reply. If it had served this client
-    /// before, other members may be just as slow.
+    /// before, other members may be just as slow. The only member gets more time for each greeting.
     pub(super) fn was_silent(&self, member: &Member, served: bool) {
-        let patience = self.patience();
+        let patience = self.patience(served);
         let now = self.clock.now();
         let mut state = self.state();
         state.failed.insert(member.address, now);
-        if served {
+        if served != state.alone {
             state.silent = Some((now, patience));
         }
         drop(state);
@@ -243,20 +246,28 @@ mod tests {
             let all = members("127.0.0.1:1,127.0.0.1:2", 60);
             let order = all.in_turn().await;
             let second = Duration::from_secs(1);
-            assert_eq!(all.patience(), second);
+            assert_eq!(all.patience(true), second);
             for longer in [second * 2, second * 3, second * 3] {
                 all.was_silent(&order[0], true);
-                assert_eq!(all.patience(), longer);
+                assert_eq!(all.patience(true), longer);
             }
             all.clock.advance(REMEMBERED);
-            assert_eq!(all.patience(), second);
+            assert_eq!(all.patience(true), second);
             // A member that has not even answered the greeting does not show that the others are
             // slow.
             all.was_silent(&order[0], false);
-            assert_eq!(all.patience(), second);
+            assert_eq!(all.patience(true), second);
             // The ensemble has only one member.
-            assert_eq!(members("127.0.0.1:1", 60).patience(), second * 18);
-            assert_eq!(members("127.0.0.1:1,127.0.0.1:2", 4).patience(), second * 4 / 10);
+            let alone = members("127.0.0.1:1", 60);
+            assert_eq!(alone.patience(true), second * 18);
+            // A server that is starting does not answer the greeting.
+            let only = &alone.in_turn().await[0];
+            for longer in [second, second * 2, second * 4] {
+                assert_eq!(alone.patience(false), longer);
+                alone.was_silent(only, false);
+            }
+            assert_eq!(alone.patience(true), second * 18);
+            assert_eq!(members("127.0.0.1:1,127.0.0.1:2", 4).patience(true), second * 4 / 10);
         });
     }
 }

@@ -130,7 +130,8 @@ async fn carry(
     };
     let silence = async {
         loop {
-            sleep(members.patience() / TICKS).await;
+            let begun = talk().begun;
+            sleep(members.patience(begun) / TICKS).await;
             if talk().tick() > TICKS {
                 return Err::<(), _>(io::Error::from(io::ErrorKind::TimedOut));
             }

@@ -15,7 +15,7 @@ use super::members::Members;
 pub(super) async fn shortest_session(members: &Members) -> io::Result<Duration> {
     let mut fault = io::Error::from(io::ErrorKind::NotFound);
     for member in members.in_turn().await {
-        let limit = members.patience() * 2;
+        let limit = members.patience(true) * 2;
         let asked = async { ask(members.reach(&member).await?).await };
         match timeout(limit, asked).await {
             Ok(Ok((shortest, stream))) => {

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold::store::kit::{
-    default_namespace, default_store, parse_duration as duration, store_url,
+    default_namespace, default_store, parse_duration as duration, redacted, store_url,
 };
 
 use super::heading;
 use crate::missing;
+use crate::table::quoted;
 
 /// The store. Every command accepts these options, before and after the subcommand.
 #[derive(Clone, Debug, clap::Args)]
@@ -106,6 +107,21 @@ impl StoreArgs {
     async fn connect_at(&self, url: &str) -> leasehold::Result<leasehold::Client> {
         let registry = leasehold::registry().feature_hint(missing::store_hint);
         leasehold::Builder::new(registry).namespace(&self.namespace).connect(url).await
+    }
+
+    /// Returns another command of `leasehold` on this store, for hints. A user who copies it must
+    /// not reach a lock of that name in the store of the environment. Its URL has no password.
+    pub(crate) fn command(&self, subcommand: &str, name: Option<&str>) -> String {
+        let mut words = vec!["leasehold".to_owned(), subcommand.to_owned()];
+        let of_environment = default_store().to_str().and_then(|text| store_url(text).ok());
+        if of_environment.as_ref() != Some(&self.store) {
+            words.extend(["--store".to_owned(), quoted(&redacted(&self.store))]);
+        }
+        if default_namespace() != self.namespace.as_str() {
+            words.extend(["--namespace".to_owned(), quoted(&self.namespace)]);
+        }
+        words.extend(name.map(quoted));
+        words.join(" ")
     }
 
     /// Returns the environment in which another `leasehold` uses the same store and namespace.

@@ -190,6 +190,20 @@ fn mistyped_words_have_a_suggestion() {
 }
 
 #[test]
+fn commands_in_hints_use_the_same_store() {
+    let hint = |line: &str| match parse(line).unwrap().command {
+        Command::Show(show) => show.store.command("evict", Some("a b")),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        hint("show --store file:/a --namespace acme/ x"),
+        "leasehold evict --store file:/a --namespace acme/ 'a b'"
+    );
+    let hidden = hint("show --store redis://u:secret@h x");
+    assert_eq!(hidden, "leasehold evict --store 'redis://***@h' 'a b'");
+}
+
+#[test]
 fn short_help_of_run_fits_on_one_screen() {
     let help = help("run", false);
     assert!(help.lines().count() <= 40, "{} lines:\n{help}", help.lines().count());

@@ -99,6 +99,20 @@ fn no_descendant_outlives_the_deadline_of_a_paused_leasehold() {
     });
 }
 
+/// The signal is forwarded to the command's group only.
+#[test]
+fn no_descendant_outlives_a_signal_to_leasehold() {
+    let place = Place::new();
+    for script in escapes() {
+        let mut running = Running::start(place.leasehold(["run", "x", "--", "sh", "-c", &script]));
+        let work = Stray(work_of(&mut running));
+        running.signal(Signal::SIGTERM);
+        running.code();
+        assert!(!runs(work.0), "{script}");
+        assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0, "{script}");
+    }
+}
+
 #[test]
 fn descendants_outside_the_group_get_sigterm_first() {
     let place = Place::new();

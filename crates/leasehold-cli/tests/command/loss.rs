@@ -4,6 +4,11 @@
 #[cfg(feature = "redis")]
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "redis")]
+use nix::sys::signal::Signal;
+
+#[cfg(feature = "redis")]
+use crate::common::exists;
 use crate::common::{Place, Running, eventually, is_cause_and_hint};
 
 /// The command gets SIGTERM first, then the requested time, and then SIGKILL.
@@ -89,4 +94,44 @@ fn run_retries_an_unreachable_store_for_the_given_time() {
     server.restart();
     patient.wait_for("ran");
     assert_eq!(patient.code(), 0);
+}
+
+/// A holder survives a missing permission for a while, so clients that wait must survive it too.
+#[cfg(feature = "redis")]
+#[test]
+fn clients_that_wait_survive_a_missing_permission() {
+    let (place, server) = (Place::new(), testbed::Redis::start());
+    let rules = |rules: &[&str]| server.command(&[&["ACL", "SETUSER", "app"], rules].concat());
+    rules(&["on", ">app", "~*", "&*", "+@all"]);
+    let url = server.url().replacen("://", "://app:app@", 1);
+    let start = |words: &[&str]| {
+        let mut command = place.leasehold(words);
+        command.env("LEASEHOLD_STORE", &url);
+        Running::start(command)
+    };
+    let mut holder = start(&["run", "x", "--", "sh", "-c", "echo ready; sleep 1000"]);
+    holder.wait_for("ready");
+    let mut wait = start(&["wait", "x"]);
+    let led = place.path("led").display().to_string();
+    let mut waits =
+        [start(&["run", "x", "--", "true"]), start(&["elect", "x", "--", "touch", &led])];
+    let queued = || {
+        let mut show = place.leasehold(["show", "--json", "x"]);
+        let output = show.env("LEASEHOLD_STORE", &url).output().unwrap();
+        let lock: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        lock["claims"].as_array().map_or(0, Vec::len)
+    };
+    eventually("all clients are in the queue", || queued() == 3);
+    // `wait` has polled once by now.
+    std::thread::sleep(Duration::from_secs(2));
+    // Longer than several heartbeats and polls, and shorter than the lease.
+    rules(&["-eval", "-evalsha", "-script", "-fcall", "-subscribe"]);
+    std::thread::sleep(Duration::from_secs(5));
+    rules(&["+@all"]);
+    holder.signal(Signal::SIGTERM);
+    holder.code();
+    let [run, _elect] = &mut waits;
+    assert_eq!(run.code(), 0, "{}", run.errors());
+    eventually("the candidate leads", || exists(std::path::Path::new(&led)));
+    assert_eq!(wait.code(), 0, "{}", wait.errors());
 }

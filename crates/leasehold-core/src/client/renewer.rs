@@ -333,7 +333,7 @@ impl Renewer {
         let now = self.clock.now();
         if let Tracked::Waiting(waiting) = &kept {
             let silent = now.since(waiting.last_answer());
-            if !error.is_transient() {
+            if !error.may_pass() {
                 self.drop_kept(&kept);
                 return waiting.refused(error);
             }

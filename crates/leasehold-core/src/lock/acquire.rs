@@ -569,7 +569,7 @@ impl Attempt<'_> {
         let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
         match core.background.within(|| limit, asked).await {
             Some(Ok(renewal)) => waiting.answered(sent, renewal),
-            Some(Err(error)) if !error.is_transient() => waiting.refused(&error),
+            Some(Err(error)) if !error.may_pass() => waiting.refused(&error),
             Some(Err(_)) | None => return false,
         }
         true
@@ -609,6 +609,7 @@ impl Attempt<'_> {
         let core = self.core().clone();
         let mut enough = enough.max(self.handle.options.min_validity);
         let mut tries = 0;
+        let mut last = None;
         let began = self.now();
         *self.last_reply = began;
         while granted.deadline().since(self.now()) < enough {
@@ -624,7 +625,7 @@ impl Attempt<'_> {
                 }
             };
             if spent {
-                return Err(self.too_slow(began, enough));
+                return Err(last.unwrap_or_else(|| self.too_slow(began, enough)));
             }
             tries += 1;
             let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
@@ -639,9 +640,12 @@ impl Attempt<'_> {
                     *self.last_reply = self.now();
                     return Ok(None);
                 }
-                Some(Err(error)) if !error.is_transient() => return Err(error),
-                // The request failed immediately, and the store may be reachable again soon.
-                Some(Err(_)) => core.background.sleep(limit / 4).await,
+                Some(Err(error)) if !error.may_pass() => return Err(error),
+                // The request failed immediately, and the next one may succeed.
+                Some(Err(error)) => {
+                    last = Some(error).filter(|error| !error.is_transient());
+                    core.background.sleep(limit / 4).await;
+                }
                 None => {}
             }
         }

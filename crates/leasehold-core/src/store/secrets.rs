@@ -228,6 +228,10 @@ fn read(named_by: &str, path: &Path) -> Result<String> {
         let what = format!("cannot use {named_by}={path:?}: {what}");
         Error::new(ErrorKind::Config, what).with_hint(hint)
     };
+    // Reading a FIFO could block forever.
+    if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+        return Err(refused("it is not a regular file", "write the secret into a regular file"));
+    }
     let read = std::fs::File::open(path).and_then(|file| {
         use std::io::Read;
         let mut bytes = Vec::new();

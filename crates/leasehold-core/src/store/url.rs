@@ -12,8 +12,13 @@ pub fn redacted(url: &str) -> String {
     let cut = |text: String| text.chars().take(200).collect::<String>();
     let (rest, query) = match shown.split_once('?') {
         // A file: path may contain a ?, and has no password. A password may contain an unencoded ?.
-        _ if shown.starts_with("file:") => (shown.as_str(), ""),
-        Some((rest, query)) if rest.contains('@') || !query.contains('@') => (rest, query),
+        _ if shown.starts_with("file:") => return cut(shown),
+        // Any part of this may belong to the password.
+        Some((rest, query)) if rest.contains('@') && query.contains('@') => {
+            let scheme = rest.split(':').next().unwrap_or_default();
+            return cut(format!("{scheme}://***"));
+        }
+        Some((rest, query)) if !query.contains('@') => (rest, query),
         _ => (shown.as_str(), ""),
     };
     let is_word = |key: &&str| {
@@ -33,8 +38,8 @@ pub fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = rest.split_once("://").filter(is_scheme) else {
         // A mistyped URL may still contain a password.
         return cut(match rest.rsplit_once('@') {
-            Some((before, after)) if !before.starts_with("file:") => format!("***@{after}{query}"),
-            _ => format!("{rest}{query}"),
+            Some((_, after)) => format!("***@{}{query}", without_values(after)),
+            None => format!("{}{query}", without_values(rest)),
         });
     };
     // The last @ of the authority ends the password, which may contain an unencoded @ or /.
@@ -42,7 +47,26 @@ pub fn redacted(url: &str) -> String {
     let hidden = if host.len() < rest.len() { "***@" } else { "" };
     let (authority, path) = host.split_at(host.find('/').unwrap_or(host.len()));
     let authority = if authority.split(',').all(shows_no_password) { authority } else { "***" };
-    cut(format!("{scheme}://{hidden}{authority}{path}{query}"))
+    cut(format!("{scheme}://{hidden}{authority}{}{query}", without_values(path)))
+}
+
+/// Returns the text without the values of secret parameters. In a mistyped URL, they may follow
+/// something other than a `?`.
+fn without_values(text: &str) -> String {
+    const SECRETS: [&str; 5] = ["password=", "passwd=", "token=", "secret=", "secret_access_key="];
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some(end) = SECRETS
+        .iter()
+        .filter_map(|secret| Some(rest.to_ascii_lowercase().find(secret)? + secret.len()))
+        .min()
+    {
+        shown.push_str(&rest[..end]);
+        shown.push('…');
+        rest = &rest[end..];
+        rest = &rest[rest.find(['&', ';', ' ']).unwrap_or(rest.len())..];
+    }
+    shown + rest
 }
 
 /// Returns whether `host:port` can be shown. If the host is missing, the text in place of the port
@@ -54,7 +78,7 @@ fn shows_no_password(host: &str) -> bool {
     }
 }
 
-/// Splits what follows `://` at the `?` before the parameters.
+/// Splits a URL, or what follows its `://`, at the `?` before the parameters.
 ///
 /// A password may contain an unencoded `?`. The text after it would be parsed as parameters and
 /// shown in errors, so such a URL is rejected. An `@` in a parameter is rejected too, because it
@@ -62,9 +86,9 @@ fn shows_no_password(host: &str) -> bool {
 ///
 /// # Errors
 /// - [`Config`](ErrorKind::Config): an `@` follows the first `?`.
-fn split_query(rest: &str) -> Result<(&str, &str)> {
+pub fn split_query(rest: &str) -> Result<(&str, &str)> {
     let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
-    if query.contains('@') && !base.contains('@') {
+    if query.contains('@') {
         let what = "invalid store URL: an \"@\" after the first \"?\" is ambiguous";
         let hint = "percent-encode the ? in the password as %3F, or the @ in a parameter as %40";
         return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
@@ -90,7 +114,12 @@ mod tests {
             ("memory:\nforged", "memory:forged"),
             ("postgres:/h/d?password=hush", "postgres:/h/d?password=…"),
             ("zookeeper://u:p?ss@h", "zookeeper://***@h"),
-            ("redis://u:p@h?x=1&se@cret", "redis://***@h?x=…"),
+            ("redis://u:p@h?x=1&se@cret", "redis://***"),
+            ("redis://app:hush@2secret?x=1@cache/", "redis://***"),
+            ("http://h/&token=secret", "http://h/&token=…"),
+            ("mysql://h/d;password=secret;x=1", "mysql://h/d;password=…;x=1"),
+            ("postgres://h/d#Password=secret", "postgres://h/d#Password=…"),
+            ("host=db password=secret dbname=x", "host=db password=… dbname=x"),
             ("file:/tmp/a?b=c", "file:/tmp/a?b=c"),
             ("redis://u:secret", "redis://***"),
             ("redis://u:secret/0?a=b", "redis://***/0?a=…"),
@@ -107,12 +136,13 @@ mod tests {
     #[test]
     fn question_mark_in_a_password_does_not_start_the_query() {
         assert_eq!(split_query("u:p@h/0?a=b&c").unwrap(), ("u:p@h/0", "a=b&c"));
-        assert_eq!(split_query("u:p@h/0?a=b@c?").unwrap(), ("u:p@h/0", "a=b@c?"));
         assert_eq!(split_query("h").unwrap(), ("h", ""));
-        let error = split_query("u:secret?secret@h/").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        let text = error.report().to_string();
-        assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
+        for url in ["u:secret?secret@h/", "u:secret@secret?secret=1@h/"] {
+            let error = split_query(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            let text = error.report().to_string();
+            assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
+        }
     }
 
     proptest::proptest! {

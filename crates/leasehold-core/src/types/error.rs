@@ -540,6 +540,15 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Unreachable | ErrorKind::Full)
     }
 
+    /// Returns whether the error may pass, for a claim that the store has accepted before. In
+    /// addition to outages, an operator may be changing permissions, tables or a proxy.
+    ///
+    /// Holders and waiters keep trying after such an error, up to the same limits as in an outage.
+    pub(crate) fn may_pass(&self) -> bool {
+        use ErrorKind::{Config, Corrupt, Denied};
+        self.is_transient() || matches!(self.0.kind, Denied | Config | Corrupt)
+    }
+
     /// Returns whether this client already holds the lock, through another guard.
     ///
     /// The holder is another task of this client, or the same task. In the same task, waiting is a

@@ -25,8 +25,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
     }
-    humantime::parse_duration(text)
-        .map_err(|_| "expected a duration such as 10s, 500ms, 5m or 1h30m".to_owned())
+    let duration = humantime::parse_duration(text)
+        .map_err(|_| "expected a duration such as 10s, 500ms, 5m or 1h30m".to_owned())?;
+    // In other programs, M means minutes.
+    match text.contains('M') {
+        true => Err("the unit M means months: write m for minutes, or 30d for a month".to_owned()),
+        false => Ok(duration),
+    }
 }
 
 #[cfg(all(test, feature = "serde"))]
@@ -38,6 +43,7 @@ mod tests {
         assert_eq!(parse("0").unwrap(), Duration::ZERO);
         assert_eq!(parse("90").unwrap(), Duration::from_secs(90));
         assert_eq!(parse("1h30m").unwrap(), Duration::from_secs(5400));
+        assert!(parse("5M").unwrap_err().contains("m for minutes"));
         for bad in ["", "-1", "soon", "5 parsecs", "1.5.2s", "99999999999999999999"] {
             let error = parse(bad).unwrap_err();
             assert!(error.contains("expected a duration such as"), "{bad}: {error}");

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts};
+use leasehold_core::kit::{Host, Password, Tls, TlsWords, UrlParts, redacted};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Default port of Redis.
@@ -294,7 +294,7 @@ pub fn database(text: &str) -> Result<i64> {
 /// Returns a part of a URL for an error message. Text with an `@` may be part of a password and is
 /// hidden.
 fn shown(text: &str) -> String {
-    if text.contains('@') { "***".into() } else { text.chars().take(60).collect() }
+    if text.contains('@') { "***".into() } else { redacted(text).chars().take(60).collect() }
 }
 
 #[cfg(test)]

@@ -521,6 +521,18 @@ fn sqlite(url: &SqlUrl) -> Result<Vec<Finding>> {
     let mut found: Vec<Finding> =
         doctor::own_clock(leasehold_core::kit::wall_micros()).into_iter().collect();
     found.extend(leasehold_core::kit::file_system(path, "the database file"));
+    if !super::sqlite::may_write(path) {
+        found.push(Finding::broken(
+            "read-only",
+            "this user may not write the database file",
+            "this user can take no lock",
+            format!(
+                "as the file's owner: chgrp GROUP {0} && chmod 660 {0}, with the group of all its \
+                 users",
+                path.display()
+            ),
+        ));
+    }
     match url.synchronous {
         Synchronous::Full => {}
         Synchronous::Normal => found.push(Finding::weak(

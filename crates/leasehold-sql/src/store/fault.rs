@@ -248,8 +248,17 @@ impl Failure {
                 error.with_hint("retry later")
             }
             Self::Broken(error) if class_of(&error) == Class::NoRoom => {
-                let what = "the database has reached its connection limit";
-                let hint = "raise max_connections, or lower pool=N in the URLs of its clients";
+                let (what, hint) = match code_of(&error).as_deref() {
+                    Some("m1226") => (
+                        "this database user has reached a limit of its account",
+                        "raise the limit: ALTER USER ... WITH MAX_USER_CONNECTIONS N (or \
+                         MAX_QUERIES_PER_HOUR, MAX_CONNECTIONS_PER_HOUR)",
+                    ),
+                    _ => (
+                        "the database has reached its connection limit",
+                        "raise max_connections, or lower pool=N in the URLs of its clients",
+                    ),
+                };
                 Error::new(ErrorKind::Unreachable, what).with_source(shown(&error)).with_hint(hint)
             }
             Self::Broken(error) if class_of(&error) == Class::TooLong => {
@@ -370,14 +379,29 @@ pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
 
 /// Returns the error for a failure that a retry cannot fix.
 fn explain(error: sqlx::Error) -> Error {
-    let code = code_of(&error).unwrap_or_default();
+    let (code, class) = (code_of(&error).unwrap_or_default(), class_of(&error));
     let (kind, what, hint) = match code.as_str() {
-        "28P01" | "28000" | "m1045" | "m1698" => (
+        "m1130" => (
+            ErrorKind::Denied,
+            "the database accepts no connections from this host",
+            "create the user for this host: CREATE USER 'name'@'host'",
+        ),
+        "m1046" => (
+            ErrorKind::Config,
+            "the URL names no database",
+            "add it after the host: mysql://user@host/database",
+        ),
+        "m1820" | "m1862" | "m3118" | "m4151" => (
+            ErrorKind::Denied,
+            "this database account is locked, or its password has expired",
+            "as an administrator: ALTER USER ... ACCOUNT UNLOCK, or set a new password",
+        ),
+        _ if class == Class::Refused => (
             ErrorKind::Denied,
             "the database rejected the user name or the password",
             "check the user name and password in the URL; percent-encode special characters",
         ),
-        "42501" | "m1044" | "m1142" | "m1143" | "m1227" => (
+        _ if class == Class::Denied => (
             ErrorKind::Denied,
             "this database user lacks a permission",
             "as the tables' owner, run the statements that `leasehold schema` prints, then GRANT \
@@ -388,7 +412,7 @@ fn explain(error: sqlx::Error) -> Error {
             "the database is read-only (a replica, or a file that this user may not write)",
             "connect to the primary, or fix the permissions of the file and its directory",
         ),
-        "3D000" | "m1049" => (
+        _ if class == Class::NoDatabase => (
             ErrorKind::Config,
             "the database does not exist",
             "create it, or correct its name in the URL",
@@ -409,7 +433,7 @@ fn explain(error: sqlx::Error) -> Error {
             "the file is damaged, or belongs to another program",
             "use another path, or restore the file from a backup",
         ),
-        _ if class_of(&error) == Class::Full => {
+        _ if class == Class::Full => {
             (ErrorKind::Full, "the database's disk is full", "free disk space")
         }
         "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" | "22001" | "m1406" => (

@@ -165,8 +165,9 @@ fn fits(renewals: &[Renew], limit: usize) -> usize {
 fn in_a_moment(renewal: &mut Renewal, left_out: bool) {
     match renewal {
         // A client counts the lease of a notified grant from the last reply that the claim waits.
-        // So that reply must not be sent for a row that was not extended.
-        Renewal::Waiting(_) if left_out => {
+        // So that reply must not be sent for a row that was not extended. A holder must retry soon,
+        // not after another third of a lease.
+        Renewal::Waiting(_) | Renewal::Holding { .. } if left_out => {
             let what = "the claim's row is locked by another transaction";
             *renewal = Renewal::unknown(&Error::new(ErrorKind::Unreachable, what));
         }

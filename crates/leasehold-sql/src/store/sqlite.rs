@@ -261,7 +261,7 @@ pub(super) async fn shared_with(
 }
 
 /// Returns whether this process may read and write a file.
-fn may_write(path: &Path) -> bool {
+pub(super) fn may_write(path: &Path) -> bool {
     use rustix::fs::{Access, AtFlags, CWD};
     rustix::fs::accessat(CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }

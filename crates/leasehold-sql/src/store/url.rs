@@ -102,7 +102,10 @@ impl SqlUrl {
                 format!("use {scheme}://user:password@host/database"),
             );
         }
-        let (base, query) = url.split_once('?').map_or((url, ""), |(b, q)| (b, q));
+        let (base, query) = match is_file {
+            true => url.split_once('?').unwrap_or((url, "")),
+            false => leasehold_core::kit::split_query(url)?,
+        };
         let (base, hosts) = match is_file {
             true => (Cow::Borrowed(base), Vec::new()),
             false => first_host(scheme, base)?,
@@ -220,6 +223,12 @@ impl SqlUrl {
                 false => "an in-memory SQLite database cannot store locks",
             };
             let hint = "use sqlite:/var/lib/app/locks.db, or use memory: for one process";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        }
+        if !path.starts_with('/') {
+            let what = format!("invalid store URL: the path {path:?} is relative");
+            let hint = "use the absolute path, as in sqlite:/var/lib/app/locks.db: in another \
+                        directory, a relative path is another store";
             return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         Ok(path)
@@ -491,7 +500,7 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
             }
         }
-        for bad in ["sqlite:", "sqlite::memory:", "sqlite://"] {
+        for bad in ["sqlite:", "sqlite::memory:", "sqlite://", "sqlite:a.db", "sqlite://a/b.db"] {
             assert!(SqlUrl::parse(bad).unwrap().path().is_err(), "{bad}");
         }
         assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
