@@ -384,8 +384,8 @@ fn the_page_about_errors_is_up_to_date() {
 # Errors
 
 `error.kind()` returns the kind of an error, and `is_retryable()` whether the same call can succeed
-later. The column HTTP has the status that `fence::http::status(&error)` suggests for your service,
-and the column exit the exit status of the command.
+later. HTTP is the status that `fence::http::status(&error)` suggests for your service, and exit the
+exit status of the command.
 
 | kind | meaning | retryable | HTTP | exit |
 |---|---|---|--:|--:|
@@ -414,7 +414,7 @@ const ERRORS_BELOW: &str = "
 
 | method | returns |
 |---|---|
-| `is_transient()` | whether waiters keep retrying: the store is unreachable or full |
+| `is_transient()` | whether calls retry: the store is unreachable or full. Queued calls also retry `denied`, `config`, `corrupt` |
 | `holders()` | the current holders, if known: host, process, label, token, since when |
 | `held_by_this_client()` | whether this client is the holder; if the same task is waiting, that is a deadlock |
 | `lost_reason()` | `expired`, `gone`, `max_hold` or `closed` |

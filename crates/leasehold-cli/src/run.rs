@@ -190,6 +190,7 @@ async fn wait(
     };
     // The grant and new positions may have arrived at the same time.
     while let Ok(news) = waiting.try_recv() {
+        term.was_accepted.set(true);
         tell_waiting(news);
     }
     events.progress(String::new());

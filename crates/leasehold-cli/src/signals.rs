@@ -132,6 +132,16 @@ impl Signals {
         self.note(number).await
     }
 
+    /// Returns the next signal, if one has arrived.
+    pub(crate) async fn arrived(&mut self) -> Option<i32> {
+        // Lets the tasks that catch signals run.
+        tokio::task::yield_now().await;
+        match self.arrived.try_recv() {
+            Ok(number) => Some(self.note(Some(number)).await),
+            Err(_) => None,
+        }
+    }
+
     async fn note(&mut self, number: Option<i32>) -> i32 {
         match number {
             Some(number) => {

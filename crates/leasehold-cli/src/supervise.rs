@@ -74,6 +74,8 @@ struct Supervisor<'a> {
     is_anothers: bool,
     /// Processes of CMD that could not be killed.
     survivors: Survivors,
+    /// Whether a signal to leasehold has asked CMD to end.
+    is_told_to_end: bool,
     /// Whether CMD was signaled because max-hold ended.
     is_over: bool,
     /// The program to start when CMD is stopped.
@@ -167,6 +169,7 @@ fn start<'a>(job: &Job<'a>, held: &HeldLocks) -> Result<Supervisor<'a>, Failure>
         done: Danger::None,
         at_risk: false,
         is_anothers: false,
+        is_told_to_end: false,
         survivors: Survivors::default(),
         is_over: false,
         on_lost: OnLost { program: args.on_lost.as_deref(), environment },
@@ -288,7 +291,9 @@ impl Supervisor<'_> {
         until.max(soonest)
     }
 
-    fn forward(&self, number: i32) {
+    fn forward(&mut self, number: i32) {
+        self.is_told_to_end |=
+            [Signal::SIGTERM, Signal::SIGINT].map(|s| s as i32).contains(&number);
         self.child.send(number);
         self.job.events.print(&Event::Forwarded { signal: number });
     }
@@ -318,19 +323,30 @@ impl Supervisor<'_> {
     /// Ends what CMD started, after a signal to leasehold has ended CMD. Otherwise these processes
     /// would run next to the following holder.
     async fn end_the_rest(&mut self, signals: &mut Signals) {
-        if !self.descendants.is_any_left() {
+        // Without /proc, a dead CMD cannot be told from a living process of its group.
+        if !crate::proc::is_ours() || !self.descendants.is_any_left() {
             return;
         }
+        // The signal may have been one that CMD's children ignore, such as SIGINT.
+        let _ = terminate(self.child.group());
         self.descendants.terminate();
         let until = Instant::now() + self.job.args.kill_after.unwrap_or(GRACE);
-        while self.descendants.is_any_left() && Instant::now() < until {
-            tokio::time::sleep(LOOK_AGAIN).await;
+        let mut is_told_again = false;
+        while self.descendants.is_any_left() && Instant::now() < until && !is_told_again {
             self.look();
             if self.done > Danger::None {
                 return;
             }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_AGAIN.min(self.until_next_look())) => {}
+                _ = signals.next() => is_told_again = true,
+            }
         }
-        self.end_descendants(signals).await;
+        let survivors = self.descendants.kill_all(TO_KILL);
+        if !survivors.is_empty() {
+            let message = format!("{survivors} could not be stopped; the lock is released");
+            self.job.events.print(&Event::Warning { message });
+        }
     }
 
     /// Kills what CMD started, after CMD was stopped because of its lock. While some of these
@@ -362,7 +378,11 @@ impl Supervisor<'_> {
     /// Releases the locks after CMD has ended, and returns how leasehold must end.
     async fn end(mut self, held: HeldLocks, signals: &mut Signals) -> Result<CommandEnd, Failure> {
         let group = self.child.group();
-        if self.done == Danger::None && signals.told_to_end() {
+        // Signals that arrived together with the end of CMD.
+        while let Some(number) = signals.arrived().await {
+            self.forward(number);
+        }
+        if self.done == Danger::None && self.is_told_to_end {
             self.end_the_rest(signals).await;
         }
         if self.done > Danger::None {

@@ -115,6 +115,7 @@ mod in_flight_leaves;
 mod join;
 mod limits;
 mod listening_connection;
+mod lock_turns;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod message;
 mod plain;
@@ -162,6 +163,7 @@ use self::fault::{closed, no_answer};
 use self::in_flight_joins::InFlightJoins;
 use self::in_flight_leaves::Leave;
 use self::limits::{LIMIT, SLOW};
+use self::lock_turns::LockTurns;
 use self::pool::Pool;
 #[cfg(feature = "postgres")]
 use self::postgres::borrowed::BorrowedPool;
@@ -299,6 +301,8 @@ impl SqlStore {
             #[cfg(any(feature = "sqlite", feature = "postgres"))]
             seen_names: SeenNames::default(),
             joining: Semaphore::new(calls.saturating_sub(1).max(1)),
+            joins_of_lock: LockTurns::new(2),
+            leaves_of_lock: LockTurns::new(1),
             waiting: Semaphore::new(RENEWAL_CONNECTIONS - 1),
             most_bytes: std::sync::atomic::AtomicUsize::new(renew::MOST_BYTES),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),

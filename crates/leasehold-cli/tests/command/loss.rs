@@ -96,42 +96,87 @@ fn run_retries_an_unreachable_store_for_the_given_time() {
     assert_eq!(patient.code(), 0);
 }
 
+/// A Redis server with a user whose permission to lock can be taken away.
+#[cfg(feature = "redis")]
+struct Permitted {
+    place: Place,
+    server: testbed::Redis,
+    url: String,
+}
+
+#[cfg(feature = "redis")]
+impl Permitted {
+    fn new() -> Self {
+        let (place, server) = (Place::new(), testbed::Redis::start());
+        let url = server.url().replacen("://", "://app:app@", 1);
+        let new = Self { place, server, url };
+        new.rules(&["on", ">app", "~*", "&*", "+@all"]);
+        new
+    }
+
+    fn rules(&self, rules: &[&str]) {
+        self.server.command(&[&["ACL", "SETUSER", "app"], rules].concat());
+    }
+
+    fn deny(&self) {
+        self.rules(&["-eval", "-evalsha", "-script", "-fcall", "-subscribe"]);
+    }
+
+    fn start(&self, words: &[&str]) -> Running {
+        let mut command = self.place.leasehold(words);
+        command.env("LEASEHOLD_STORE", &self.url);
+        Running::start(command)
+    }
+
+    /// Waits until this many claims hold the lock or wait.
+    fn queued(&self, claims: usize) {
+        eventually("all clients are in the queue", || {
+            let mut show = self.place.leasehold(["show", "--json", "x"]);
+            let output = show.env("LEASEHOLD_STORE", &self.url).output().unwrap();
+            let lock: serde_json::Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_default();
+            lock["claims"].as_array().map_or(0, Vec::len) == claims
+        });
+    }
+}
+
 /// A holder survives a missing permission for a while, so clients that wait must survive it too.
 #[cfg(feature = "redis")]
 #[test]
 fn clients_that_wait_survive_a_missing_permission() {
-    let (place, server) = (Place::new(), testbed::Redis::start());
-    let rules = |rules: &[&str]| server.command(&[&["ACL", "SETUSER", "app"], rules].concat());
-    rules(&["on", ">app", "~*", "&*", "+@all"]);
-    let url = server.url().replacen("://", "://app:app@", 1);
-    let start = |words: &[&str]| {
-        let mut command = place.leasehold(words);
-        command.env("LEASEHOLD_STORE", &url);
-        Running::start(command)
-    };
-    let mut holder = start(&["run", "x", "--", "sh", "-c", "echo ready; sleep 1000"]);
+    let store = Permitted::new();
+    let mut holder = store.start(&["run", "x", "--", "sh", "-c", "echo ready; sleep 1000"]);
     holder.wait_for("ready");
-    let mut wait = start(&["wait", "x"]);
-    let led = place.path("led").display().to_string();
-    let mut waits =
-        [start(&["run", "x", "--", "true"]), start(&["elect", "x", "--", "touch", &led])];
-    let queued = || {
-        let mut show = place.leasehold(["show", "--json", "x"]);
-        let output = show.env("LEASEHOLD_STORE", &url).output().unwrap();
-        let lock: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        lock["claims"].as_array().map_or(0, Vec::len)
-    };
-    eventually("all clients are in the queue", || queued() == 3);
+    let mut wait = store.start(&["wait", "x"]);
+    let led = store.place.path("led").display().to_string();
+    let mut run = store.start(&["run", "x", "--", "true"]);
+    let _elect = store.start(&["elect", "x", "--", "touch", &led]);
+    store.queued(3);
     // `wait` has polled once by now.
     std::thread::sleep(Duration::from_secs(2));
     // Longer than several heartbeats and polls, and shorter than the lease.
-    rules(&["-eval", "-evalsha", "-script", "-fcall", "-subscribe"]);
+    store.deny();
     std::thread::sleep(Duration::from_secs(5));
-    rules(&["+@all"]);
+    store.rules(&["+@all"]);
     holder.signal(Signal::SIGTERM);
     holder.code();
-    let [run, _elect] = &mut waits;
     assert_eq!(run.code(), 0, "{}", run.errors());
     eventually("the candidate leads", || exists(std::path::Path::new(&led)));
     assert_eq!(wait.code(), 0, "{}", wait.errors());
+}
+
+/// A client whose time is over while it lacks a permission reports that, and not a busy lock.
+#[cfg(feature = "redis")]
+#[test]
+fn wait_that_ends_without_a_permission_reports_the_denial() {
+    let store = Permitted::new();
+    let _holder = store.start(&["run", "x", "--", "sleep", "1000"]);
+    store.queued(1);
+    // Shorter than the time for which a client retries.
+    let mut waiter = store.start(&["run", "--wait", "12s", "x", "--", "true"]);
+    store.queued(2);
+    store.deny();
+    assert_eq!(waiter.code(), 69);
+    let errors = waiter.errors();
+    assert!(errors.contains("[denied"), "{errors}");
 }

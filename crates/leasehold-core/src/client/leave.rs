@@ -65,8 +65,8 @@ pub(crate) async fn leave_late_joins(
     }
 }
 
-/// Tries to release the claim until `give_up`, and returns whether the store has released it. An
-/// error that cannot pass ends the attempts.
+/// Tries to release the claim until `give_up`, and returns whether the store has released it. A
+/// permanent error ends the attempts.
 async fn leave_until(
     give_up: Moment,
     store: &dyn Store,
@@ -89,7 +89,7 @@ async fn leave_until(
         };
         let Some(error) = error else { return true };
         telemetry::leave_failed(claim, &error);
-        if !error.may_pass() || clock.now() >= give_up {
+        if !error.is_transient() || clock.now() >= give_up {
             return false;
         }
         tokio::time::sleep(pause).await;

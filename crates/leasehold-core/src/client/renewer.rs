@@ -343,9 +343,14 @@ impl Renewer {
                 let failed = Error::new(error.kind(), what).with_hint(CHECK_THE_STORE);
                 return waiting.fail(failed.hinted_by(error).with_source(error.reason()));
             }
+            waiting.note(error);
         }
-        let pause =
-            (kept.period() / 30).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        let pause = match &kept {
+            // The store answers, so the cause is not a short outage, and there may be thousands of
+            // waiters.
+            Tracked::Waiting(_) if !error.is_transient() => kept.period() / 2,
+            _ => (kept.period() / 30).clamp(Duration::from_millis(5), Duration::from_millis(500)),
+        };
         self.schedule(&kept, now.plus(pause), now);
     }
 

@@ -30,6 +30,8 @@ struct WaitingState {
     place: Place,
     outcome: Option<Outcome>,
     place_is_news: bool,
+    /// The error of the last request, if the store answered it with an error.
+    refusal: Option<Error>,
     /// The time at which the wait began, or `None` once [`is_long`](Waiting::is_long) has returned
     /// `true`.
     unquestioned: Option<Moment>,
@@ -57,6 +59,7 @@ impl Waiting {
             place,
             outcome: None,
             place_is_news: false,
+            refusal: None,
             unquestioned: Some(sent),
         };
         let (_gauged, news) = (Gauged::waiting(&claim), Notify::new());
@@ -101,6 +104,9 @@ impl Waiting {
             // Another request has failed in the meantime, and its error has more details.
             return;
         }
+        if !matches!(renewal, Renewal::Unknown { .. }) {
+            state.refusal = None;
+        }
         match renewal {
             // Our position has expired, and a late duplicate of the join has created another one.
             // We do not know when that one was last extended or what was pushed to it.
@@ -141,8 +147,18 @@ impl Waiting {
         if matches!(self.lock().outcome, Some(Outcome::Holding { .. })) {
             return;
         }
-        let what = "the store returned an error while this call was waiting";
-        self.fail(Error::new(error.kind(), what).hinted_by(error).with_source(error.reason()));
+        self.fail(while_waiting(error));
+    }
+
+    /// Remembers an error that may pass. If the caller's time limit ends first, the caller gets it.
+    pub(crate) fn note(&self, error: &Error) {
+        let refusal = (!error.is_transient()).then(|| while_waiting(error));
+        self.lock().refusal = refusal;
+    }
+
+    /// Returns the error of the last request, if the store answered it with an error.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        self.lock().refusal.take()
     }
 
     /// Returns `true` once: when the call has waited long enough to check for a deadlock with a
@@ -177,6 +193,12 @@ const ASK_PAUSE: Duration = Duration::from_millis(1);
 pub(super) fn aligned(moment: Moment, lease: Duration) -> Moment {
     let grid = u64::try_from((lease / 30).as_nanos()).unwrap_or(u64::MAX).max(1);
     Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
+}
+
+/// Returns the error of a request that was sent while a call waited.
+fn while_waiting(error: &Error) -> Error {
+    let what = "the store returned an error while this call was waiting";
+    Error::new(error.kind(), what).hinted_by(error).with_source(error.reason())
 }
 
 #[cfg(test)]

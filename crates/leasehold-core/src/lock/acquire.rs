@@ -547,6 +547,9 @@ impl Attempt<'_> {
                     }
                 },
                 () = sleep_until(&core, self.give_up) => {
+                    if let Some(error) = waiting.refusal() {
+                        return Err(error);
+                    }
                     return Err(self.out_of_time(waiting.last_answer()).await);
                 }
             }
@@ -570,7 +573,11 @@ impl Attempt<'_> {
         match core.background.within(|| limit, asked).await {
             Some(Ok(renewal)) => waiting.answered(sent, renewal),
             Some(Err(error)) if !error.may_pass() => waiting.refused(&error),
-            Some(Err(_)) | None => return false,
+            Some(Err(error)) => {
+                waiting.note(&error);
+                return false;
+            }
+            None => return false,
         }
         true
     }
@@ -615,7 +622,10 @@ impl Attempt<'_> {
         while granted.deadline().since(self.now()) < enough {
             let sent = self.now();
             if sent >= self.give_up {
-                return Err(self.out_of_time(*self.last_reply).await);
+                return Err(match last {
+                    Some(error) => error,
+                    None => self.out_of_time(*self.last_reply).await,
+                });
             }
             core.check_open()?;
             let spent = match self.wait {

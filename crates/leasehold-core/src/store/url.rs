@@ -8,6 +8,9 @@ use crate::types::error::{Error, ErrorKind, Result};
 /// Returns the URL without user, password and parameter values, for printing.
 pub fn redacted(url: &str) -> String {
     let shown: String = url.chars().filter(|c| !c.is_control()).collect();
+    let is_scheme = |(scheme, _): &(&str, &str)| {
+        scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
     // Cut only the end. Cutting earlier could remove the @ that ends a long password.
     let cut = |text: String| text.chars().take(200).collect::<String>();
     let (rest, query) = match shown.split_once('?') {
@@ -15,8 +18,8 @@ pub fn redacted(url: &str) -> String {
         _ if shown.starts_with("file:") => return cut(shown),
         // Any part of this may belong to the password.
         Some((rest, query)) if rest.contains('@') && query.contains('@') => {
-            let scheme = rest.split(':').next().unwrap_or_default();
-            return cut(format!("{scheme}://***"));
+            let scheme = rest.split_once("://").filter(is_scheme);
+            return scheme.map_or("***".to_owned(), |(scheme, _)| cut(format!("{scheme}://***")));
         }
         Some((rest, query)) if !query.contains('@') => (rest, query),
         _ => (shown.as_str(), ""),
@@ -32,9 +35,6 @@ pub fn redacted(url: &str) -> String {
         .map(|key| format!("{key}=…"))
         .collect();
     let query = if keys.is_empty() { String::new() } else { format!("?{}", keys.join("&")) };
-    let is_scheme = |(scheme, _): &(&str, &str)| {
-        scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
-    };
     let Some((scheme, rest)) = rest.split_once("://").filter(is_scheme) else {
         // A mistyped URL may still contain a password.
         return cut(match rest.rsplit_once('@') {
@@ -70,12 +70,11 @@ fn without_values(text: &str) -> String {
 }
 
 /// Returns whether `host:port` can be shown. If the host is missing, the text in place of the port
-/// may be a password.
+/// may be a password. Parameters may follow the host after a mistyped `?`.
 fn shows_no_password(host: &str) -> bool {
-    match host.rsplit_once(':') {
-        Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
-        None => true,
-    }
+    let is_port = |port: &str| port.chars().all(|c| c.is_ascii_digit());
+    !host.contains(['&', ';', '#', '=', ' '])
+        && host.rsplit_once(':').is_none_or(|(before, port)| before.ends_with(']') || is_port(port))
 }
 
 /// Splits a URL, or what follows its `://`, at the `?` before the parameters.
@@ -117,6 +116,9 @@ mod tests {
             ("redis://u:p@h?x=1&se@cret", "redis://***"),
             ("redis://app:hush@2secret?x=1@cache/", "redis://***"),
             ("http://h/&token=secret", "http://h/&token=…"),
+            ("http://h&token=secret", "http://***"),
+            ("etcd://a,h#password=secret/x", "etcd://***/x"),
+            ("secret@host?user=me@x", "***"),
             ("mysql://h/d;password=secret;x=1", "mysql://h/d;password=…;x=1"),
             ("postgres://h/d#Password=secret", "postgres://h/d#Password=…"),
             ("host=db password=secret dbname=x", "host=db password=… dbname=x"),

@@ -535,7 +535,9 @@ impl Error {
 
     /// Returns whether the cause is an outage that may end soon: the store is unreachable or full.
     ///
-    /// A waiter keeps trying after such an error.
+    /// A call that waits keeps trying after such an error. In the queue, it also keeps trying after
+    /// [`Denied`](ErrorKind::Denied), [`Config`](ErrorKind::Config) and
+    /// [`Corrupt`](ErrorKind::Corrupt).
     pub fn is_transient(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Unreachable | ErrorKind::Full)
     }

@@ -156,9 +156,11 @@ impl Shared {
             cancelled
         };
         let wanted = &claim;
+        let turn = self.joins_of_lock.take(&claim.name).await;
         let join =
             |mut on: Pooled, _| async move { (self.join(&mut *on.wire, wanted, mode).await, on) };
         let done = self.retry(self.join_lane(), &record_sent, join).await.flatten();
+        drop(turn);
         let waits = matches!(done, Ok(Joined::Waiting(_)));
         let ended = self.joins.end(id, waits, sent.into_inner());
         if ended.given_up || ended.idle {
@@ -189,6 +191,7 @@ impl Shared {
             let left = self.leave(&mut *on.wire, claim, keep, hint).await;
             (left.map(|left| left || in_doubt), on)
         };
+        let _turn = self.leaves_of_lock.take(&claim.name).await;
         self.retry(self.call_lane(), is_cancelled, leave).await
     }
 

@@ -143,7 +143,8 @@ impl PoolExt for Builder {
     #[cfg(feature = "sqlite")]
     async fn sqlite(self, pool: &sqlx::SqlitePool, parameters: &str) -> Result<Client> {
         let options = pool.connect_options();
-        let file = options.get_filename().to_string_lossy();
+        let name = options.get_filename();
+        let file = name.to_string_lossy();
         // Names of databases in memory, according to sqlx and SQLite.
         if file.starts_with("file:") || file.contains(":memory:") || file.contains('?') {
             let what =
@@ -153,7 +154,8 @@ impl PoolExt for Builder {
             return Err(error
                 .with_hint("use a pool of a database file, such as sqlite:/var/lib/app/locks.db"));
         }
-        beside(self, format!("sqlite:{file}?{parameters}"), None).await
+        let file = std::path::absolute(name).unwrap_or_else(|_| name.to_path_buf());
+        beside(self, format!("sqlite:{}?{parameters}", file.display()), None).await
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use super::contention_hints::ContentionHints;
 use super::in_flight_joins::InFlightJoins;
 use super::in_flight_leaves::InFlightLeaves;
+use super::lock_turns::LockTurns;
 use super::pool::Pool;
 #[cfg(feature = "postgres")]
 use super::postgres::positions::Positions;
@@ -46,6 +47,9 @@ pub(super) struct Shared {
     /// Limits how many connections joins and heartbeats of waiters use. Joins use all but one of
     /// the connections for calls. Heartbeats of waiters use all but one of those for renewals.
     pub(super) joining: Semaphore,
+    /// The joins of one lock use at most two of these connections, and its releases one.
+    pub(super) joins_of_lock: LockTurns,
+    pub(super) leaves_of_lock: LockTurns,
     pub(super) waiting: Semaphore,
     /// The maximum size of a message with renewals.
     pub(super) most_bytes: AtomicUsize,

@@ -13,7 +13,7 @@ on_all![waiters_hold_no_connection_and_no_transaction, tasks_of_one_connection_e
 
 without_mysql![
     a_waiter_needs_one_connection,
-    release_never_waits_behind_blocked_joins,
+    other_locks_never_wait_behind_blocked_joins,
     no_room_for_a_connection_is_passing,
     silent_connections_cost_no_lease,
     connection_attempts_that_never_complete_are_abandoned,
@@ -138,9 +138,9 @@ async fn a_waiter_needs_one_connection<S: Server + Limited>() {
 }
 
 // F40
-/// Joins that wait for a lock's row use all connections of the pool that joins may use. The release
-/// of another lock still finds a connection.
-async fn release_never_waits_behind_blocked_joins<S: Server>() {
+/// The joins of one lock that wait for its row leave connections for the release of another lock and
+/// for a free lock.
+async fn other_locks_never_wait_behind_blocked_joins<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
@@ -156,6 +156,8 @@ async fn release_never_waits_behind_blocked_joins<S: Server>() {
     until("two joins wait for the row", async || server.blocked() >= 2).await;
     let began = Instant::now();
     guard.release().await.unwrap();
+    // Neither does a free lock.
+    release(locks.mutex("free").lease(lease).lock().await.unwrap()).await;
     // The server aborts statements that wait for the row after five seconds (MariaDB after two).
     assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
     drop(blocker);
