@@ -349,16 +349,11 @@ class Keeper {
     return { event: 'lost', message: reason };
   }
 
-  /** The fields of the claim. The server checks the others. */
+  /** The fields of the claim. `lock` has checked some of them, and the server checks the others. */
   _claim() {
-    const { shared, exclusive, max: of, permits, label, 'max-hold': maxHold, 'lock-delay': delay } = this.options;
-    if (Boolean(shared) + Boolean(exclusive) + (of != null) > 1) {
-      throw new Failed(USAGE, 'shared, exclusive and of cannot be used together');
-    }
-    if (permits != null && of == null) throw new Failed(USAGE, 'permits needs of, the size of the semaphore');
+    const { shared, exclusive, max: of, permits, label, 'lock-delay': delay } = this.options;
     let lease = this.options.lease ?? LEASE;
     if (lease < SHORTEST || lease > LONGEST) throw new Failed(USAGE, `invalid lease ${lease} ms: expected 50 ms to 1 day`);
-    if (maxHold === 0) throw new Failed(USAGE, 'maxHold must be greater than zero');
     this.lease = lease / 1000;
     const claim = { name: this.name, lease_ms: lease, waiter_lease_ms: Math.min(lease, WAITER_LEASE) };
     Object.assign(claim, { host: os.hostname(), pid: process.pid, label: label ?? '', lock_delay_ms: delay ?? 0 });

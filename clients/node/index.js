@@ -115,13 +115,14 @@ function text(name, value) {
 }
 
 /** A time in whole milliseconds, or nothing if there is no limit. */
-function milliseconds(name, value, isEndless = false) {
+function milliseconds(name, value, { isEndless = false, isPositive = false } = {}) {
   if (value == null) return null;
   if (typeof value !== 'number' && typeof value !== 'bigint') {
     throw new TypeError(`${name} must be a number of milliseconds, not ${inspect(value)}`);
   }
   const time = Number(value);
   if (isEndless && time > CENTURY) return null;
+  if (isPositive && time === 0) throw new RangeError(`${name} must be greater than 0 milliseconds`);
   if (!(time >= 0 && time <= CENTURY)) {
     throw new RangeError(`${name} must be between 0 milliseconds and 100 years, not ${inspect(value)}`);
   }
@@ -136,6 +137,13 @@ function whole(name, value) {
   if (!isWhole) throw new TypeError(`${name} must be a whole number, not ${inspect(value)}`);
   if (value < 1) throw new RangeError(`${name} must be at least 1, not ${inspect(value)}`);
   return value;
+}
+
+/** Checks that these options fit together. */
+function combined({ shared, exclusive, of, permits }) {
+  const given = Object.entries({ shared, exclusive, of: of != null }).filter(([, value]) => value).map(([name]) => name);
+  if (given.length > 1) throw new TypeError(`${given[0]} and ${given[1]} exclude each other: set one of them`);
+  if (permits != null && of == null) throw new TypeError('permits requires of, the size of the semaphore');
 }
 
 /**
@@ -159,9 +167,9 @@ async function lock(name, options = {}) {
   text('name', name);
   const { store, shared, exclusive, signal, onWaiting } = options;
   const values = {
-    wait: milliseconds('wait', options.wait, true),
-    lease: milliseconds('lease', options.lease),
-    'max-hold': milliseconds('maxHold', options.maxHold, true),
+    wait: milliseconds('wait', options.wait, { isEndless: true }),
+    lease: milliseconds('lease', options.lease, { isPositive: true }),
+    'max-hold': milliseconds('maxHold', options.maxHold, { isEndless: true, isPositive: true }),
     'min-hold': milliseconds('minHold', options.minHold),
     'lock-delay': milliseconds('lockDelay', options.lockDelay),
     max: whole('of', options.of),
@@ -170,6 +178,7 @@ async function lock(name, options = {}) {
     shared: Boolean(shared),
     exclusive: Boolean(exclusive),
   };
+  combined(options);
   if (store === '') throw new TypeError("store is empty: is the variable set? For this machine's locks, use file:");
   // Without its value, which may contain a password.
   if (String(store).includes('\0')) throw new TypeError('store contains a NUL character');

@@ -320,9 +320,16 @@ test('errors do not depend on the exit status', aboutTheCommand, async (t) => {
 
 test('invalid options are rejected', async (t) => {
   const store = files(t);
-  const code = (wanted) => (e) => e instanceof LeaseholdError && e.code === wanted;
-  await assert.rejects(lock('x', { store, shared: true, exclusive: true }), code(2));
-  await assert.rejects(lock('x', { store, permits: 2 }), code(2));
+  for (const [options, name, message] of [
+    [{ shared: true, exclusive: true }, 'TypeError', 'shared and exclusive exclude each other: set one of them'],
+    [{ shared: true, of: 2 }, 'TypeError', 'shared and of exclude each other: set one of them'],
+    [{ permits: 2 }, 'TypeError', 'permits requires of, the size of the semaphore'],
+    [{ lease: 0 }, 'RangeError', 'lease must be greater than 0 milliseconds'],
+    [{ maxHold: 0 }, 'RangeError', 'maxHold must be greater than 0 milliseconds'],
+  ]) {
+    await assert.rejects(lock('x', { store, ...options }), { name, message });
+    await assert.rejects(elect('x', { store, ...options }).next(), { name, message });
+  }
   for (const path of ['echo', standIn(t, 'echo 5'), standIn(t, "echo '{}'")]) {
     await assert.rejects(lock('x', { store, command: path }), /not the leasehold command/);
   }
