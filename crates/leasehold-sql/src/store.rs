@@ -302,7 +302,6 @@ impl SqlStore {
             seen_names: SeenNames::default(),
             joining: Semaphore::new(calls.saturating_sub(1).max(1)),
             joins_of_lock: LockTurns::new(2),
-            leaves_of_lock: LockTurns::new(1),
             waiting: Semaphore::new(RENEWAL_CONNECTIONS - 1),
             most_bytes: std::sync::atomic::AtomicUsize::new(renew::MOST_BYTES),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),

@@ -191,7 +191,6 @@ impl Shared {
             let left = self.leave(&mut *on.wire, claim, keep, hint).await;
             (left.map(|left| left || in_doubt), on)
         };
-        let _turn = self.leaves_of_lock.take(&claim.name).await;
         self.retry(self.call_lane(), is_cancelled, leave).await
     }
 

@@ -1,8 +1,12 @@
-//! Limits how many connections the calls for one lock use at a time.
+//! Limits how many connections the joins of one lock use at a time.
 //!
-//! A call may wait for seconds for its lock's row, because another transaction has locked it. The
-//! calls for other locks must find a connection in the meantime. Calls for one lock gain little
+//! A join may wait for seconds for its lock's row, because another transaction has locked it. The
+//! joins of other locks must find a connection in the meantime. The joins of one lock gain little
 //! from more connections, because they wait for each other at the row.
+//!
+//! Two, because one connection may be dead without being closed. Releases are not limited: joins
+//! leave a connection for them, and a repeated release must not wait for one that was sent on a
+//! dead connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,16 +16,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use leasehold_core::Name;
 use leasehold_core::kit::locked;
 
-/// The turns of the calls of one kind.
+/// The turns of the joins.
 #[derive(Debug)]
 pub(super) struct LockTurns {
-    /// The number of calls for one lock that may use a connection at a time.
+    /// The number of joins of one lock that may use a connection at a time.
     each: usize,
-    /// The locks that are in use, with the number of their calls.
+    /// The locks that are being joined, with the number of joins.
     all: Mutex<HashMap<Name, (usize, Arc<Semaphore>)>>,
 }
 
-/// The turn of one call, until it is dropped.
+/// The turn of one join, until it is dropped.
 #[derive(Debug)]
 pub(super) struct LockTurn<'a> {
     turns: &'a LockTurns,
@@ -39,8 +43,8 @@ impl LockTurns {
         let semaphore = {
             let mut all = locked(&self.all);
             let new = || (0, Arc::new(Semaphore::new(self.each)));
-            let (calls, semaphore) = all.entry(name.clone()).or_insert_with(new);
-            *calls += 1;
+            let (joins, semaphore) = all.entry(name.clone()).or_insert_with(new);
+            *joins += 1;
             semaphore.clone()
         };
         // Counted from here on, even if this future is dropped while it waits.
@@ -54,9 +58,9 @@ impl Drop for LockTurn<'_> {
     fn drop(&mut self) {
         self.permit = None;
         let mut all = locked(&self.turns.all);
-        if let Some((calls, _)) = all.get_mut(self.name) {
-            *calls -= 1;
-            if *calls == 0 {
+        if let Some((joins, _)) = all.get_mut(self.name) {
+            *joins -= 1;
+            if *joins == 0 {
                 all.remove(self.name);
             }
         }
@@ -78,12 +82,12 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_one_lock_wait_for_each_other_only() {
+    fn joins_of_one_lock_wait_for_each_other_only() {
         let turns = LockTurns::new(2);
         let [a, b] = ["a", "b"].map(|name| Name::new(name).unwrap());
         let first = now(turns.take(&a)).unwrap();
         let second = now(turns.take(&a)).unwrap();
-        assert!(now(turns.take(&a)).is_none(), "a third call has a turn");
+        assert!(now(turns.take(&a)).is_none(), "a third join has a turn");
         let other = now(turns.take(&b)).unwrap();
         drop(first);
         let third = now(turns.take(&a)).unwrap();

@@ -47,9 +47,8 @@ pub(super) struct Shared {
     /// Limits how many connections joins and heartbeats of waiters use. Joins use all but one of
     /// the connections for calls. Heartbeats of waiters use all but one of those for renewals.
     pub(super) joining: Semaphore,
-    /// The joins of one lock use at most two of these connections, and its releases one.
+    /// The joins of one lock use at most two of these connections.
     pub(super) joins_of_lock: LockTurns,
-    pub(super) leaves_of_lock: LockTurns,
     pub(super) waiting: Semaphore,
     /// The maximum size of a message with renewals.
     pub(super) most_bytes: AtomicUsize,
