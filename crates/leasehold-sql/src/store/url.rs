@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use leasehold_core::kit::{Host, Password, UrlParts, decoded, did_you_mean, redacted};
+use leasehold_core::kit::{Host, Password, UrlParts, decoded, did_you_mean};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use super::callers::CallersPool;
@@ -226,7 +226,8 @@ impl SqlUrl {
             return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         if !path.starts_with('/') {
-            let what = format!("invalid store URL: the path {:?} is relative", redacted(path));
+            let path = leasehold_core::kit::redacted(path);
+            let what = format!("invalid store URL: the path {path:?} is relative");
             let hint = "use the absolute path, as in sqlite:/var/lib/app/locks.db: in another \
                         directory, a relative path is another store";
             return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
