@@ -12,7 +12,7 @@
 //! gets an error. So a claim is never in another lock's queue.
 
 use leasehold_core::Name;
-use leasehold_core::kit::{Escaped, redacted, unescape};
+use leasehold_core::kit::{Escaped, unescape};
 
 /// Returns the error text for a parameter's value. A value that may be a pasted URL with a password
 /// is hidden.
@@ -38,10 +38,8 @@ pub(crate) fn invalid_name(what: &str, text: &str) -> String {
     match text.contains([':', '@']) {
         true => format!("invalid {what} in the URL"),
         false => {
-            format!(
-                "invalid {what} {:?} in the URL",
-                redacted(text).chars().take(80).collect::<String>()
-            )
+            let shown: String = leasehold_core::kit::redacted(text).chars().take(80).collect();
+            format!("invalid {what} {shown:?} in the URL")
         }
     }
 }
