@@ -169,6 +169,11 @@ pub(crate) fn released(error: Error) -> Failure {
     if lost { Failure { code: LOST, ..failure } } else { failure }
 }
 
+/// Returns the warning that the store has not confirmed a release.
+pub(crate) fn not_released(names: &str, why: &str) -> String {
+    format!("could not release {names}: {why}; the lock is freed when its lease expires")
+}
+
 /// Returns the code that a shell would report for the end of CMD.
 pub(crate) fn of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n));

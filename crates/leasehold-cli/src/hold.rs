@@ -306,10 +306,7 @@ async fn give_back(guard: Hold, caller: &Caller) -> Result<(), Failure> {
             use leasehold::Released::{Now, Shared};
             let answered = matches!(released, Ok(Ok(Now | Shared)));
             if let Ok(Err(error)) = released {
-                let why = error.reason();
-                note(&format!(
-                    "could not release {name:?}: {why}; the lock is freed when its lease expires"
-                ));
+                note(&exit::not_released(&format!("{name:?}"), &error.reason()));
             }
             caller.report(&HoldLine::Released { name: &name, token, answered });
             Ok(())

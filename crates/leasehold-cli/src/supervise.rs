@@ -323,7 +323,7 @@ impl Supervisor<'_> {
     /// Ends what CMD started, after a signal to leasehold has ended CMD. Otherwise these processes
     /// would run next to the following holder.
     async fn end_the_rest(&mut self, signals: &mut Signals) {
-        // Without /proc, a dead CMD cannot be told from a living process of its group.
+        // CMD is still in its group, although it is dead. Without /proc, the group seems alive.
         if !crate::proc::is_ours() || !self.descendants.is_any_left() {
             return;
         }
@@ -425,7 +425,8 @@ impl Supervisor<'_> {
             };
             let (why, hint) = why.explained();
             let failure = Failure::new(exit::LOST, format!("lock {name:?} {why}: {fate}"));
-            let hint = hint.map(|hint| hint.replace("NAME", &crate::table::quoted(&name)));
+            let show = self.job.args.take.store.command("show", Some(&name));
+            let hint = hint.map(|hint| hint.replace("leasehold show NAME", &show));
             return Err(hint.into_iter().fold(failure, Failure::hint));
         }
         released?;
@@ -504,8 +505,6 @@ async fn give_back(held: HeldLocks, events: &Events, limit: Duration) -> Result<
         return Err(error.hint().map(str::to_owned).into_iter().fold(failure, Failure::hint));
     }
     let why = error.reason();
-    let message =
-        format!("could not release {names}: {why}; the lock is freed when its lease expires");
-    events.print(&Event::Warning { message });
+    events.print(&Event::Warning { message: exit::not_released(&names, &why) });
     Ok(())
 }

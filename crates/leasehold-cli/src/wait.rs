@@ -54,10 +54,11 @@ async fn follow(mut changes: LockEvents, changed: &Notify) -> Infallible {
     }
 }
 
-/// Returns whether to poll again after this error. `since` is the time of the store's last answer,
-/// or of the start.
-fn is_passing(error: &Error, since: Instant, has_answered: bool) -> bool {
-    (has_answered || error.is_transient()) && since.elapsed() < PATIENCE
+/// Returns whether to poll again after this error. `answered` is the time of the store's last
+/// answer, if it has answered.
+fn is_passing(error: &Error, started: Instant, answered: Option<Instant>) -> bool {
+    let is_patient = answered.unwrap_or(started).elapsed() < PATIENCE;
+    is_patient && (answered.is_some() || error.is_transient())
 }
 
 /// Polls until the lock is in the wanted state. It polls after each notification, and periodically.
@@ -74,7 +75,7 @@ async fn poll(
         let lock = match locks.holders(&args.name).await {
             Ok(lock) => lock,
             // An error passes if the store has answered before, as it does for waiters in a queue.
-            Err(error) if is_passing(&error, answered.unwrap_or(started), answered.is_some()) => {
+            Err(error) if is_passing(&error, started, answered) => {
                 let left = args.timeout.map(|limit| limit.saturating_sub(started.elapsed()));
                 if left.is_some_and(|left| left.is_zero()) {
                     return Err(error.into());

@@ -109,8 +109,9 @@ impl StoreArgs {
         leasehold::Builder::new(registry).namespace(&self.namespace).connect(url).await
     }
 
-    /// Returns another command of `leasehold` on this store, for hints. A user who copies it must
-    /// not reach a lock of that name in the store of the environment. Its URL has no password.
+    /// Returns another command of `leasehold` on this store, for hints. The hint names the store,
+    /// because the environment may select another one, which may have a lock of the same name. The
+    /// URL has no password.
     pub(crate) fn command(&self, subcommand: &str, name: Option<&str>) -> String {
         let mut words = vec!["leasehold".to_owned(), subcommand.to_owned()];
         let of_environment = default_store().to_str().and_then(|text| store_url(text).ok());
